@@ -140,7 +140,7 @@ func TestAFrameCarriesWhatItsSenderSays(t *testing.T) {
 		assert.Equal(t, number, f.Seq)
 		assert.Equal(t, map[string]string{"": "empty", "camera": "left"}, f.Meta)
 		assert.WithinRange(t, f.Time, before, time.Now())
-		info := f.Lease.Info()
+		info := f.Lease.Grant()
 		assert.Equal(t, strided, info.Tensor)
 		assert.EqualValues(t, 1000, info.Bytes)
 		assert.GreaterOrEqual(t, info.BlockBytes, info.Bytes)
@@ -227,7 +227,7 @@ func testAFrameThatWasNotSent(t *testing.T, full bool) {
 	require.ErrorIs(t, l.Release(false), ErrReleased)
 	again, err := theirs.Allocate(t.Context(), mempool.Bytes(1<<16))
 	require.NoError(t, err)
-	assert.Equal(t, []mempool.Fence{ready}, again.Info().Wait)
+	assert.Equal(t, []mempool.Fence{ready}, again.Grant().Wait)
 	require.NoError(t, clock.Reach(ready))
 	require.NoError(t, again.Release(false))
 }
@@ -269,7 +269,7 @@ func TestAProducerDoesNotWaitForTheFileOfAConsumerThatHasLeft(t *testing.T) {
 	go func() {
 		known <- p.await(t.Context(), &shmchannel.UnknownMemberError{Role: shmchannel.ConsumerRole, Slot: slot, ID: id})
 	}()
-	s.producer.shared.memberCame(&wire.Member{Channel: s.from.info.ID, Role: "consumer", Slot: slot, Member: id}, new(seqpacket.FDs))
+	s.producer.shared.memberCame(&wire.MemberCame{Channel: s.from.info.ID, Role: "consumer", Slot: slot, Member: id}, new(seqpacket.FDs))
 	require.NoError(t, <-known)
 	require.NoError(t, trySendFrame(t.Context(), s.pool, s.from, 2, 1<<16))
 }
@@ -312,8 +312,8 @@ func TestWhatAFullChannelDoes(t *testing.T) {
 
 func TestAChannelWithoutACapacityKeepsTheDefault(t *testing.T) {
 	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{})
-	assert.Equal(t, mempool.DefaultCapacity, s.from.Info().Capacity)
-	assert.Equal(t, mempool.DefaultCapacity, s.to.Info().Capacity)
+	assert.Equal(t, mempool.DefaultCapacity, s.from.Identity().Capacity)
+	assert.Equal(t, mempool.DefaultCapacity, s.to.Identity().Capacity)
 }
 
 func TestAFrameThatIsAcknowledgedNeedsNoPlaceAndKeepsItsMemory(t *testing.T) {

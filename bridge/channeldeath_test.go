@@ -88,7 +88,7 @@ func TestFramesOfAKilledProducerAreTakenAndTheirBlocksComeBack(t *testing.T) {
 func (p *partner) timelineOf(id uint64) *mempool.Page {
 	p.Helper()
 	var reply wire.TimelineReply
-	page, err := mempool.MapPage(mempool.Export{Files: p.get(&wire.Timeline{Timeline: id}, &reply)}, false)
+	page, err := mempool.MapPage(mempool.Export{Files: p.get(&wire.GetTimeline{Timeline: id}, &reply)}, false)
 	require.NoError(p, err)
 	p.Cleanup(func() { assert.NoError(p, page.Close()) })
 	return page

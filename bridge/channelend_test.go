@@ -71,7 +71,7 @@ func TestALostServiceEndsWhatWaitsInChannels(t *testing.T) {
 	service.kill()
 	assert.ErrorIs(t, <-published, ErrDisconnected)
 	assert.ErrorIs(t, <-looped, ErrDisconnected)
-	ch := &Channel{client: c, info: mempool.ChannelInfo{ID: 1, ChannelSpec: mempool.ChannelSpec{Name: "full", Pool: p.info.ID}}}
+	ch := &Channel{client: c, info: mempool.ChannelIdentity{ID: 1, ChannelSpec: mempool.ChannelSpec{Name: "full", Pool: p.info.ID}}}
 	for f, err := range ch.Frames(t.Context(), mempool.SubscribeOptions{}) {
 		assert.Nil(t, f)
 		assert.ErrorIs(t, err, ErrDisconnected)
@@ -154,7 +154,7 @@ func TestAChannelOpenedByNamePublishesInTheOpenQueueAndTakesFromTheClosedOneFirs
 		require.NoError(t, err)
 		return ch
 	}
-	require.Equal(t, s.from.Info().ID, opened().Info().ID)
+	require.Equal(t, s.from.Identity().ID, opened().Identity().ID)
 	for range opened().Frames(t.Context(), mempool.SubscribeOptions{}) {
 	}
 	s.send(t, 1)
@@ -280,7 +280,7 @@ func TestTheLeaseOfAFrameHasOnlyTheFramesPartOfItsBlock(t *testing.T) {
 	for slot, f := range frames {
 		l := f.Lease
 		want := bytes.Repeat([]byte{byte(slot + 1)}, 100)
-		info := l.Info()
+		info := l.Grant()
 		assert.Equal(t, []uint64{arena.Block, arena.Buffer, 100, 4}, []uint64{info.Block, info.Buffer, info.Bytes, info.Tensor.ByteOffset})
 		b, err := l.Bytes(t.Context())
 		require.NoError(t, err)
@@ -313,7 +313,7 @@ func TestAFrameThatNamesABlockOfAnotherPoolIsSkippedAndReported(t *testing.T) {
 	p := liar.produce(pool, channel)
 	good := liar.goodRecord(p)
 	bad := good
-	bad.Block = mine.Info().Block
+	bad.Block = mine.Grant().Block
 	p.publishRecord(&bad)
 	p.publishRecord(&good)
 	f, err := from.next(t.Context())
@@ -351,7 +351,7 @@ func TestAProducerThatClosesWhileAConsumerTakesAFrameSaysWhatItUnmapped(t *testi
 			atomic.StoreUint64(word(2), 1)
 			atomic.StoreUint64(word(512), 1) // the consumer holds frame 1, and has not stored the frame's block yet
 			if taking > 0 {
-				defer time.AfterFunc(taking, func() { atomic.StoreUint64(word(513), sent.Info().Block) }).Stop()
+				defer time.AfterFunc(taking, func() { atomic.StoreUint64(word(513), sent.Grant().Block) }).Stop()
 			}
 			require.NoError(t, c.Close())
 			given, err := theirs.Trim(t.Context(), 0)
@@ -455,7 +455,7 @@ func TestWorkOfAKilledConsumerIsNotWaitedFor(t *testing.T) {
 	require.NoError(t, sendLoan(t.Context(), p, 2))
 	require.Equal(t, "released 2", victim.says())
 	l := loan(t, p)
-	require.Len(t, l.Info().Wait, 1)
+	require.Len(t, l.Grant().Wait, 1)
 	written := make(chan error)
 	go func() { written <- l.CopyFrom(context.Background(), 0, []byte("next")) }()
 	victim.kill()

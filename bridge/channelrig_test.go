@@ -28,9 +28,9 @@ type partner struct {
 	memory   []byte // mapped memory of the pool
 }
 
-// came is a notice of type Member, with the file that came with the notice.
+// came is a MemberCame, with the file that came with the notice.
 type came struct {
-	wire.Member
+	wire.MemberCame
 	file *os.File
 }
 
@@ -42,7 +42,7 @@ func sharing(t testing.TB, path string) *partner {
 	p.get(&wire.Hello{Versions: []uint64{1}, Features: features}, &hello)
 	require.Equal(t, features, hello.Features)
 	var tl wire.TimelineReply
-	files := p.get(&wire.Timeline{}, &tl)
+	files := p.get(&wire.GetTimeline{}, &tl)
 	var err error
 	p.page, err = mempool.MapPage(mempool.Export{Files: files}, true)
 	require.NoError(t, err)
@@ -66,7 +66,7 @@ func (p *partner) receive() (h *wire.Header, files []*os.File) {
 	}
 	notice, err := header.DecodeNotice()
 	require.NoError(p, err)
-	if m, ok := notice.(*wire.Member); ok {
+	if m, ok := notice.(*wire.MemberCame); ok {
 		require.Len(p, files, 1)
 		p.others = append(p.others, came{*m, files[0]})
 	} else {
@@ -193,7 +193,7 @@ func (s *source) meet() {
 	s.p.Helper()
 	for ; s.known < len(s.p.others); s.known++ {
 		if m := s.p.others[s.known]; m.Role == "consumer" && m.Channel == s.channel {
-			require.NoError(s.p, s.AddCursor(int(m.Slot), m.Member.Member, m.file))
+			require.NoError(s.p, s.AddCursor(int(m.Slot), m.Member, m.file))
 		}
 	}
 }
@@ -293,7 +293,7 @@ func (s *sink) next() *shmchannel.Frame {
 	for {
 		for ; s.known < len(s.p.others); s.known++ {
 			if m := s.p.others[s.known]; m.Role == "producer" && m.Channel == s.channel {
-				require.NoError(s.p, s.AddTrack(int(m.Slot), m.Member.Member, m.file))
+				require.NoError(s.p, s.AddTrack(int(m.Slot), m.Member, m.file))
 			}
 		}
 		err := s.Take(context.Background(), f)

@@ -242,7 +242,7 @@ func readOnce() error {
 	if err != nil {
 		return err
 	}
-	text := make([]byte, l.Info().Bytes)
+	text := make([]byte, l.Grant().Bytes)
 	if err := l.CopyTo(context.Background(), text, 0); err != nil {
 		return err
 	}

@@ -225,7 +225,7 @@ func (c *Client) take(packet []byte, fds *seqpacket.FDs, goodbye *error) error {
 		c.failed(n.Buffers)
 	case *wire.Forget:
 		c.tasks.add(func() { c.timelines.forget(n.Timelines) })
-	case *wire.Member:
+	case *wire.MemberCame:
 		c.shared.memberCame(n, fds)
 	case *wire.Wanted:
 		c.tasks.add(func() { c.wanted(n.Pool) })
@@ -368,12 +368,12 @@ func (c *Client) tasksDone() <-chan struct{} {
 
 // Stats returns the service's counts, and the memory use of each pool that this client may use or destroy. The pools are in the order of
 // their ids.
-func (c *Client) Stats(ctx context.Context) (Stats, error) {
+func (c *Client) Stats(ctx context.Context) (ServiceStats, error) {
 	var reply wire.StatsReply
 	if err := c.call(ctx, &wire.StatsRequest{}, &call{into: &reply}); err != nil {
-		return mempool.Stats{}, err // do not read reply: the receiving goroutine may still write it
+		return mempool.ServiceStats{}, err // do not read reply: the receiving goroutine may still write it
 	}
-	return convert.Stats(reply.Stats), nil
+	return convert.ServiceStats(reply.Stats), nil
 }
 
 // Unpublish removes a name. The buffer stays while a lease on the buffer exists.

@@ -30,7 +30,7 @@ type block struct {
 
 // described is what leases of frames with the same block and description share.
 type described struct {
-	info   *mempool.LeaseInfo
+	info   *mempool.Grant
 	memory mempool.Memory
 }
 

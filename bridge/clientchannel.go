@@ -15,7 +15,7 @@ import (
 // Channel is a channel of the service, open in a [Client].
 type Channel struct {
 	client *Client
-	info   mempool.ChannelInfo
+	info   mempool.ChannelIdentity
 	named  bool                      // OpenChannel has found the channel by its name
 	joined atomic.Pointer[producing] // set by the first Publish
 }
@@ -37,7 +37,7 @@ func (c *Client) CreateChannel(ctx context.Context, spec ChannelSpec) (*Channel,
 	if err := c.call(ctx, r, &call{into: &reply}); err != nil {
 		return nil, err
 	}
-	return &Channel{client: c, info: convert.Channel(reply.Channel)}, nil
+	return &Channel{client: c, info: convert.ChannelIdentity(reply.Channel)}, nil
 }
 
 // OpenChannel opens a channel by name. It waits until the channel exists. Of a closed queue that still has frames, and an open channel of
@@ -66,10 +66,10 @@ func (c *Client) findChannel(ctx context.Context, name string, try attempt) (*Ch
 	return &Channel{client: c, info: info, named: true}, nil
 }
 
-func (c *Client) find(ctx context.Context, try attempt, r *wire.Find) (mempool.ChannelInfo, error) {
+func (c *Client) find(ctx context.Context, try attempt, r *wire.Find) (mempool.ChannelIdentity, error) {
 	var reply wire.ChannelReply
 	err := c.wait(ctx, try, r, &r.Wait, call{into: &reply})
-	return convert.Channel(reply.Channel), err
+	return convert.ChannelIdentity(reply.Channel), err
 }
 
 // source returns the channel whose frames the consumers of ch take: ch, or a closed queue of the same name that still has frames.
@@ -83,8 +83,8 @@ func (ch *Channel) source(ctx context.Context) *Channel {
 	return ch // after an error, too: the next request to the service says what is wrong
 }
 
-// Info returns the description of the channel.
-func (ch *Channel) Info() ChannelInfo { return ch.info }
+// Identity returns the identity of the channel.
+func (ch *Channel) Identity() ChannelIdentity { return ch.info }
 
 // Publish publishes the buffer of a write lease as a frame and ends the lease. Publish returns the frame's number. It waits for room, but
 // not for work on the memory: a fence makes readers wait for that work. If Publish fails, for example at the deadline, the lease stays
@@ -110,10 +110,10 @@ func (ch *Channel) send(ctx context.Context, try attempt, l *Lease, o mempool.Fr
 		return 0, err
 	}
 	if l.client != ch.client {
-		return 0, situation.Of(ErrInvalid, "lease %d and the channel belong to different clients", l.Info().ID)
+		return 0, situation.Of(ErrInvalid, "lease %d and the channel belong to different clients", l.Grant().ID)
 	}
 	if l.slot != nil {
-		return 0, situation.Of(ErrInvalid, "lease %d is a loan of a publisher: publish it with Publisher.Publish", l.Info().ID)
+		return 0, situation.Of(ErrInvalid, "lease %d is a loan of a publisher: publish it with Publisher.Publish", l.Grant().ID)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 // Exported is a read lease whose memory this process does not map. A program uses an Exported to tell other programs where the memory is.
 type Exported struct {
 	client *Client
-	info   *mempool.LeaseInfo
+	info   *mempool.Grant
 	pool   mempool.PoolInfo
 	data   []byte
 	ended  bool
@@ -80,11 +80,11 @@ func (c *Client) poolInfo(ctx context.Context, id uint64) (mempool.PoolInfo, err
 		return mempool.PoolInfo{}, err
 	}
 	closeFiles(files)
-	return convert.Pool(reply.Pool), nil
+	return convert.PoolInfo(reply.Pool), nil
 }
 
-// Info returns the description of the lease.
-func (x *Exported) Info() LeaseInfo { return *x.info }
+// Grant returns the description of the lease.
+func (x *Exported) Grant() Grant { return *x.info }
 
 // Pool returns the description of the buffer's pool.
 func (x *Exported) Pool() PoolInfo { return x.pool }

@@ -25,7 +25,7 @@ type Frame struct {
 	// Dropped is how many frames the subscriber missed between the previous frame that it got and this frame.
 	Dropped uint64
 
-	channel  *mempool.ChannelInfo
+	channel  *mempool.ChannelIdentity
 	settled  atomic.Bool
 	unmapped *Lease // lease of a frame that could not be mapped; it ends when the loop asks for the next frame or ends
 }

@@ -22,8 +22,8 @@ type Lease struct {
 	prev, next *Lease // neighbours in Client.leases
 	buffer     uint64 // copy of info.Buffer, because info may be replaced; set when the lease is added to the list
 
-	mu     sync.RWMutex       // read-locked while the memory is used
-	info   *mempool.LeaseInfo // other leases may share this LeaseInfo, so nobody changes it in place
+	mu     sync.RWMutex   // read-locked while the memory is used
+	info   *mempool.Grant // other leases may share this Grant, so nobody changes it in place
 	mem    *mempool.ImportedBlock
 	memory mempool.Memory // the mapping that the lease uses; if nil, reach asks mem
 	ended  bool
@@ -162,8 +162,8 @@ func (c *Client) leave() {
 	c.idle()
 }
 
-// Info returns the description of the lease.
-func (l *Lease) Info() LeaseInfo {
+// Grant returns the description of the lease.
+func (l *Lease) Grant() Grant {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	info := *l.info
@@ -172,10 +172,10 @@ func (l *Lease) Info() LeaseInfo {
 }
 
 // Tensor returns the description of the buffer's content.
-func (l *Lease) Tensor() Tensor { return l.Info().Tensor }
+func (l *Lease) Tensor() Tensor { return l.Grant().Tensor }
 
 // hasEnded returns the error of a call on a lease that has ended. If the session has ended too, the error says so.
-func (c *Client) hasEnded(info *mempool.LeaseInfo) error {
+func (c *Client) hasEnded(info *mempool.Grant) error {
 	err := situation.Of(ErrReleased, "lease %d, of %s%v, has ended", info.ID, info.Tensor.DType, info.Tensor.Shape)
 	if why := context.Cause(c.working); why != nil {
 		return fmt.Errorf("%w: %w", err, why)

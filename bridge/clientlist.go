@@ -13,31 +13,31 @@ import (
 //
 // An error ends the loop: [ErrDisconnected], [ErrClosed], the context's error.
 func (c *Client) Sessions(ctx context.Context) iter.Seq2[SessionInfo, error] {
-	return pages(ctx, c, wire.ListSessions, func(r *wire.ListReply) []wire.SessionEntry { return r.Sessions }, convert.SessionEntry)
+	return pages(ctx, c, wire.ListSessions, func(r *wire.ListReply) []wire.SessionInfo { return r.Sessions }, convert.SessionInfo)
 }
 
 // Channels lists the channels that this client may use, including closed channels that still have consumers. A channel that is made or ends
 // during the loop may be missing. An error ends the loop: see [Client.Sessions].
-func (c *Client) Channels(ctx context.Context) iter.Seq2[ChannelStatus, error] {
-	return pages(ctx, c, wire.ListChannels, func(r *wire.ListReply) []wire.ChannelEntry { return r.Channels }, convert.ChannelEntry)
+func (c *Client) Channels(ctx context.Context) iter.Seq2[ChannelInfo, error] {
+	return pages(ctx, c, wire.ListChannels, func(r *wire.ListReply) []wire.ChannelInfo { return r.Channels }, convert.ChannelInfo)
 }
 
 // Names lists the names of buffers that this client may lease. A name that is published or removed during the loop may be missing. An error
 // ends the loop: see [Client.Sessions].
 func (c *Client) Names(ctx context.Context) iter.Seq2[NameInfo, error] {
-	return pages(ctx, c, wire.ListNames, func(r *wire.ListReply) []wire.NameEntry { return r.Names }, convert.NameEntry)
+	return pages(ctx, c, wire.ListNames, func(r *wire.ListReply) []wire.NameInfo { return r.Names }, convert.NameInfo)
 }
 
 // Buffers lists the buffers of the pools that this client may use, with the sessions that have leases on the buffers. A buffer that is
 // allocated or freed during the loop may be missing. An error ends the loop: see [Client.Sessions].
 func (c *Client) Buffers(ctx context.Context) iter.Seq2[BufferInfo, error] {
-	return pages(ctx, c, wire.ListBuffers, func(r *wire.ListReply) []wire.BufferEntry { return r.Buffers }, convert.BufferEntry)
+	return pages(ctx, c, wire.ListBuffers, func(r *wire.ListReply) []wire.BufferInfo { return r.Buffers }, convert.BufferInfo)
 }
 
 // Leases lists the leases on buffers of the pools that this client may use, with the sessions that have these leases. A lease that begins
 // or ends during the loop may be missing. An error ends the loop: see [Client.Sessions].
-func (c *Client) Leases(ctx context.Context) iter.Seq2[LeaseStatus, error] {
-	return pages(ctx, c, wire.ListLeases, func(r *wire.ListReply) []wire.LeaseEntry { return r.Leases }, convert.LeaseEntry)
+func (c *Client) Leases(ctx context.Context) iter.Seq2[LeaseInfo, error] {
+	return pages(ctx, c, wire.ListLeases, func(r *wire.ListReply) []wire.LeaseInfo { return r.Leases }, convert.LeaseInfo)
 }
 
 // pages yields the entries of the service's list `what`. It asks the service for one page of the list after the other.

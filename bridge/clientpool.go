@@ -112,8 +112,8 @@ func (c *Client) open(ctx context.Context, try attempt, r wire.Request, limit *u
 }
 
 // imported opens a pool of the service in this process. If the pool is open already, imported returns the open pool.
-func (c *Client) imported(came wire.Pool, files []*os.File) (*Pool, error) {
-	info := convert.Pool(came)
+func (c *Client) imported(came wire.PoolInfo, files []*os.File) (*Pool, error) {
+	info := convert.PoolInfo(came)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if p := c.pools[info.ID]; p != nil {

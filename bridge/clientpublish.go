@@ -107,7 +107,7 @@ func (ch *Channel) fits(l *Lease, t *mempool.Tensor) (*mempool.Tensor, error) {
 }
 
 // place writes where the memory of a frame with the tensor t is: the memory of `info`, which begins at the byte `base` of its block.
-func (r *frameRecord) place(info *mempool.LeaseInfo, t *mempool.Tensor, base uint64) {
+func (r *frameRecord) place(info *mempool.Grant, t *mempool.Tensor, base uint64) {
 	r.Block, r.Buffer, r.Bytes = info.Block, info.Buffer, info.Bytes
 	r.description = describe(t, base)
 	r.Description = &r.description

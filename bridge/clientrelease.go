@@ -135,7 +135,7 @@ func (l *Lease) nameable() error {
 }
 
 // sendRelease tells the service that a lease has ended. If `unsure` is true, the client does not know whether it is a read lease.
-func (c *Client) sendRelease(info *mempool.LeaseInfo, incomplete, unsure bool, done []mempool.Fence) error {
+func (c *Client) sendRelease(info *mempool.Grant, incomplete, unsure bool, done []mempool.Fence) error {
 	r := &wire.Release{Lease: info.ID, Failed: incomplete, Done: convert.WireFences(done)}
 	if c.checks && !unsure {
 		seen := convert.WireGrant(*info)

@@ -34,7 +34,7 @@ type memberships struct {
 // membership is a client's member of a channel: a producer or a consumer.
 type membership struct {
 	client  *Client
-	channel mempool.ChannelInfo
+	channel mempool.ChannelIdentity
 	role    string
 	id      uint64
 	// timeline is the client's own timeline.
@@ -140,7 +140,7 @@ func (s *memberships) forget(m *membership) {
 
 // memberCame passes a notice about a member, with the member's file, to this client's members of the other role. memberCame runs in the
 // receiving goroutine.
-func (s *memberships) memberCame(n *wire.Member, fds *seqpacket.FDs) {
+func (s *memberships) memberCame(n *wire.MemberCame, fds *seqpacket.FDs) {
 	files := takeFiles(fds, n.Export.FDs)
 	defer closeFiles(files)
 	s.mu.Lock()
@@ -154,7 +154,7 @@ func (s *memberships) memberCame(n *wire.Member, fds *seqpacket.FDs) {
 }
 
 // meet takes the file of another member. A notice without a file means that the other member has left already.
-func (m *membership) meet(n *wire.Member, files []*os.File) {
+func (m *membership) meet(n *wire.MemberCame, files []*os.File) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	slot := slotOf(n.Slot)

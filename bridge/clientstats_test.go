@@ -101,7 +101,7 @@ func TestCountsOfVeryManyChannelsAreBounded(t *testing.T) {
 	var all tallies
 	member := func(channel uint64) *membership {
 		counts := func() shmchannel.Counts { return shmchannel.Counts{Frames: channel} }
-		return &membership{channel: mempool.ChannelInfo{ID: channel}, role: shmchannel.ConsumerRole.String(), counts: counts}
+		return &membership{channel: mempool.ChannelIdentity{ID: channel}, role: shmchannel.ConsumerRole.String(), counts: counts}
 	}
 	all.join(member(1))
 	for id := range uint64(3 * mostTallies) {

@@ -65,8 +65,8 @@ func (s *consuming) frame(ctx context.Context, came *shmchannel.Frame) (*Frame, 
 // errCorruptRecord means that the record of a frame cannot be true.
 var errCorruptRecord = errors.New("its record cannot be true")
 
-// uncounted is the LeaseInfo of a lease that does not count yet as a lease on its block.
-var uncounted mempool.LeaseInfo
+// uncounted is the Grant of a lease that does not count yet as a lease on its block.
+var uncounted mempool.Grant
 
 // adopt makes l the lease of the frame `came`.
 func (s *consuming) adopt(ctx context.Context, l *Lease, came *shmchannel.Frame) error {
@@ -80,7 +80,7 @@ func (s *consuming) adopt(ctx context.Context, l *Lease, came *shmchannel.Frame)
 		if err != nil {
 			return err
 		}
-		l.info = &mempool.LeaseInfo{Wait: l.info.Wait, Event: bytes.Clone(came.Event)}
+		l.info = &mempool.Grant{Wait: l.info.Wait, Event: bytes.Clone(came.Event)}
 		l.ordering().Expect(l.info.Event, p.info.Device.UUID)
 	}
 	known, err := c.hold(l, s.channel.Pool, came)
@@ -124,7 +124,7 @@ func (s *consuming) ready(ctx context.Context, l *Lease, fence shmchannel.Fence)
 		return fmt.Errorf("frame %d of channel %q: %w", l.taken.hand.Number, s.channel.Name, failed)
 	}
 	if !over {
-		l.info = &mempool.LeaseInfo{Wait: []mempool.Fence{t}}
+		l.info = &mempool.Grant{Wait: []mempool.Fence{t}}
 		s.client.timelines.pin(l.info.Wait)
 		l.ordering().Begin(l.info.Wait, true)
 	}
@@ -186,7 +186,7 @@ func (b *block) describe(came *shmchannel.Frame) (described, error) {
 	if b.frames == nil {
 		b.frames = make(map[*shmchannel.Description]described)
 	}
-	made := described{&mempool.LeaseInfo{Buffer: came.Buffer, Generation: b.use, Pool: b.pool, Block: came.Block, BlockBytes: b.bytes,
+	made := described{&mempool.Grant{Buffer: came.Buffer, Generation: b.use, Pool: b.pool, Block: came.Block, BlockBytes: b.bytes,
 		Bytes: came.Bytes, Tensor: t}, mempool.PartOf(b.view, d.Base, came.Bytes)}
 	b.frames[d] = made
 	return made, nil

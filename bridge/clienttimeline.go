@@ -79,7 +79,7 @@ func (t *timelines) own() *mempool.Clock {
 func (c *Client) mapTimeline(ctx context.Context, id uint64) (uint64, *mempool.Page, error) {
 	var reply wire.TimelineReply
 	var files []*os.File
-	err := c.call(ctx, &wire.Timeline{Timeline: id}, &call{into: &reply,
+	err := c.call(ctx, &wire.GetTimeline{Timeline: id}, &call{into: &reply,
 		files: func(fds *seqpacket.FDs) { files = takeFiles(fds, reply.Export.FDs) },
 		undo:  func() { closeFiles(files) }})
 	if err != nil {

@@ -112,7 +112,7 @@ func TestATracerIsToldOfNamesAndOfLeasesByTheirID(t *testing.T) {
 	require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x"}))
 	byName, err := p.client.Get(ctx, "x", LeaseOptions{})
 	require.NoError(t, err)
-	byID, err := p.client.Lease(ctx, l.Info().Buffer, l.Info().Generation, LeaseOptions{})
+	byID, err := p.client.Lease(ctx, l.Grant().Buffer, l.Grant().Generation, LeaseOptions{})
 	require.NoError(t, err)
 	require.NoError(t, byName.Release(false))
 	require.NoError(t, byID.ReleaseAfter(context.WithValue(ctx, spanKey{}, "other")))

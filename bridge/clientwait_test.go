@@ -48,7 +48,7 @@ func TestAtTheDeadlineACallSaysWhatItWaitedForAndTryAtOnce(t *testing.T) {
 	p := createPool(t, c, hostPool("p", 4096))
 	l := allocate(t, p, 4096)
 	publish(t, l, "x")
-	buffer := l.Info()
+	buffer := l.Grant()
 	write := LeaseOptions{Write: true}
 	calls := []struct {
 		name      string
@@ -151,7 +151,7 @@ func TestACallWithoutADeadlineAsksAgainWhenTheServiceMayWaitNoLonger(t *testing.
 		s.refuse(t, q, &wire.Error{Code: wire.CodeTimeout, Message: "there is no channel"})
 	}
 	q, _ = s.request(t)
-	s.reply(t, q, &wire.ChannelReply{Channel: wire.Channel{ID: 1, Name: "c", Capacity: 1}})
+	s.reply(t, q, &wire.ChannelReply{Channel: wire.ChannelIdentity{ID: 1, Name: "c", Capacity: 1}})
 	require.NoError(t, <-ended)
 }
 

@@ -22,7 +22,7 @@ const (
 
 // sending is a lease that the user has published in a channel.
 type sending struct {
-	info   *mempool.LeaseInfo
+	info   *mempool.Grant
 	wait   []mempool.Fence // fences that must be reached before the memory is written
 	record frameRecord
 }
@@ -156,7 +156,7 @@ func (p *producing) drain() {
 // giveUp releases a lease whose memory came back from a channel. Before the release, the fences of the channel's consumers must be reached,
 // because the service does not know these fences. If a fence is not reached yet, giveUp starts a goroutine that waits for the fence and
 // then releases the lease.
-func (c *Client) giveUp(info *mempool.LeaseInfo, fences []mempool.Fence) error {
+func (c *Client) giveUp(info *mempool.Grant, fences []mempool.Fence) error {
 	if c.linked.Err() != nil { // the lease has ended with the session
 		return context.Cause(c.linked)
 	}
@@ -187,7 +187,7 @@ func (c *Client) giveUp(info *mempool.LeaseInfo, fences []mempool.Fence) error {
 func forgotten(err error) bool { return errors.Is(err, ErrStale) }
 
 // releaseMemory releases the lease of a frame or of an arena. `done` has the client's own fences; releaseMemory passes them to the service.
-func (c *Client) releaseMemory(info *mempool.LeaseInfo, done []mempool.Fence) error {
+func (c *Client) releaseMemory(info *mempool.Grant, done []mempool.Fence) error {
 	err := c.sendRelease(info, false, false, done)
 	return errors.Join(err, c.ended(info.Block, done...))
 }

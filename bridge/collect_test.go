@@ -181,7 +181,7 @@ func TestReadersSeeTheTensorThatWasPublishedAfterOtherFrames(t *testing.T) {
 			of := func() (tensors []mempool.Tensor) {
 				for b, err := range s.consumer.Buffers(t.Context()) {
 					require.NoError(t, err)
-					if b.ID == l.Info().Buffer {
+					if b.ID == l.Grant().Buffer {
 						tensors = append(tensors, b.Tensor)
 					}
 				}
@@ -201,7 +201,7 @@ func TestReadersSeeTheTensorThatWasPublishedAfterOtherFrames(t *testing.T) {
 			}
 			named, err := s.consumer.TryGet(t.Context(), "w", LeaseOptions{})
 			require.NoError(t, err)
-			byID, err := s.consumer.TryLease(t.Context(), l.Info().Buffer, l.Info().Generation, LeaseOptions{})
+			byID, err := s.consumer.TryLease(t.Context(), l.Grant().Buffer, l.Grant().Generation, LeaseOptions{})
 			require.NoError(t, err)
 			for _, got := range []*Lease{named, byID, l} {
 				assert.Equal(t, want, got.Tensor())
@@ -232,19 +232,19 @@ func TestABufferThatHadANameIsNotAllocatedAgain(t *testing.T) {
 	s.send(t, 0)
 	require.NoError(t, receive(t, from, 0).Release())
 	l := allocate(t, s.pool, 1<<16)
-	named := l.Info().Buffer
+	named := l.Grant().Buffer
 	require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "x", Keep: true}))
 	require.NoError(t, l.Release(false))
 	l, err := s.producer.TryGet(t.Context(), "x", LeaseOptions{Write: true})
 	require.NoError(t, err)
-	require.Equal(t, named, l.Info().Buffer)
+	require.Equal(t, named, l.Grant().Buffer)
 	require.NoError(t, l.CopyFrom(context.Background(), 0, frameOf(1, 1<<16)))
 	_, err = s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": "1"}})
 	require.NoError(t, err)
 	require.NoError(t, receive(t, from, 1).Release())
 	for n := range uint64(8) {
 		l := allocate(t, s.pool, 1<<16)
-		require.NotEqual(t, named, l.Info().Buffer)
+		require.NotEqual(t, named, l.Grant().Buffer)
 		require.NoError(t, l.CopyFrom(context.Background(), 0, frameOf(2+n, 1<<16)))
 		_, err := s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": fmt.Sprint(2 + n)}})
 		require.NoError(t, err)
@@ -361,14 +361,14 @@ func TestALeaseThatHasEndedStaysEndedWhileItsMemoryIsUsedAgain(t *testing.T) {
 	var places []uintptr
 	for n := range uint64(6) {
 		l := loan(t, p)
-		l.Info().Tensor.Shape[0] = 1
+		l.Grant().Tensor.Shape[0] = 1
 		at, err := l.Pointer(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, l.CopyFrom(context.Background(), 0, frameOf(n, 1<<16)))
 		_, err = p.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": fmt.Sprint(n)}})
 		require.NoError(t, err)
 		f := receive(t, from, n)
-		f.Lease.Info().Tensor.Shape[0] = 1
+		f.Lease.Grant().Tensor.Shape[0] = 1
 		for _, ended := range leases {
 			_, err := ended.Bytes(t.Context())
 			assert.ErrorIs(t, err, ErrReleased)

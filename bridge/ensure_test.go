@@ -44,7 +44,7 @@ func TestAPoolThatCannotBeOpenedHereIsDestroyedOnlyIfItWasMadeForThat(t *testing
 	memfd, err := os.CreateTemp(t.TempDir(), "no memfd")
 	require.NoError(t, err)
 	defer memfd.Close()
-	useless := &wire.PoolReply{Pool: wire.Pool{ID: 9, Name: "p", Kind: "host", MaxBytes: 4096, Export: &wire.Export{FDs: 1}}}
+	useless := &wire.PoolReply{Pool: wire.PoolInfo{ID: 9, Name: "p", Kind: "host", MaxBytes: 4096, Export: &wire.Export{FDs: 1}}}
 	failed := make(chan error)
 
 	go func() { _, err := c.EnsurePool(t.Context(), hostPool("p", 4096)); failed <- err }()

@@ -90,14 +90,14 @@ func TestNothingOfATransferOnAGPUWaits(t *testing.T) {
 	require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x"}))
 	got, err := c.TryGet(ctx, "x", LeaseOptions{})
 	require.NoError(t, err)
-	require.Len(t, got.Info().Wait, 1, "the content is not complete")
+	require.Len(t, got.Grant().Wait, 1, "the content is not complete")
 
 	w := allocate(t, p, 1<<20) // this lease writes the block and ends before the work is done; the next lease writes the same block
 	require.NoError(t, w.CopyFrom(context.Background(), 0, want))
 	require.NoError(t, w.Release(false))
 	next := allocate(t, p, 1<<20)
-	require.Equal(t, w.Info().Block, next.Info().Block)
-	require.Len(t, next.Info().Wait, 1)
+	require.Equal(t, w.Grant().Block, next.Grant().Block)
+	require.Len(t, next.Grant().Wait, 1)
 	require.NoError(t, next.Fill(context.Background(), 0, 1<<20, 1))
 
 	require.NoError(t, clock.Reach(stuck))
@@ -125,7 +125,7 @@ func TestNoStreamWaitsForWhoAsksForBytesThatTheCPUCannotReach(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, c.Unpublish(ctx, "x"))
 	l := allocate(t, p, 4096)
-	require.Equal(t, []mempool.Fence{stuck}, l.Info().Wait)
+	require.Equal(t, []mempool.Fence{stuck}, l.Grant().Wait)
 	b, err := l.Bytes(context.Background())
 	require.NoError(t, err)
 	assert.Nil(t, b)

@@ -107,7 +107,7 @@ func (s *imitation) lease(t *testing.T, c *Client, block uint64) *Lease {
 	require.NoError(t, file.Truncate(4096))
 	_, err = unix.FcntlInt(file.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
 	require.NoError(t, err)
-	s.reply(t, q, &wire.PoolReply{Pool: wire.Pool{ID: 9, Name: "p", Kind: "host", MaxBytes: 4096, Export: &wire.Export{FDs: 1}}}, int(file.Fd()))
+	s.reply(t, q, &wire.PoolReply{Pool: wire.PoolInfo{ID: 9, Name: "p", Kind: "host", MaxBytes: 4096, Export: &wire.Export{FDs: 1}}}, int(file.Fd()))
 	l := <-got
 	require.NotNil(t, l)
 	return l

@@ -48,10 +48,10 @@ func TestAClientListsWhatTheServiceHas(t *testing.T) {
 	buffers := collect(t, c.Buffers(t.Context()))
 	require.Len(t, buffers, names+1)
 	last := buffers[names]
-	assert.Equal(t, held.Info().Buffer, last.ID)
+	assert.Equal(t, held.Grant().Buffer, last.ID)
 	assert.Equal(t, c.Session(), last.Writer)
 	assert.Equal(t, []uint64{24}, last.Tensor.Shape)
-	assert.Equal(t, []mempool.ChannelStatus{{ChannelInfo: ch.Info(), UID: mempool.Self().UID}}, collect(t, c.Channels(t.Context())))
+	assert.Equal(t, []mempool.ChannelInfo{{ChannelIdentity: ch.Identity(), UID: mempool.Self().UID}}, collect(t, c.Channels(t.Context())))
 	sessions := collect(t, c.Sessions(t.Context()))
 	require.Len(t, sessions, 1)
 	assert.Equal(t, c.Session(), sessions[0].ID)

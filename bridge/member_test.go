@@ -25,7 +25,7 @@ func TestMembersExchangeFramesThroughFilesFromTheSocket(t *testing.T) {
 	assert.Empty(t, b.others, "there is no producer yet")
 	from := a.produce(pool, channel)
 	require.Len(t, a.others, 1, "the consumer's file came before the reply to enter")
-	assert.Equal(t, to.Member, a.others[0].Member.Member)
+	assert.Equal(t, to.Member, a.others[0].Member)
 	for range 3 { // three blocks, because the channel keeps two frames
 		from.alloc(100)
 	}
@@ -41,8 +41,8 @@ func TestMembersExchangeFramesThroughFilesFromTheSocket(t *testing.T) {
 		}
 	}
 	require.Len(t, b.others, 1)
-	assert.Equal(t, wire.Member{Channel: channel, Role: "producer", Slot: from.Slot, Member: from.Member, Export: wire.Export{FDs: 1}},
-		b.others[0].Member)
+	assert.Equal(t, wire.MemberCame{Channel: channel, Role: "producer", Slot: from.Slot, Member: from.Member, Export: wire.Export{FDs: 1}},
+		b.others[0].MemberCame)
 }
 
 func TestALateConsumerBeginsWithTheNewestOrTheOldestFrame(t *testing.T) {

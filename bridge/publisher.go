@@ -248,7 +248,7 @@ func (p *Publisher) send(ctx context.Context, try attempt, l *Lease, o mempool.F
 	s := l.slot
 	if s == nil || s.arena.of != p {
 		return 0, situation.Of(ErrInvalid, "lease %d is not a loan of this publisher: publish a loan with the publisher that lent it, and any other lease with Channel.Publish",
-			l.Info().ID)
+			l.Grant().ID)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -297,7 +297,7 @@ func (p *Publisher) send(ctx context.Context, try attempt, l *Lease, o mempool.F
 // arena is one write lease of a Publisher, divided into slots.
 type arena struct {
 	of    *Publisher
-	info  *mempool.LeaseInfo
+	info  *mempool.Grant
 	slots []slot
 	free  []*slot // the newest last; Publisher.mu guards it
 }
@@ -306,7 +306,7 @@ type arena struct {
 // `wait` and `record`; for a slot in the channel, only reclaim does.
 type slot struct {
 	arena       *arena
-	info        *mempool.LeaseInfo
+	info        *mempool.Grant
 	mem         *mempool.ImportedBlock
 	memory      mempool.Memory
 	wait        []mempool.Fence // fences that must be reached before the slot is written

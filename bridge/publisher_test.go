@@ -70,7 +70,7 @@ func TestAStreamOfAPublisherAsksTheServiceForNothing(t *testing.T) {
 			p := publisher(t, s.from, 1<<16)
 			require.NoError(t, sendLoan(t.Context(), p, 0))
 			f := receive(t, from, 0)
-			info := f.Lease.Info()
+			info := f.Lease.Grant()
 			require.NoError(t, f.Release())
 			warm, places := s.asked(), make(map[uintptr]struct{})
 			for n := range uint64(300) {
@@ -79,7 +79,7 @@ func TestAStreamOfAPublisherAsksTheServiceForNothing(t *testing.T) {
 				at, err := f.Lease.Pointer(t.Context())
 				require.NoError(t, err)
 				places[at] = struct{}{}
-				have := f.Lease.Info()
+				have := f.Lease.Grant()
 				require.Equal(t, []any{info.Buffer, info.Block, uint64(1 << 16), mempool.Bytes(1 << 16)}, []any{have.Buffer, have.Block, have.Bytes, have.Tensor})
 				require.NoError(t, f.Release())
 			}
@@ -104,7 +104,7 @@ func TestALoanIsALeaseOfItsSlotOnly(t *testing.T) {
 	assert.Equal(t, 100, cap(mem))
 	assert.EqualValues(t, 1, mem[99])
 	assert.Equal(t, mempool.Bytes(100), a.Tensor())
-	assert.True(t, a.Info().Write)
+	assert.True(t, a.Grant().Write)
 	assert.Equal(t, 2, s.producer.SessionStats().Leases)
 	release(t, a)
 	assert.ErrorIs(t, a.Release(false), ErrReleased)
@@ -356,13 +356,13 @@ func TestASlotWaitsForTheWorkOfItsReaders(t *testing.T) {
 	busy := w.begin(t, f)
 	require.NoError(t, sendLoan(t.Context(), p, 2))
 	l := loan(t, p)
-	require.Equal(t, []mempool.Fence{busy}, l.Info().Wait)
+	require.Equal(t, []mempool.Fence{busy}, l.Grant().Wait)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, l.WaitOn(ended, mempool.CPU), context.Canceled)
 	require.NoError(t, l.Release(false))
 	l = loan(t, p)
-	require.Equal(t, []mempool.Fence{busy}, l.Info().Wait, "it was not written, so the work may still run")
+	require.Equal(t, []mempool.Fence{busy}, l.Grant().Wait, "it was not written, so the work may still run")
 	written := make(chan error)
 	go func() { written <- l.CopyFrom(context.Background(), 0, frameOf(3, 1<<16)) }()
 	content := make([]byte, 1<<16)
@@ -385,11 +385,11 @@ func TestALoanPrefersASlotWhoseReadersAreDone(t *testing.T) {
 	busy := w.begin(t, receive(t, from, 0))
 	for range 2 + arenaMore + smallMore - 1 {
 		l := loan(t, p)
-		assert.Empty(t, l.Info().Wait)
+		assert.Empty(t, l.Grant().Wait)
 		defer l.Release(false)
 	}
 	l := loan(t, p)
-	assert.Equal(t, []mempool.Fence{busy}, l.Info().Wait)
+	assert.Equal(t, []mempool.Fence{busy}, l.Grant().Wait)
 	require.NoError(t, w.clock.Reach(busy))
 	release(t, l)
 }
@@ -768,7 +768,7 @@ func TestASlotOfAGPUWaitsForTheStreamsOfItsWriterAndItsReaders(t *testing.T) {
 	require.NoError(t, err, "nobody waits for the stream")
 	f, err := from.next(t.Context())
 	require.NoError(t, err)
-	require.Len(t, f.Lease.Info().Wait, 1, "the content is not complete")
+	require.Len(t, f.Lease.Grant().Wait, 1, "the content is not complete")
 	q := queueOf(t, f.Lease)
 	require.NoError(t, f.Lease.WaitOn(t.Context(), q))
 	require.NoError(t, f.ReleaseAfter(t.Context(), q))
@@ -778,9 +778,9 @@ func TestASlotOfAGPUWaitsForTheStreamsOfItsWriterAndItsReaders(t *testing.T) {
 	}
 	last := loans[len(loans)-1]
 	assert.Equal(t, at, last.memory.Pointer(), "the slot with work is taken last")
-	assert.Len(t, last.Info().Wait, 2, "it waits for its writer and its reader")
+	assert.Len(t, last.Grant().Wait, 2, "it waits for its writer and its reader")
 	for _, l := range loans[:len(loans)-1] {
-		assert.Empty(t, l.Info().Wait)
+		assert.Empty(t, l.Grant().Wait)
 	}
 	require.NoError(t, clock.Reach(stuck))
 	require.NoError(t, last.WaitOn(t.Context(), mempool.CPU))

@@ -24,7 +24,7 @@ func TestFramesGoFromClientToClient(t *testing.T) {
 		ch := makeChannel(t, producer, p, mempool.ChannelSpec{Capacity: 4})
 		same, err := consumer.TryOpenChannel(ctx, "c")
 		require.NoError(t, err)
-		assert.Equal(t, ch.Info(), same.Info())
+		assert.Equal(t, ch.Identity(), same.Identity())
 		const frames = 200
 		send := func(from, to int) {
 			for n := from; n < to; n++ {
@@ -139,8 +139,8 @@ func TestPublishingBeforeTheWorkIsDone(t *testing.T) {
 		require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready, Event: event}}))
 		got, err := consumer.TryGet(ctx, "x", LeaseOptions{})
 		require.NoError(t, err)
-		assert.Equal(t, []mempool.Fence{ready}, got.Info().Wait)
-		assert.Equal(t, event.Handle(), got.Info().Event)
+		assert.Equal(t, []mempool.Fence{ready}, got.Grant().Wait)
+		assert.Equal(t, event.Handle(), got.Grant().Event)
 
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
@@ -193,7 +193,7 @@ func TestTheNextWriterComesAfterTheReaders(t *testing.T) {
 		require.NoError(t, err)
 
 		second := allocate(t, p, spec.MaxBytes)
-		require.Contains(t, second.Info().Wait, busy)
+		require.Contains(t, second.Grant().Wait, busy)
 		written := make(chan error)
 		go func() { written <- second.CopyFrom(context.Background(), 0, []byte("second")) }()
 		view := make([]byte, 5)

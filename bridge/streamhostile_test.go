@@ -22,7 +22,7 @@ func TestFeaturesAreForThoseWhoNamedThem(t *testing.T) {
 		var hello wire.HelloReply
 		r.Ask(1, &wire.Hello{Versions: []uint64{1}, Features: offered}, &hello)
 		assert.Empty(t, hello.Features)
-		for _, m := range []wire.Request{&wire.Timeline{}, &wire.Seal{}, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 1}, &wire.Find{Name: "c"},
+		for _, m := range []wire.Request{&wire.GetTimeline{}, &wire.Seal{}, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 1}, &wire.Find{Name: "c"},
 			&wire.CloseChannel{}, &wire.Join{Channel: 1, Role: "consumer"}, &wire.Enter{Channel: 1, Member: 1}, &wire.Leave{Channel: 1, Member: 1},
 			&wire.Map{Channel: 1, Block: 1}, &wire.Doubt{Channel: 1, Member: 1, Sequence: 1}} {
 			r.Refused(2, m, wire.CodeUnsupported)
@@ -32,7 +32,7 @@ func TestFeaturesAreForThoseWhoNamedThem(t *testing.T) {
 	var hello wire.HelloReply
 	r.Ask(1, &wire.Hello{Versions: []uint64{1}, Features: []string{"timelines"}}, &hello)
 	assert.Equal(t, []string{"timelines"}, hello.Features)
-	r.Ask(2, &wire.Timeline{}, &wire.TimelineReply{})
+	r.Ask(2, &wire.GetTimeline{}, &wire.TimelineReply{})
 	r.Refused(3, &wire.Find{Name: "c"}, wire.CodeUnsupported)
 }
 
@@ -112,8 +112,8 @@ func TestWhatNoClientShouldAskOfStreams(t *testing.T) {
 	}
 	r.Refused(7, &wire.Release{Lease: l, Done: make([]wire.Fence, 17)}, wire.CodeInvalid)
 	r.Refused(7, &wire.Publish{Lease: l, Name: "x", Event: make([]byte, 65)}, wire.CodeInvalid)
-	r.Refused(7, &wire.Timeline{Timeline: 99}, wire.CodeStale)
-	r.Refused(7, &wire.Timeline{Timeline: foreign}, wire.CodeStale)
+	r.Refused(7, &wire.GetTimeline{Timeline: 99}, wire.CodeStale)
+	r.Refused(7, &wire.GetTimeline{Timeline: foreign}, wire.CodeStale)
 	r.Refused(7, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: math.MaxInt64}, wire.CodeInvalid)
 	r.Refused(7, &wire.MakeChannel{Name: "c", Pool: 1, Capacity: 3}, wire.CodeExists)
 	r.Refused(7, &wire.MakeChannel{Name: "d", Pool: 1, Capacity: 3, Mode: "x"}, wire.CodeInvalid)
@@ -162,7 +162,7 @@ func TestATimelineThatItsClientSealed(t *testing.T) {
 			_, path := serve(t, server.Config{})
 			r := dialRaw(t, path)
 			r.Ask(1, &wire.Hello{Versions: []uint64{1}, Features: []string{wire.FeatureTimelines}}, &wire.HelloReply{})
-			r.Send(2, &wire.Timeline{})
+			r.Send(2, &wire.GetTimeline{})
 			_, fds, err := r.Conn.Recv(r.Buffer)
 			require.NoError(t, err)
 			files := takeFiles(fds, 1)

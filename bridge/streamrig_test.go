@@ -83,7 +83,7 @@ func sendFrameBy(ctx context.Context, publish publishing, p *Pool, n uint64, siz
 
 // verify checks that a frame has content that sendFrame has written, and returns the argument n of sendFrame.
 func verify(f *Frame) (n uint64, err error) {
-	b := make([]byte, f.Lease.Info().Bytes)
+	b := make([]byte, f.Lease.Grant().Bytes)
 	if err := f.Lease.CopyTo(context.Background(), b, 0); err != nil {
 		return 0, err
 	}

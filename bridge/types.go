@@ -20,8 +20,8 @@ type (
 	// DType names an element type.
 	DType = mempool.DType
 
-	// LeaseInfo is what the service tells a client about a lease.
-	LeaseInfo = mempool.LeaseInfo
+	// Grant describes the lease that the service has given a session.
+	Grant = mempool.Grant
 	// Publication says how a buffer is published under a name.
 	Publication = mempool.Publication
 	// Completion says when content is complete.
@@ -29,8 +29,8 @@ type (
 
 	// ChannelSpec describes a channel to be made.
 	ChannelSpec = mempool.ChannelSpec
-	// ChannelInfo is what the service tells a client about a channel.
-	ChannelInfo = mempool.ChannelInfo
+	// ChannelIdentity says which channel it is, and its settings.
+	ChannelIdentity = mempool.ChannelIdentity
 	// ChannelMode says how many subscribers get each frame of a channel.
 	ChannelMode = mempool.ChannelMode
 	// FullPolicy says what happens when a channel is full because a subscriber has not taken or not released old frames.
@@ -51,18 +51,18 @@ type (
 
 	// Epoch identifies one life of a service.
 	Epoch = mempool.Epoch
-	// Stats says what a service has at one moment: its sessions, leases, buffers and names, and the memory of its pools.
-	Stats = mempool.Stats
+	// ServiceStats says what a service has at one moment: its sessions, leases, buffers and names, and the memory of its pools.
+	ServiceStats = mempool.ServiceStats
 	// SessionInfo describes a session.
 	SessionInfo = mempool.SessionInfo
 	// NameInfo describes a name and its buffer.
 	NameInfo = mempool.NameInfo
 	// BufferInfo describes a buffer and its users.
 	BufferInfo = mempool.BufferInfo
-	// LeaseStatus describes a lease and the session that has it.
-	LeaseStatus = mempool.LeaseStatus
-	// ChannelStatus describes a channel and its members.
-	ChannelStatus = mempool.ChannelStatus
+	// LeaseInfo describes a lease and the session that has it.
+	LeaseInfo = mempool.LeaseInfo
+	// ChannelInfo describes a channel and its members.
+	ChannelInfo = mempool.ChannelInfo
 	// EventPage is one page of a service's history of events.
 	EventPage = mempool.EventPage
 	// Saved says where a published buffer is, in a form that a file can hold.

@@ -30,7 +30,7 @@ func TestAClientMayVanishInTheMiddleOfAnyExchange(t *testing.T) {
 		"get":               {&wire.Get{Name: "there"}},
 		"get, waiting":      {&wire.Get{Name: "there", Write: true, Wait: longWait}},
 		"get of no name":    {&wire.Get{Name: "not there", Wait: longWait}},
-		"lease":             {&wire.LeaseBuffer{Buffer: kept.Info().Buffer, Generation: kept.Info().Generation}},
+		"lease":             {&wire.LeaseBuffer{Buffer: kept.Grant().Buffer, Generation: kept.Grant().Generation}},
 		"trim":              {&wire.Trim{Pool: 1}},
 		"dropped":           {&wire.Get{Name: "there"}, &wire.Dropped{Blocks: []uint64{1, 2, 3}}},
 		"cancel":            {&wire.Get{Name: "not there", Wait: longWait}, &wire.Cancel{Request: 2}},

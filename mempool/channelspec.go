@@ -94,8 +94,8 @@ func (s ChannelSpec) Validate() error {
 	return s.Full.Validate()
 }
 
-// ChannelInfo is what the service tells a client about a channel. It is plain data.
-type ChannelInfo struct {
+// ChannelIdentity says which channel it is, and its settings: what stays the same while the channel exists. It is plain data.
+type ChannelIdentity struct {
 	// ID is never reused within an epoch.
 	ID uint64
 	ChannelSpec

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Stats counts what a session sees.
-type Stats struct {
+// ServiceStats counts what a session sees.
+type ServiceStats struct {
 	// Number of sessions that have not ended: of the asking user; for the service's own user and root all, with the one of `poolsvc serve`.
 	Sessions int
 	Leases   int // number of leases
@@ -55,12 +55,12 @@ type SessionInfo struct {
 	Since    time.Time // since when this request waits; zero: no request waits
 }
 
-// ChannelStatus describes a channel of the service, and its members.
-type ChannelStatus struct {
-	ChannelInfo        // the channel
-	UID         uint32 // id of the user who made the channel
-	Producers   int    // number of producers
-	Consumers   int    // number of consumers
+// ChannelInfo describes a channel of the service, and its members.
+type ChannelInfo struct {
+	ChannelIdentity        // the channel
+	UID             uint32 // id of the user who made the channel
+	Producers       int    // number of producers
+	Consumers       int    // number of consumers
 	// Whether the channel is closed. A closed channel accepts no frames, and exists until its consumers leave.
 	Closed    bool
 	Published uint64 // number of frames published
@@ -105,8 +105,8 @@ type BufferInfo struct {
 	InChannel  bool     // whether it is in a channel whose producer has left
 }
 
-// LeaseStatus describes a lease, and the session that has it.
-type LeaseStatus struct {
+// LeaseInfo describes a lease, and the session that has it.
+type LeaseInfo struct {
 	// Lease id. It stays unique until the service is restarted.
 	ID      uint64
 	Session uint64 // session id

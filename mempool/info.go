@@ -21,8 +21,8 @@ type PoolInfo struct {
 	UserBytes    uint64
 }
 
-// LeaseInfo is what the service tells a client about a lease. It is plain data.
-type LeaseInfo struct {
+// Grant describes the lease that the service has given a session, its buffer and its block. It is plain data.
+type Grant struct {
 	// ID is never reused within an epoch. The lease of a frame has no ID: the field is 0.
 	ID uint64
 	// Buffer is the id of the buffer. The id is never reused within an epoch, but many frames can use the same buffer. Generation says how

@@ -23,13 +23,13 @@ func (c *connection) trim(q uint32, r *wire.Trim) {
 }
 
 func (c *connection) get(q uint32, r *wire.Get) {
-	c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (service.Grant, error) {
+	c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (service.GrantedLease, error) {
 		return c.session.Get(ctx, r.Name, r.Write, wait)
 	})
 }
 
 func (c *connection) lease(q uint32, r *wire.LeaseBuffer) {
-	c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (service.Grant, error) {
+	c.grant(q, r.Wait, func(ctx context.Context, wait time.Duration) (service.GrantedLease, error) {
 		return c.session.Lease(ctx, r.Buffer, r.Generation, r.Write, wait)
 	})
 }
@@ -40,7 +40,7 @@ func (c *connection) cancelRequest(q uint32, r *wire.Cancel) {
 }
 
 func (c *connection) stats(q uint32, _ *wire.StatsRequest) {
-	c.reply(q, &wire.StatsReply{Stats: convert.WireStats(c.session.Stats())}, nil)
+	c.reply(q, &wire.StatsReply{Stats: convert.WireServiceStats(c.session.Stats())}, nil)
 }
 
 func (c *connection) release(q uint32, r *wire.Release) {
@@ -119,7 +119,7 @@ func (c *connection) replyPool(q uint32, p *service.Pool, err error) {
 		c.fail(q, err)
 		return
 	}
-	out := convert.WirePool(p.Info())
+	out := convert.WirePoolInfo(p.Info())
 	x, files := convert.WireExport(p.Export())
 	out.Export = x
 	c.reply(q, &wire.PoolReply{Pool: out}, files)
@@ -142,7 +142,7 @@ func publishBuffer(s *service.Session, r *wire.Publish) error {
 // not wait, and the client gets notices that the allocation still runs.
 func (c *connection) alloc(q uint32, r *wire.Alloc) {
 	t := convert.Tensor(r.Tensor)
-	get := func(ctx context.Context, wait time.Duration) (service.Grant, error) {
+	get := func(ctx context.Context, wait time.Duration) (service.GrantedLease, error) {
 		if own := milliseconds(r.Wait); wait > own { // see another
 			return c.session.AllocateRecalled(ctx, r.Pool, t, own, wait)
 		}
@@ -182,7 +182,7 @@ func (c *connection) tellWorking(q uint32) (stop func()) {
 	}
 }
 
-type getLease = func(ctx context.Context, wait time.Duration) (service.Grant, error)
+type getLease = func(ctx context.Context, wait time.Duration) (service.GrantedLease, error)
 
 // grant answers with the lease that the function `get` returns. If the request must wait, grant answers from a new goroutine. Otherwise
 // grant answers at once.
@@ -201,7 +201,7 @@ func (c *connection) grant(q uint32, wait uint64, get getLease) {
 
 // grantLater answers from a new goroutine with the lease that a second attempt returns. g and err are the result of the first attempt, and
 // `again` says why a second attempt is needed.
-func (c *connection) grantLater(q uint32, wait uint64, get getLease, g service.Grant, err, again error) {
+func (c *connection) grantLater(q uint32, wait uint64, get getLease, g service.GrantedLease, err, again error) {
 	refused := c.wait(q, func(ctx context.Context) func() {
 		g, err := c.insist(ctx, g, err, wait, get)
 		return func() { c.replyLease(q, g, err) }
@@ -218,7 +218,7 @@ func (c *connection) grantLater(q uint32, wait uint64, get getLease, g service.G
 // another decides whether the server tries a second time to carry out a request for a lease, after the first attempt returned g and err. If
 // the server must try again, `again` is the reason, and `limit` is how long the second attempt may wait. Otherwise `again` is nil, and the
 // client gets the result of the first attempt.
-func (c *connection) another(g service.Grant, err error, wait uint64) (limit time.Duration, again error) {
+func (c *connection) another(g service.GrantedLease, err error, wait uint64) (limit time.Duration, again error) {
 	limit = milliseconds(wait)
 	waitable := errors.Is(err, mempool.ErrNotFound) || errors.Is(err, mempool.ErrBusy) || errors.Is(err, mempool.ErrLimit) || errors.Is(err, mempool.ErrOutOfMemory)
 	awaits := err == nil && c.mustAwaitWork(g)
@@ -239,7 +239,7 @@ func (c *connection) another(g service.Grant, err error, wait uint64) (limit tim
 
 // insist calls `get` a second time if the method `another` says so and the first call failed. A client without timelines cannot wait until
 // the work on a buffer has ended, so insist waits for this work.
-func (c *connection) insist(ctx context.Context, g service.Grant, err error, wait uint64, get getLease) (service.Grant, error) {
+func (c *connection) insist(ctx context.Context, g service.GrantedLease, err error, wait uint64, get getLease) (service.GrantedLease, error) {
 	limit, again := c.another(g, err, wait)
 	if again != nil && err != nil {
 		g, err = get(ctx, limit)
@@ -248,7 +248,7 @@ func (c *connection) insist(ctx context.Context, g service.Grant, err error, wai
 		if err = g.Lease.AwaitWork(ctx, max(limit, c.server.limits.Recall)); err != nil {
 			return g, errors.Join(err, g.Lease.Undo(false))
 		}
-		g.Info.Wait = nil
+		g.Grant.Wait = nil
 	}
 	return g, err
 }

@@ -13,11 +13,11 @@ import (
 
 // mustAwaitWork reports whether the server must wait for the work on a buffer before the client gets the lease, because this client does
 // not use fences.
-func (c *connection) mustAwaitWork(g service.Grant) bool {
-	return !c.features[wire.FeatureTimelines] && len(g.Info.Wait) > 0
+func (c *connection) mustAwaitWork(g service.GrantedLease) bool {
+	return !c.features[wire.FeatureTimelines] && len(g.Grant.Wait) > 0
 }
 
-func (c *connection) timeline(q uint32, r *wire.Timeline) {
+func (c *connection) timeline(q uint32, r *wire.GetTimeline) {
 	id := r.Timeline
 	var x mempool.Export
 	var err error
@@ -40,12 +40,12 @@ func (c *connection) makeChannel(q uint32, r *wire.MakeChannel) {
 	c.replyChannel(q, info, err)
 }
 
-func (c *connection) replyChannel(q uint32, info mempool.ChannelInfo, err error) {
+func (c *connection) replyChannel(q uint32, info mempool.ChannelIdentity, err error) {
 	if err != nil {
 		c.fail(q, err)
 		return
 	}
-	c.reply(q, &wire.ChannelReply{Channel: convert.WireChannel(info)}, nil)
+	c.reply(q, &wire.ChannelReply{Channel: convert.WireChannelIdentity(info)}, nil)
 }
 
 func (c *connection) find(q uint32, r *wire.Find) {

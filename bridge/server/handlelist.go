@@ -23,15 +23,15 @@ func (c *connection) list(q uint32, r *wire.List) {
 	reply, err := &m.reply, error(nil)
 	switch r.What {
 	case wire.ListSessions:
-		reply.Sessions, reply.Next, err = entries(s.Sessions, r.After, most, &m.sessions, reply.Sessions, convert.WireSessionEntry)
+		reply.Sessions, reply.Next, err = entries(s.Sessions, r.After, most, &m.sessions, reply.Sessions, convert.WireSessionInfo)
 	case wire.ListChannels:
-		reply.Channels, reply.Next, err = entries(s.Channels, r.After, most, &m.channels, reply.Channels, convert.WireChannelEntry)
+		reply.Channels, reply.Next, err = entries(s.Channels, r.After, most, &m.channels, reply.Channels, convert.WireChannelInfo)
 	case wire.ListNames:
-		reply.Names, reply.Next, err = entries(s.Names, r.After, most, &m.names, reply.Names, convert.WireNameEntry)
+		reply.Names, reply.Next, err = entries(s.Names, r.After, most, &m.names, reply.Names, convert.WireNameInfo)
 	case wire.ListBuffers:
-		reply.Buffers, reply.Next, err = entries(s.Buffers, r.After, most, &m.buffers, reply.Buffers, convert.WireBufferEntry)
+		reply.Buffers, reply.Next, err = entries(s.Buffers, r.After, most, &m.buffers, reply.Buffers, convert.WireBufferInfo)
 	case wire.ListLeases:
-		reply.Leases, reply.Next, err = entries(s.Leases, r.After, most, &m.leases, reply.Leases, convert.WireLeaseEntry)
+		reply.Leases, reply.Next, err = entries(s.Leases, r.After, most, &m.leases, reply.Leases, convert.WireLeaseInfo)
 	default:
 		err = situation.Of(mempool.ErrInvalid, "there is no list of %q: expected %s, %s, %s, %s or %s", r.What, wire.ListSessions, wire.ListChannels, wire.ListNames, wire.ListBuffers, wire.ListLeases)
 	}
@@ -74,10 +74,10 @@ func (l *lists) wait(ctx context.Context) {
 // and in a service with many buffers garbage collection slows transfers down.
 type listMemory struct {
 	sessions []mempool.SessionInfo
-	channels []mempool.ChannelStatus
+	channels []mempool.ChannelInfo
 	names    []mempool.NameInfo
 	buffers  []mempool.BufferInfo
-	leases   []mempool.LeaseStatus
+	leases   []mempool.LeaseInfo
 	reply    wire.ListReply
 }
 

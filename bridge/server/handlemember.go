@@ -36,7 +36,7 @@ func (c *connection) enter(q uint32, r *wire.Enter) {
 // sendMember sends the file of a member. If the file is closed, the member has left and its slot is free. Then sendMember sends the notice
 // without a file, because the client may have seen the member in the roster and may be waiting for this notice.
 func (c *connection) sendMember(n service.MemberCame) {
-	out := &wire.Member{Channel: n.Channel, Role: string(n.Role), Slot: uint64(n.Slot), Member: n.Member, Export: wire.Export{FDs: 1}}
+	out := &wire.MemberCame{Channel: n.Channel, Role: string(n.Role), Slot: uint64(n.Slot), Member: n.Member, Export: wire.Export{FDs: 1}}
 	packet := func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, out) }
 	if c.send([]*os.File{n.File}, packet) != nil {
 		out.Export.FDs = 0

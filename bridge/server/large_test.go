@@ -81,7 +81,7 @@ func TestAClientOfGoMakesLargeAllocations(t *testing.T) {
 	l := allocate(t, p, 8192)
 	got := make(chan *bridge.Lease)
 	go func() {
-		l, err := p.Allocate(context.Background(), l.Info().Tensor)
+		l, err := p.Allocate(context.Background(), l.Grant().Tensor)
 		assert.NoError(t, err)
 		got <- l
 	}()

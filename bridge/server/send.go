@@ -139,12 +139,12 @@ func (c *connection) answered(q uint32, sent func(result string), err error) {
 // replyLease answers with a lease. The reply with a session's first lease on a block has the export of the block. This reply must reach the
 // client before the replies with other leases on the block. So replyLease first locks c.sending and then marks the block as mapped: a
 // goroutine that finds the block mapped waits for c.sending.
-func (c *connection) replyLease(q uint32, g service.Grant, err error) {
+func (c *connection) replyLease(q uint32, g service.GrantedLease, err error) {
 	if err != nil {
 		c.fail(q, err)
 		return
 	}
-	out := convert.WireGrant(g.Info)
+	out := convert.WireGrant(g.Grant)
 	var files []*os.File
 	first := false
 	sent := c.answer(q)

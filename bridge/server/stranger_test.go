@@ -41,7 +41,7 @@ func (r *rig) as(t *testing.T, uid uint32) *raw {
 		<-ended
 	})
 	client.Ask(1, &wire.Hello{Versions: []uint64{1}, Features: []string{wire.FeatureTimelines, wire.FeatureChannels}}, &wire.HelloReply{})
-	client.Ask(2, &wire.Timeline{}, &wire.TimelineReply{})
+	client.Ask(2, &wire.GetTimeline{}, &wire.TimelineReply{})
 	client.Ask(3, &wire.Seal{}, &wire.EmptyReply{})
 	return client
 }
@@ -110,7 +110,7 @@ var hidden = map[string]func(id uint64) []wire.Request{
 	"end":    func(id uint64) []wire.Request { return []wire.Request{&wire.EndSession{Session: id}} },
 	"bye":    func(uint64) []wire.Request { return []wire.Request{&wire.Bye{}} },
 	"timeline": func(id uint64) []wire.Request {
-		return []wire.Request{&wire.Timeline{Timeline: id}}
+		return []wire.Request{&wire.GetTimeline{Timeline: id}}
 	},
 	"seal": func(uint64) []wire.Request { return []wire.Request{&wire.Seal{}} },
 	"channel": func(id uint64) []wire.Request {

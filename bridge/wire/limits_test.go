@@ -15,7 +15,7 @@ import (
 )
 
 func TestWhatCannotBeReceivedIsNotSent(t *testing.T) {
-	big := &wire.StatsReply{Stats: wire.Stats{Pools: make([]wire.PoolStats, 1000)}}
+	big := &wire.StatsReply{Stats: wire.ServiceStats{Pools: make([]wire.PoolStats, 1000)}}
 	for i := range big.Stats.Pools {
 		big.Stats.Pools[i].Pool.Name = strings.Repeat("n", 255)
 	}

@@ -11,8 +11,8 @@ package wire
 //   - The comment of a message begins with its name and a verb.
 //   - A line "//wire:request OPERATION REPLY" makes a request; without REPLY, an EmptyReply answers it. A line
 //     "//wire:notice NAME" makes a notice.
-//   - A line "//wire:public NAME GONAME" makes a public structure: NAME is its name in Python, and GONAME its name in Go, if that is another
-//     name. A line "//wire:go GONAME" says that the type and the conversions in Go are written by hand.
+//   - A line "//wire:public" makes a public structure, which has the name of the message in package mempool and in the Python client. A line
+//     "//wire:go" says that package mempool has a type of this name, and that the type and its conversions are written by hand.
 //   - Options of a field of a public structure: "none" says that the zero value means that there is no such thing: it is None in Python,
 //     and JSON leaves it out. "none=FIELD" says that this is so if FIELD has the zero value. With "embed", the fields of the structure
 //     in this field are also fields of the public structure.
@@ -32,7 +32,7 @@ type Error struct {
 // Tensor describes the content of a buffer. An element is at byte `of` + itemsize·Σ index·stride of the buffer; the sum is over all
 // dimensions.
 //
-//wire:go Tensor
+//wire:go
 type Tensor struct {
 	// `bool`, `int8` … `int64`, `uint8` … `uint64`, `float16`, `bfloat16`, `float32`, `float64`, `complex64`, `complex128`
 	DType   string   `wire:"dt"`
@@ -42,11 +42,11 @@ type Tensor struct {
 	Offset uint64 `wire:"of?"`
 }
 
-// Pool describes a pool: a named, bounded arena of one kind of memory.
+// PoolInfo describes a pool: a named, bounded arena of one kind of memory.
 //
-//wire:public Pool
-//wire:go PoolInfo
-type Pool struct {
+//wire:public
+//wire:go
+type PoolInfo struct {
 	ID   uint64 `wire:"id"` // pool id. It stays unique until the service is restarted
 	Name string `wire:"nm"` // name
 	Kind Kind   `wire:"k"`  // kind of memory: `device`, `vmm`, `legacy`, `pinned`, `host`
@@ -64,6 +64,8 @@ type Pool struct {
 }
 
 // Export says how to map a pool or a block.
+//
+//wire:go
 type Export struct {
 	Data []byte `wire:"d?"` // data in the format of the kind, see Kinds
 	// how many of the packet's descriptors belong to this export, in the order of the exports
@@ -71,16 +73,19 @@ type Export struct {
 }
 
 // Fence says when work has ended. The work has ended, and the fence is reached, when a word of the session's timeline is `v` or more.
+//
+//wire:go
 type Fence struct {
 	Timeline uint64 `wire:"tl"` // timeline id
 	Word     uint64 `wire:"wd"` // index of a word
 	Value    uint64 `wire:"v"`  // value at which the fence is reached; at least 1
 }
 
-// Channel describes a channel: a named, bounded queue of buffers of one pool.
+// ChannelIdentity says which channel it is, and its settings: what stays the same while the channel exists. A channel is a named, bounded queue of
+// buffers of one pool.
 //
-//wire:go ChannelInfo
-type Channel struct {
+//wire:go
+type ChannelIdentity struct {
 	ID       uint64      `wire:"id"`                   // channel id. It stays unique until the service is restarted
 	Name     string      `wire:"nm" poolsvc:"channel"` // name
 	Pool     uint64      `wire:"pl"`                   // pool id. The channel carries buffers of this pool
@@ -90,6 +95,8 @@ type Channel struct {
 }
 
 // Grant describes the lease that a session is given, its buffer and its block.
+//
+//wire:go
 type Grant struct {
 	ID         uint64 `wire:"id"`  // lease id
 	Buffer     uint64 `wire:"bf"`  // buffer id
@@ -106,10 +113,10 @@ type Grant struct {
 	Event  []byte  `wire:"ev?"` // the interprocess event that came with the content
 }
 
-// Stats counts what a session sees.
+// ServiceStats counts what a session sees.
 //
-//wire:public ServiceStats Stats
-type Stats struct {
+//wire:public
+type ServiceStats struct {
 	// number of sessions that have not ended: of the asking user; for the service's own user and root all, with the one of
 	// `poolsvc serve`
 	Sessions Count       `wire:"ss"`
@@ -121,13 +128,13 @@ type Stats struct {
 
 // PoolStats counts the bytes of a pool. At all times, reserved = leased + cached + held.
 //
-//wire:public PoolStats
+//wire:public
 type PoolStats struct {
-	Pool     Pool   `wire:"p" poolsvc:"-"` // the pool, without its export
-	Reserved uint64 `wire:"rs?"`           // bytes of all blocks (reserved)
-	Leased   uint64 `wire:"ld?"`           // bytes of blocks in use (leased). A block is in use if it has a buffer
-	Used     uint64 `wire:"us?"`           // bytes of the buffers in leased blocks (used). A buffer can be smaller than its block
-	Cached   uint64 `wire:"ca?"`           // bytes of blocks free for use (cached)
+	Pool     PoolInfo `wire:"p" poolsvc:"-"` // the pool, without its export
+	Reserved uint64   `wire:"rs?"`           // bytes of all blocks (reserved)
+	Leased   uint64   `wire:"ld?"`           // bytes of blocks in use (leased). A block is in use if it has a buffer
+	Used     uint64   `wire:"us?"`           // bytes of the buffers in leased blocks (used). A buffer can be smaller than its block
+	Cached   uint64   `wire:"ca?"`           // bytes of blocks free for use (cached)
 	// bytes of free blocks that are recalled or wait for a process to end (held). The service cannot use them yet
 	Held   uint64 `wire:"rc?"`
 	Blocks Count  `wire:"nb?"` // number of blocks
@@ -138,10 +145,10 @@ type PoolStats struct {
 	User uint64 `wire:"cu?" poolsvc:"yours"`
 }
 
-// SessionEntry describes a session of the service: one connected client.
+// SessionInfo describes a session of the service: one connected client.
 //
-//wire:public SessionInfo
-type SessionEntry struct {
+//wire:public
+type SessionInfo struct {
 	ID      uint64    `wire:"id" poolsvc:"session"` // session id. It stays unique until the service is restarted
 	UID     UserID    `wire:"ui"`                   // user id
 	PID     ProcessID `wire:"pd"`                   // process id, for people
@@ -158,14 +165,14 @@ type SessionEntry struct {
 	Since Time `wire:"ws?,none" poolsvc:"waits_since"`
 }
 
-// ChannelEntry describes a channel of the service, and its members.
+// ChannelInfo describes a channel of the service, and its members.
 //
-//wire:public ChannelInfo ChannelStatus
-type ChannelEntry struct {
-	Channel   Channel `wire:"c,embed"` // the channel
-	UID       UserID  `wire:"ui"`      // id of the user who made the channel
-	Producers Count   `wire:"pr?"`     // number of producers
-	Consumers Count   `wire:"cs?"`     // number of consumers
+//wire:public
+type ChannelInfo struct {
+	Channel   ChannelIdentity `wire:"c,embed"` // the channel
+	UID       UserID          `wire:"ui"`      // id of the user who made the channel
+	Producers Count           `wire:"pr?"`     // number of producers
+	Consumers Count           `wire:"cs?"`     // number of consumers
 	// whether the channel is closed. A closed channel accepts no frames, and exists until its consumers leave
 	Closed    bool   `wire:"sh?" poolsvc:"-"`
 	Published uint64 `wire:"sq?" poolsvc:"frames"` // number of frames published
@@ -183,10 +190,10 @@ type ChannelEntry struct {
 	Dropped uint64 `wire:"dr?"`
 }
 
-// NameEntry describes a name, and the buffer that is published under this name.
+// NameInfo describes a name, and the buffer that is published under this name.
 //
-//wire:public NameInfo
-type NameEntry struct {
+//wire:public
+type NameInfo struct {
 	Name    string `wire:"nm"`                       // name
 	Buffer  uint64 `wire:"bf"`                       // buffer id
 	Pool    uint64 `wire:"pl"`                       // pool id
@@ -196,10 +203,10 @@ type NameEntry struct {
 	Session uint64 `wire:"ss?,none" poolsvc:",zero"` // session at whose end the name goes; none: the name is kept
 }
 
-// BufferEntry describes a buffer, and the sessions that hold it.
+// BufferInfo describes a buffer, and the sessions that hold it.
 //
-//wire:public BufferInfo
-type BufferEntry struct {
+//wire:public
+type BufferInfo struct {
 	ID         uint64   `wire:"id" poolsvc:"buffer"`      // buffer id. It stays unique until the service is restarted
 	Generation uint64   `wire:"ge"`                       // generation: how many buffers have used the block, with this one
 	Pool       uint64   `wire:"pl"`                       // pool id
@@ -213,10 +220,10 @@ type BufferEntry struct {
 	InChannel  bool     `wire:"ch?"`                      // whether it is in a channel whose producer has left
 }
 
-// LeaseEntry describes a lease, and the session that has it.
+// LeaseInfo describes a lease, and the session that has it.
 //
-//wire:public LeaseInfo LeaseStatus
-type LeaseEntry struct {
+//wire:public
+type LeaseInfo struct {
 	ID         uint64    `wire:"id" poolsvc:"lease"` // lease id. It stays unique until the service is restarted
 	Session    uint64    `wire:"ss"`                 // session id
 	UID        UserID    `wire:"ui"`                 // user id of the session
@@ -234,10 +241,10 @@ type LeaseEntry struct {
 	Since    Time   `wire:"ws?,none" poolsvc:"waits_since"` // since when the session waits; none: the session does not wait
 }
 
-// EventEntry describes one event of the service. A field that does not apply to the event has no value.
+// HistoryEvent describes one event of the service. A field that does not apply to the event has no value.
 //
-//wire:public HistoryEvent
-type EventEntry struct {
+//wire:public
+type HistoryEvent struct {
 	Number  uint64        `wire:"id" poolsvc:"event"`      // number of the event, from 1 in each epoch
 	At      Time          `wire:"at"`                      // time of the event
 	Kind    EventKind     `wire:"k"`                       // kind, see Events. docs/operating.md has all kinds
@@ -296,7 +303,7 @@ type Create struct {
 
 // PoolReply has the pool that was made or opened.
 type PoolReply struct {
-	Pool Pool `wire:"p"` // the pool
+	Pool PoolInfo `wire:"p"` // the pool
 }
 
 // Open opens an existing pool by its name or by its id. The client sends exactly one of `nm` and `pl`.
@@ -415,7 +422,7 @@ type StatsRequest struct{}
 
 // StatsReply has the counts of what the session sees.
 type StatsReply struct {
-	Stats Stats `wire:"s"` // the counts
+	Stats ServiceStats `wire:"s"` // the counts
 }
 
 // List asks for a page of a list, in the order of ids or names.
@@ -429,12 +436,12 @@ type List struct {
 
 // ListReply has the entries that were asked for.
 type ListReply struct {
-	Sessions []SessionEntry `wire:"ss?"` // sessions
-	Channels []ChannelEntry `wire:"cs?"` // channels
-	Names    []NameEntry    `wire:"ns?"` // names
-	Buffers  []BufferEntry  `wire:"bs?"` // buffers
-	Leases   []LeaseEntry   `wire:"ls?"` // leases
-	Next     string         `wire:"nx?"` // `af` of the next page; left out: no more pages
+	Sessions []SessionInfo `wire:"ss?"` // sessions
+	Channels []ChannelInfo `wire:"cs?"` // channels
+	Names    []NameInfo    `wire:"ns?"` // names
+	Buffers  []BufferInfo  `wire:"bs?"` // buffers
+	Leases   []LeaseInfo   `wire:"ls?"` // leases
+	Next     string        `wire:"nx?"` // `af` of the next page; left out: no more pages
 }
 
 // Events asks for a page of events, the oldest first, and waits if there is none. At most 4 such requests of a session wait (`limit`).
@@ -448,9 +455,9 @@ type Events struct {
 
 // EventsReply has the events.
 type EventsReply struct {
-	Events []EventEntry `wire:"ev?"` // events
-	Next   uint64       `wire:"nx?"` // `af` of the next page
-	Lost   uint64       `wire:"lo?"` // events after `af` that the service keeps no more
+	Events []HistoryEvent `wire:"ev?"` // events
+	Next   uint64         `wire:"nx?"` // `af` of the next page
+	Lost   uint64         `wire:"lo?"` // events after `af` that the service keeps no more
 }
 
 // EndSession ends another session.
@@ -465,10 +472,10 @@ type EndSession struct {
 //wire:request bye
 type Bye struct{}
 
-// Timeline asks for the page of a timeline.
+// GetTimeline asks for the page of a timeline.
 //
 //wire:request timeline TimelineReply
-type Timeline struct {
+type GetTimeline struct {
 	Timeline uint64 `wire:"tl?"` // timeline id; left out: the session's own, which the first such request makes
 }
 
@@ -497,7 +504,7 @@ type MakeChannel struct {
 
 // ChannelReply has the channel.
 type ChannelReply struct {
-	Channel Channel `wire:"c"` // the channel
+	Channel ChannelIdentity `wire:"c"` // the channel
 }
 
 // Find opens a channel by its name.
@@ -605,10 +612,10 @@ type Working struct {
 	Request uint64 `wire:"rq?"`
 }
 
-// Member gives the session the file of a member of a channel, for its own members of the other role.
+// MemberCame gives the session the file of a member of a channel, for its own members of the other role.
 //
 //wire:notice member
-type Member struct {
+type MemberCame struct {
 	Channel uint64 `wire:"ch"` // channel id
 	Role    string `wire:"ro"` // `producer` or `consumer`
 	Slot    uint64 `wire:"sl"` // slot in the roster

@@ -22,7 +22,7 @@ var newRequest = map[string]func() Request{
 	"events":    func() Request { return new(Events) },
 	"end":       func() Request { return new(EndSession) },
 	"bye":       func() Request { return new(Bye) },
-	"timeline":  func() Request { return new(Timeline) },
+	"timeline":  func() Request { return new(GetTimeline) },
 	"seal":      func() Request { return new(Seal) },
 	"channel":   func() Request { return new(MakeChannel) },
 	"find":      func() Request { return new(Find) },
@@ -40,7 +40,7 @@ var newNotice = map[string]func() Notice{
 	"goodbye": func() Notice { return new(Goodbye) },
 	"failed":  func() Notice { return new(Failed) },
 	"working": func() Notice { return new(Working) },
-	"member":  func() Notice { return new(Member) },
+	"member":  func() Notice { return new(MemberCame) },
 	"wanted":  func() Notice { return new(Wanted) },
 	"forget":  func() Notice { return new(Forget) },
 }
@@ -57,16 +57,16 @@ var tensorFields = record[Tensor]{
 	uintField("of", func(m *Tensor) *uint64 { return &m.Offset }).maybe(),
 }
 
-var poolFields = record[Pool]{
-	uintField("id", func(m *Pool) *uint64 { return &m.ID }),
-	stringField("nm", func(m *Pool) *string { return &m.Name }),
-	stringField("k", func(m *Pool) *Kind { return &m.Kind }),
-	uintField("do", func(m *Pool) *uint64 { return &m.DeviceOrdinal }).maybe(),
-	stringField("du", func(m *Pool) *string { return &m.DeviceUUID }).maybe(),
-	uintField("mx", func(m *Pool) *uint64 { return &m.MaxBytes }),
-	uintField("sx", func(m *Pool) *uint64 { return &m.SessionBytes }).maybe(),
-	uintField("ux", func(m *Pool) *uint64 { return &m.UserBytes }).maybe(),
-	pointerField("x", func(m *Pool) **Export { return &m.Export }, exportFields),
+var poolInfoFields = record[PoolInfo]{
+	uintField("id", func(m *PoolInfo) *uint64 { return &m.ID }),
+	stringField("nm", func(m *PoolInfo) *string { return &m.Name }),
+	stringField("k", func(m *PoolInfo) *Kind { return &m.Kind }),
+	uintField("do", func(m *PoolInfo) *uint64 { return &m.DeviceOrdinal }).maybe(),
+	stringField("du", func(m *PoolInfo) *string { return &m.DeviceUUID }).maybe(),
+	uintField("mx", func(m *PoolInfo) *uint64 { return &m.MaxBytes }),
+	uintField("sx", func(m *PoolInfo) *uint64 { return &m.SessionBytes }).maybe(),
+	uintField("ux", func(m *PoolInfo) *uint64 { return &m.UserBytes }).maybe(),
+	pointerField("x", func(m *PoolInfo) **Export { return &m.Export }, exportFields),
 }
 
 var exportFields = record[Export]{
@@ -80,13 +80,13 @@ var fenceFields = record[Fence]{
 	uintField("v", func(m *Fence) *uint64 { return &m.Value }),
 }
 
-var channelFields = record[Channel]{
-	uintField("id", func(m *Channel) *uint64 { return &m.ID }),
-	stringField("nm", func(m *Channel) *string { return &m.Name }),
-	uintField("pl", func(m *Channel) *uint64 { return &m.Pool }),
-	stringField("md", func(m *Channel) *ChannelMode { return &m.Mode }),
-	uintField("cp", func(m *Channel) *uint64 { return &m.Capacity }),
-	stringField("fl", func(m *Channel) *FullPolicy { return &m.Full }),
+var channelIdentityFields = record[ChannelIdentity]{
+	uintField("id", func(m *ChannelIdentity) *uint64 { return &m.ID }),
+	stringField("nm", func(m *ChannelIdentity) *string { return &m.Name }),
+	uintField("pl", func(m *ChannelIdentity) *uint64 { return &m.Pool }),
+	stringField("md", func(m *ChannelIdentity) *ChannelMode { return &m.Mode }),
+	uintField("cp", func(m *ChannelIdentity) *uint64 { return &m.Capacity }),
+	stringField("fl", func(m *ChannelIdentity) *FullPolicy { return &m.Full }),
 }
 
 var grantFields = record[Grant]{
@@ -104,16 +104,16 @@ var grantFields = record[Grant]{
 	binaryField("ev", func(m *Grant) *[]byte { return &m.Event }).maybe(),
 }
 
-var statsFields = record[Stats]{
-	uintField("ss", func(m *Stats) *Count { return &m.Sessions }),
-	uintField("ls", func(m *Stats) *Count { return &m.Leases }),
-	uintField("bf", func(m *Stats) *Count { return &m.Buffers }),
-	uintField("nm", func(m *Stats) *Count { return &m.Names }),
-	structsField("p", func(m *Stats) *[]PoolStats { return &m.Pools }, poolStatsFields).maybe(),
+var serviceStatsFields = record[ServiceStats]{
+	uintField("ss", func(m *ServiceStats) *Count { return &m.Sessions }),
+	uintField("ls", func(m *ServiceStats) *Count { return &m.Leases }),
+	uintField("bf", func(m *ServiceStats) *Count { return &m.Buffers }),
+	uintField("nm", func(m *ServiceStats) *Count { return &m.Names }),
+	structsField("p", func(m *ServiceStats) *[]PoolStats { return &m.Pools }, poolStatsFields).maybe(),
 }
 
 var poolStatsFields = record[PoolStats]{
-	structField("p", func(m *PoolStats) *Pool { return &m.Pool }, poolFields),
+	structField("p", func(m *PoolStats) *PoolInfo { return &m.Pool }, poolInfoFields),
 	uintField("rs", func(m *PoolStats) *uint64 { return &m.Reserved }).maybe(),
 	uintField("ld", func(m *PoolStats) *uint64 { return &m.Leased }).maybe(),
 	uintField("us", func(m *PoolStats) *uint64 { return &m.Used }).maybe(),
@@ -124,90 +124,90 @@ var poolStatsFields = record[PoolStats]{
 	uintField("cu", func(m *PoolStats) *uint64 { return &m.User }).maybe(),
 }
 
-var sessionEntryFields = record[SessionEntry]{
-	uintField("id", func(m *SessionEntry) *uint64 { return &m.ID }),
-	uintField("ui", func(m *SessionEntry) *UserID { return &m.UID }),
-	uintField("pd", func(m *SessionEntry) *ProcessID { return &m.PID }),
-	stringField("nm", func(m *SessionEntry) *string { return &m.Program }).maybe(),
-	uintField("bg", func(m *SessionEntry) *Time { return &m.Began }),
-	uintField("ls", func(m *SessionEntry) *Count { return &m.Leases }).maybe(),
-	uintField("bk", func(m *SessionEntry) *Count { return &m.Blocks }).maybe(),
-	uintField("mb", func(m *SessionEntry) *Count { return &m.Members }).maybe(),
-	uintField("n", func(m *SessionEntry) *uint64 { return &m.Bytes }).maybe(),
-	uintField("wq", func(m *SessionEntry) *Count { return &m.Waits }).maybe(),
-	stringField("wf", func(m *SessionEntry) *string { return &m.WaitsFor }).maybe(),
-	uintField("ws", func(m *SessionEntry) *Time { return &m.Since }).maybe(),
+var sessionInfoFields = record[SessionInfo]{
+	uintField("id", func(m *SessionInfo) *uint64 { return &m.ID }),
+	uintField("ui", func(m *SessionInfo) *UserID { return &m.UID }),
+	uintField("pd", func(m *SessionInfo) *ProcessID { return &m.PID }),
+	stringField("nm", func(m *SessionInfo) *string { return &m.Program }).maybe(),
+	uintField("bg", func(m *SessionInfo) *Time { return &m.Began }),
+	uintField("ls", func(m *SessionInfo) *Count { return &m.Leases }).maybe(),
+	uintField("bk", func(m *SessionInfo) *Count { return &m.Blocks }).maybe(),
+	uintField("mb", func(m *SessionInfo) *Count { return &m.Members }).maybe(),
+	uintField("n", func(m *SessionInfo) *uint64 { return &m.Bytes }).maybe(),
+	uintField("wq", func(m *SessionInfo) *Count { return &m.Waits }).maybe(),
+	stringField("wf", func(m *SessionInfo) *string { return &m.WaitsFor }).maybe(),
+	uintField("ws", func(m *SessionInfo) *Time { return &m.Since }).maybe(),
 }
 
-var channelEntryFields = record[ChannelEntry]{
-	structField("c", func(m *ChannelEntry) *Channel { return &m.Channel }, channelFields),
-	uintField("ui", func(m *ChannelEntry) *UserID { return &m.UID }),
-	uintField("pr", func(m *ChannelEntry) *Count { return &m.Producers }).maybe(),
-	uintField("cs", func(m *ChannelEntry) *Count { return &m.Consumers }).maybe(),
-	boolField("sh", func(m *ChannelEntry) *bool { return &m.Closed }).maybe(),
-	uintField("sq", func(m *ChannelEntry) *uint64 { return &m.Published }).maybe(),
-	uintField("wt", func(m *ChannelEntry) *uint64 { return &m.Waiting }).maybe(),
-	uintField("sl", func(m *ChannelEntry) *uint64 { return &m.Slowest }).maybe(),
-	uintField("uf", func(m *ChannelEntry) *uint64 { return &m.Used }).maybe(),
-	uintField("dr", func(m *ChannelEntry) *uint64 { return &m.Dropped }).maybe(),
+var channelInfoFields = record[ChannelInfo]{
+	structField("c", func(m *ChannelInfo) *ChannelIdentity { return &m.Channel }, channelIdentityFields),
+	uintField("ui", func(m *ChannelInfo) *UserID { return &m.UID }),
+	uintField("pr", func(m *ChannelInfo) *Count { return &m.Producers }).maybe(),
+	uintField("cs", func(m *ChannelInfo) *Count { return &m.Consumers }).maybe(),
+	boolField("sh", func(m *ChannelInfo) *bool { return &m.Closed }).maybe(),
+	uintField("sq", func(m *ChannelInfo) *uint64 { return &m.Published }).maybe(),
+	uintField("wt", func(m *ChannelInfo) *uint64 { return &m.Waiting }).maybe(),
+	uintField("sl", func(m *ChannelInfo) *uint64 { return &m.Slowest }).maybe(),
+	uintField("uf", func(m *ChannelInfo) *uint64 { return &m.Used }).maybe(),
+	uintField("dr", func(m *ChannelInfo) *uint64 { return &m.Dropped }).maybe(),
 }
 
-var nameEntryFields = record[NameEntry]{
-	stringField("nm", func(m *NameEntry) *string { return &m.Name }),
-	uintField("bf", func(m *NameEntry) *uint64 { return &m.Buffer }),
-	uintField("pl", func(m *NameEntry) *uint64 { return &m.Pool }),
-	uintField("n", func(m *NameEntry) *uint64 { return &m.Bytes }),
-	structField("t", func(m *NameEntry) *Tensor { return &m.Tensor }, tensorFields),
-	uintField("ui", func(m *NameEntry) *UserID { return &m.UID }),
-	uintField("ss", func(m *NameEntry) *uint64 { return &m.Session }).maybe(),
+var nameInfoFields = record[NameInfo]{
+	stringField("nm", func(m *NameInfo) *string { return &m.Name }),
+	uintField("bf", func(m *NameInfo) *uint64 { return &m.Buffer }),
+	uintField("pl", func(m *NameInfo) *uint64 { return &m.Pool }),
+	uintField("n", func(m *NameInfo) *uint64 { return &m.Bytes }),
+	structField("t", func(m *NameInfo) *Tensor { return &m.Tensor }, tensorFields),
+	uintField("ui", func(m *NameInfo) *UserID { return &m.UID }),
+	uintField("ss", func(m *NameInfo) *uint64 { return &m.Session }).maybe(),
 }
 
-var bufferEntryFields = record[BufferEntry]{
-	uintField("id", func(m *BufferEntry) *uint64 { return &m.ID }),
-	uintField("ge", func(m *BufferEntry) *uint64 { return &m.Generation }),
-	uintField("pl", func(m *BufferEntry) *uint64 { return &m.Pool }),
-	uintField("n", func(m *BufferEntry) *uint64 { return &m.Bytes }),
-	uintField("bs", func(m *BufferEntry) *uint64 { return &m.BlockBytes }),
-	structField("t", func(m *BufferEntry) *Tensor { return &m.Tensor }, tensorFields),
-	uintField("wr", func(m *BufferEntry) *uint64 { return &m.Writer }).maybe(),
-	uintsField("rd", func(m *BufferEntry) *[]uint64 { return &m.Readers }).maybe(),
-	uintField("rs", func(m *BufferEntry) *Count { return &m.Reads }).maybe(),
-	uintField("nn", func(m *BufferEntry) *Count { return &m.Names }).maybe(),
-	boolField("ch", func(m *BufferEntry) *bool { return &m.InChannel }).maybe(),
+var bufferInfoFields = record[BufferInfo]{
+	uintField("id", func(m *BufferInfo) *uint64 { return &m.ID }),
+	uintField("ge", func(m *BufferInfo) *uint64 { return &m.Generation }),
+	uintField("pl", func(m *BufferInfo) *uint64 { return &m.Pool }),
+	uintField("n", func(m *BufferInfo) *uint64 { return &m.Bytes }),
+	uintField("bs", func(m *BufferInfo) *uint64 { return &m.BlockBytes }),
+	structField("t", func(m *BufferInfo) *Tensor { return &m.Tensor }, tensorFields),
+	uintField("wr", func(m *BufferInfo) *uint64 { return &m.Writer }).maybe(),
+	uintsField("rd", func(m *BufferInfo) *[]uint64 { return &m.Readers }).maybe(),
+	uintField("rs", func(m *BufferInfo) *Count { return &m.Reads }).maybe(),
+	uintField("nn", func(m *BufferInfo) *Count { return &m.Names }).maybe(),
+	boolField("ch", func(m *BufferInfo) *bool { return &m.InChannel }).maybe(),
 }
 
-var leaseEntryFields = record[LeaseEntry]{
-	uintField("id", func(m *LeaseEntry) *uint64 { return &m.ID }),
-	uintField("ss", func(m *LeaseEntry) *uint64 { return &m.Session }),
-	uintField("ui", func(m *LeaseEntry) *UserID { return &m.UID }),
-	uintField("pd", func(m *LeaseEntry) *ProcessID { return &m.PID }),
-	stringField("nm", func(m *LeaseEntry) *string { return &m.Program }).maybe(),
-	uintField("bf", func(m *LeaseEntry) *uint64 { return &m.Buffer }),
-	uintField("pl", func(m *LeaseEntry) *uint64 { return &m.Pool }),
-	uintField("n", func(m *LeaseEntry) *uint64 { return &m.Bytes }),
-	uintField("bs", func(m *LeaseEntry) *uint64 { return &m.BlockBytes }),
-	boolField("wr", func(m *LeaseEntry) *bool { return &m.Write }).maybe(),
-	uintField("bg", func(m *LeaseEntry) *Time { return &m.Began }),
-	stringField("wf", func(m *LeaseEntry) *string { return &m.WaitsFor }).maybe(),
-	uintField("ws", func(m *LeaseEntry) *Time { return &m.Since }).maybe(),
+var leaseInfoFields = record[LeaseInfo]{
+	uintField("id", func(m *LeaseInfo) *uint64 { return &m.ID }),
+	uintField("ss", func(m *LeaseInfo) *uint64 { return &m.Session }),
+	uintField("ui", func(m *LeaseInfo) *UserID { return &m.UID }),
+	uintField("pd", func(m *LeaseInfo) *ProcessID { return &m.PID }),
+	stringField("nm", func(m *LeaseInfo) *string { return &m.Program }).maybe(),
+	uintField("bf", func(m *LeaseInfo) *uint64 { return &m.Buffer }),
+	uintField("pl", func(m *LeaseInfo) *uint64 { return &m.Pool }),
+	uintField("n", func(m *LeaseInfo) *uint64 { return &m.Bytes }),
+	uintField("bs", func(m *LeaseInfo) *uint64 { return &m.BlockBytes }),
+	boolField("wr", func(m *LeaseInfo) *bool { return &m.Write }).maybe(),
+	uintField("bg", func(m *LeaseInfo) *Time { return &m.Began }),
+	stringField("wf", func(m *LeaseInfo) *string { return &m.WaitsFor }).maybe(),
+	uintField("ws", func(m *LeaseInfo) *Time { return &m.Since }).maybe(),
 }
 
-var eventEntryFields = record[EventEntry]{
-	uintField("id", func(m *EventEntry) *uint64 { return &m.Number }),
-	uintField("at", func(m *EventEntry) *Time { return &m.At }),
-	stringField("k", func(m *EventEntry) *EventKind { return &m.Kind }),
-	uintField("ss", func(m *EventEntry) *uint64 { return &m.Session }).maybe(),
-	uintField("ui", func(m *EventEntry) *UserID { return &m.UID }).maybe(),
-	uintField("pd", func(m *EventEntry) *ProcessID { return &m.PID }).maybe(),
-	stringField("nm", func(m *EventEntry) *string { return &m.Program }).maybe(),
-	stringField("pl", func(m *EventEntry) *string { return &m.Pool }).maybe(),
-	stringField("ch", func(m *EventEntry) *string { return &m.Channel }).maybe(),
-	uintField("bf", func(m *EventEntry) *uint64 { return &m.Buffer }).maybe(),
-	uintField("n", func(m *EventEntry) *uint64 { return &m.Bytes }).maybe(),
-	stringField("en", func(m *EventEntry) *SessionEnding { return &m.Ending }).maybe(),
-	uintField("tk", func(m *EventEntry) *Duration { return &m.Took }).maybe(),
-	uintField("ct", func(m *EventEntry) *Count { return &m.Count }),
-	stringField("tx", func(m *EventEntry) *string { return &m.Text }),
+var historyEventFields = record[HistoryEvent]{
+	uintField("id", func(m *HistoryEvent) *uint64 { return &m.Number }),
+	uintField("at", func(m *HistoryEvent) *Time { return &m.At }),
+	stringField("k", func(m *HistoryEvent) *EventKind { return &m.Kind }),
+	uintField("ss", func(m *HistoryEvent) *uint64 { return &m.Session }).maybe(),
+	uintField("ui", func(m *HistoryEvent) *UserID { return &m.UID }).maybe(),
+	uintField("pd", func(m *HistoryEvent) *ProcessID { return &m.PID }).maybe(),
+	stringField("nm", func(m *HistoryEvent) *string { return &m.Program }).maybe(),
+	stringField("pl", func(m *HistoryEvent) *string { return &m.Pool }).maybe(),
+	stringField("ch", func(m *HistoryEvent) *string { return &m.Channel }).maybe(),
+	uintField("bf", func(m *HistoryEvent) *uint64 { return &m.Buffer }).maybe(),
+	uintField("n", func(m *HistoryEvent) *uint64 { return &m.Bytes }).maybe(),
+	stringField("en", func(m *HistoryEvent) *SessionEnding { return &m.Ending }).maybe(),
+	uintField("tk", func(m *HistoryEvent) *Duration { return &m.Took }).maybe(),
+	uintField("ct", func(m *HistoryEvent) *Count { return &m.Count }),
+	stringField("tx", func(m *HistoryEvent) *string { return &m.Text }),
 }
 
 var helloFields = record[Hello]{
@@ -257,7 +257,7 @@ func (*Create) Reply() Reply { return new(PoolReply) }
 func (m *Create) fields() fields { return createFields.of(m) }
 
 var poolReplyFields = record[PoolReply]{
-	structField("p", func(m *PoolReply) *Pool { return &m.Pool }, poolFields),
+	structField("p", func(m *PoolReply) *PoolInfo { return &m.Pool }, poolInfoFields),
 }
 
 func (*PoolReply) reply() {}
@@ -443,7 +443,7 @@ func (*StatsRequest) Reply() Reply { return new(StatsReply) }
 func (m *StatsRequest) fields() fields { return statsRequestFields.of(m) }
 
 var statsReplyFields = record[StatsReply]{
-	structField("s", func(m *StatsReply) *Stats { return &m.Stats }, statsFields),
+	structField("s", func(m *StatsReply) *ServiceStats { return &m.Stats }, serviceStatsFields),
 }
 
 func (*StatsReply) reply() {}
@@ -465,11 +465,11 @@ func (*List) Reply() Reply { return new(ListReply) }
 func (m *List) fields() fields { return listFields.of(m) }
 
 var listReplyFields = record[ListReply]{
-	structsField("ss", func(m *ListReply) *[]SessionEntry { return &m.Sessions }, sessionEntryFields).maybe(),
-	structsField("cs", func(m *ListReply) *[]ChannelEntry { return &m.Channels }, channelEntryFields).maybe(),
-	structsField("ns", func(m *ListReply) *[]NameEntry { return &m.Names }, nameEntryFields).maybe(),
-	structsField("bs", func(m *ListReply) *[]BufferEntry { return &m.Buffers }, bufferEntryFields).maybe(),
-	structsField("ls", func(m *ListReply) *[]LeaseEntry { return &m.Leases }, leaseEntryFields).maybe(),
+	structsField("ss", func(m *ListReply) *[]SessionInfo { return &m.Sessions }, sessionInfoFields).maybe(),
+	structsField("cs", func(m *ListReply) *[]ChannelInfo { return &m.Channels }, channelInfoFields).maybe(),
+	structsField("ns", func(m *ListReply) *[]NameInfo { return &m.Names }, nameInfoFields).maybe(),
+	structsField("bs", func(m *ListReply) *[]BufferInfo { return &m.Buffers }, bufferInfoFields).maybe(),
+	structsField("ls", func(m *ListReply) *[]LeaseInfo { return &m.Leases }, leaseInfoFields).maybe(),
 	stringField("nx", func(m *ListReply) *string { return &m.Next }).maybe(),
 }
 
@@ -492,7 +492,7 @@ func (*Events) Reply() Reply { return new(EventsReply) }
 func (m *Events) fields() fields { return eventsFields.of(m) }
 
 var eventsReplyFields = record[EventsReply]{
-	structsField("ev", func(m *EventsReply) *[]EventEntry { return &m.Events }, eventEntryFields).maybe(),
+	structsField("ev", func(m *EventsReply) *[]HistoryEvent { return &m.Events }, historyEventFields).maybe(),
 	uintField("nx", func(m *EventsReply) *uint64 { return &m.Next }).maybe(),
 	uintField("lo", func(m *EventsReply) *uint64 { return &m.Lost }).maybe(),
 }
@@ -523,17 +523,17 @@ func (*Bye) Reply() Reply { return new(EmptyReply) }
 
 func (m *Bye) fields() fields { return byeFields.of(m) }
 
-var timelineFields = record[Timeline]{
-	uintField("tl", func(m *Timeline) *uint64 { return &m.Timeline }).maybe(),
+var getTimelineFields = record[GetTimeline]{
+	uintField("tl", func(m *GetTimeline) *uint64 { return &m.Timeline }).maybe(),
 }
 
 // Op returns "timeline".
-func (*Timeline) Op() string { return "timeline" }
+func (*GetTimeline) Op() string { return "timeline" }
 
 // Reply returns new(TimelineReply), for the answer.
-func (*Timeline) Reply() Reply { return new(TimelineReply) }
+func (*GetTimeline) Reply() Reply { return new(TimelineReply) }
 
-func (m *Timeline) fields() fields { return timelineFields.of(m) }
+func (m *GetTimeline) fields() fields { return getTimelineFields.of(m) }
 
 var timelineReplyFields = record[TimelineReply]{
 	uintField("tl", func(m *TimelineReply) *uint64 { return &m.Timeline }),
@@ -572,7 +572,7 @@ func (*MakeChannel) Reply() Reply { return new(ChannelReply) }
 func (m *MakeChannel) fields() fields { return makeChannelFields.of(m) }
 
 var channelReplyFields = record[ChannelReply]{
-	structField("c", func(m *ChannelReply) *Channel { return &m.Channel }, channelFields),
+	structField("c", func(m *ChannelReply) *ChannelIdentity { return &m.Channel }, channelIdentityFields),
 }
 
 func (*ChannelReply) reply() {}
@@ -731,18 +731,18 @@ func (*Working) Notice() string { return "working" }
 
 func (m *Working) fields() fields { return workingFields.of(m) }
 
-var memberFields = record[Member]{
-	uintField("ch", func(m *Member) *uint64 { return &m.Channel }),
-	stringField("ro", func(m *Member) *string { return &m.Role }),
-	uintField("sl", func(m *Member) *uint64 { return &m.Slot }),
-	uintField("mb", func(m *Member) *uint64 { return &m.Member }),
-	structField("x", func(m *Member) *Export { return &m.Export }, exportFields),
+var memberCameFields = record[MemberCame]{
+	uintField("ch", func(m *MemberCame) *uint64 { return &m.Channel }),
+	stringField("ro", func(m *MemberCame) *string { return &m.Role }),
+	uintField("sl", func(m *MemberCame) *uint64 { return &m.Slot }),
+	uintField("mb", func(m *MemberCame) *uint64 { return &m.Member }),
+	structField("x", func(m *MemberCame) *Export { return &m.Export }, exportFields),
 }
 
 // Notice returns "member".
-func (*Member) Notice() string { return "member" }
+func (*MemberCame) Notice() string { return "member" }
 
-func (m *Member) fields() fields { return memberFields.of(m) }
+func (m *MemberCame) fields() fields { return memberCameFields.of(m) }
 
 var wantedFields = record[Wanted]{
 	uintField("pl", func(m *Wanted) *uint64 { return &m.Pool }),

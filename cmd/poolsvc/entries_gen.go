@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-func jsonStats(e mempool.Stats, _ *listed) map[string]any {
+func jsonServiceStats(e mempool.ServiceStats, _ *listed) map[string]any {
 	out := map[string]any{
 		"sessions": e.Sessions,
 		"leases":   e.Leases,
@@ -31,7 +31,7 @@ func jsonPoolStats(e mempool.PoolStats, _ *listed) map[string]any {
 	return out
 }
 
-func jsonSessionEntry(e mempool.SessionInfo, _ *listed) map[string]any {
+func jsonSessionInfo(e mempool.SessionInfo, _ *listed) map[string]any {
 	out := map[string]any{
 		"session": e.ID,
 		"uid":     e.UID,
@@ -53,7 +53,7 @@ func jsonSessionEntry(e mempool.SessionInfo, _ *listed) map[string]any {
 	return out
 }
 
-func jsonChannelEntry(e mempool.ChannelStatus, l *listed) map[string]any {
+func jsonChannelInfo(e mempool.ChannelInfo, l *listed) map[string]any {
 	out := map[string]any{
 		"id":        e.ID,
 		"channel":   e.Name,
@@ -73,7 +73,7 @@ func jsonChannelEntry(e mempool.ChannelStatus, l *listed) map[string]any {
 	return out
 }
 
-func jsonNameEntry(e mempool.NameInfo, l *listed) map[string]any {
+func jsonNameInfo(e mempool.NameInfo, l *listed) map[string]any {
 	out := map[string]any{
 		"name":    e.Name,
 		"buffer":  e.Buffer,
@@ -87,7 +87,7 @@ func jsonNameEntry(e mempool.NameInfo, l *listed) map[string]any {
 	return out
 }
 
-func jsonBufferEntry(e mempool.BufferInfo, l *listed) map[string]any {
+func jsonBufferInfo(e mempool.BufferInfo, l *listed) map[string]any {
 	out := map[string]any{
 		"buffer":      e.ID,
 		"generation":  e.Generation,
@@ -105,7 +105,7 @@ func jsonBufferEntry(e mempool.BufferInfo, l *listed) map[string]any {
 	return out
 }
 
-func jsonLeaseEntry(e mempool.LeaseStatus, l *listed) map[string]any {
+func jsonLeaseInfo(e mempool.LeaseInfo, l *listed) map[string]any {
 	out := map[string]any{
 		"lease":       e.ID,
 		"session":     e.Session,
@@ -127,7 +127,7 @@ func jsonLeaseEntry(e mempool.LeaseStatus, l *listed) map[string]any {
 	return out
 }
 
-func jsonEventEntry(e mempool.HistoryEvent, _ *listed) map[string]any {
+func jsonHistoryEvent(e mempool.HistoryEvent, _ *listed) map[string]any {
 	out := map[string]any{
 		"event": e.Number,
 		"at":    e.At.UTC().Format(time.RFC3339Nano),

@@ -124,7 +124,7 @@ func (f *eventFilter) show(c *cobra.Command, client *bridge.Client, follow, asJS
 
 func printEvent(out io.Writer, e mempool.HistoryEvent, asJSON bool) error {
 	if asJSON {
-		return json.NewEncoder(display.SafeJSON(out)).Encode(jsonEventEntry(e, nil))
+		return json.NewEncoder(display.SafeJSON(out)).Encode(jsonHistoryEvent(e, nil))
 	}
 	text := e.Text
 	if e.Count > 1 {

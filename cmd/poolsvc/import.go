@@ -132,6 +132,6 @@ func readLease(ctx context.Context, s mempool.Saved) (data []byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	data = make([]byte, l.Info().Bytes)
+	data = make([]byte, l.Grant().Bytes)
 	return data, errors.Join(l.CopyTo(ctx, data, 0), l.Release(false))
 }

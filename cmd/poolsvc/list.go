@@ -106,12 +106,12 @@ func newLists() []*cobra.Command {
 				return fmt.Sprintf("%d\t%d\t%d\t%s\t%s\t%d\t%s\t%d\t%d\t%s", s.ID, s.UID, s.PID, display.Printable(s.Program), display.Age(l.now.Sub(s.Began)), s.Leases,
 					display.Size(s.Bytes), s.Blocks, s.Members, l.waits(s.WaitsFor, s.Since))
 			},
-			json:       jsonSessionEntry,
+			json:       jsonSessionInfo,
 			ofSessions: func(s mempool.SessionInfo) []uint64 { return []uint64{s.ID} },
 			ofUser:     func(s mempool.SessionInfo) uint32 { return s.UID },
 			ofProcess:  func(s mempool.SessionInfo) int32 { return s.PID },
 		}.command(),
-		listing[mempool.ChannelStatus]{
+		listing[mempool.ChannelInfo]{
 			name:  "channels",
 			short: "Show the channels of a running service",
 			long: `Show the channels that you may use, with how many producers and consumers take part now. Of CAPACITY places USED are taken up: where all are, the
@@ -119,18 +119,18 @@ channel is full, and the next frame waits, fails, or drops another. WAITING is h
 queue, how many frames are not acknowledged. DROPPED are frames that consumers missed.`,
 			entries: (*bridge.Client).Channels,
 			head:    "CHANNEL\tID\tPOOL\tMODE\tCAPACITY\tFULL\tPRODUCERS\tCONSUMERS\tFRAMES\tDROPPED\tUSED\tWAITING\tSLOWEST\tSTATE",
-			row: func(ch mempool.ChannelStatus, l *listed) string {
+			row: func(ch mempool.ChannelInfo, l *listed) string {
 				return fmt.Sprintf("%s\t%d\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s", ch.Name, ch.ID, l.pool(ch.Pool), ch.Mode, ch.Capacity, ch.Full, ch.Producers,
 					ch.Consumers, ch.Published, ch.Dropped, ch.Used, ch.Waiting, orNone(ch.Slowest), shownState(ch))
 			},
-			json: func(ch mempool.ChannelStatus, l *listed) map[string]any {
-				out := jsonChannelEntry(ch, l)
+			json: func(ch mempool.ChannelInfo, l *listed) map[string]any {
+				out := jsonChannelInfo(ch, l)
 				out["state"] = state(ch)
 				return out
 			},
-			ofPool:     func(ch mempool.ChannelStatus) uint64 { return ch.Pool },
-			ofSessions: func(ch mempool.ChannelStatus) []uint64 { return []uint64{ch.Slowest} },
-			ofUser:     func(ch mempool.ChannelStatus) uint32 { return ch.UID },
+			ofPool:     func(ch mempool.ChannelInfo) uint64 { return ch.Pool },
+			ofSessions: func(ch mempool.ChannelInfo) []uint64 { return []uint64{ch.Slowest} },
+			ofUser:     func(ch mempool.ChannelInfo) uint32 { return ch.UID },
 		}.command(),
 		listing[mempool.NameInfo]{
 			name:    "names",
@@ -142,7 +142,7 @@ queue, how many frames are not acknowledged. DROPPED are frames that consumers m
 				return fmt.Sprintf("%s\t%s\t%d\t%s\t%v\t%s\t%d\t%d", n.Name, l.pool(n.Pool), n.Buffer, n.Tensor.DType, n.Tensor.Shape, display.Size(n.Bytes),
 					n.UID, n.Session)
 			},
-			json:       jsonNameEntry,
+			json:       jsonNameInfo,
 			ofPool:     func(n mempool.NameInfo) uint64 { return n.Pool },
 			ofSessions: func(n mempool.NameInfo) []uint64 { return []uint64{n.Session} },
 			ofUser:     func(n mempool.NameInfo) uint32 { return n.UID },
@@ -157,30 +157,30 @@ queue, how many frames are not acknowledged. DROPPED are frames that consumers m
 				return fmt.Sprintf("%d\t%s\t%s\t%v\t%s\t%s\t%s\t%s\t%d", b.ID, l.pool(b.Pool), b.Tensor.DType, b.Tensor.Shape, display.Size(b.Bytes),
 					display.Size(b.BlockBytes), writer(b), readers(b), b.Names)
 			},
-			json:       jsonBufferEntry,
+			json:       jsonBufferInfo,
 			ofPool:     func(b mempool.BufferInfo) uint64 { return b.Pool },
 			ofSessions: func(b mempool.BufferInfo) []uint64 { return append([]uint64{b.Writer}, b.Readers...) },
 		}.command(),
-		listing[mempool.LeaseStatus]{
+		listing[mempool.LeaseInfo]{
 			name:  "leases",
 			short: "Show the leases of a running service and the processes that have them",
 			long: `Show the leases on buffers of the pools that you may use. COMMAND is the command line of the process, or, if you cannot see the process, what
 the client calls itself. WAITS FOR is what the session has waited for longest.`,
 			entries: (*bridge.Client).Leases,
 			head:    "LEASE\tSESSION\tUSER\tPID\tCOMMAND\tAGE\tTO\tPOOL\tBUFFER\tBYTES\tWAITS FOR",
-			row: func(e mempool.LeaseStatus, l *listed) string {
+			row: func(e mempool.LeaseInfo, l *listed) string {
 				return fmt.Sprintf("%d\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s", e.ID, e.Session, e.UID, e.PID, short(l.command(e.PID, e.UID, e.Program)),
 					display.Age(l.now.Sub(e.Began)), access(e), l.pool(e.Pool), e.Buffer, display.Size(e.Bytes), l.waits(e.WaitsFor, e.Since))
 			},
-			json: func(e mempool.LeaseStatus, l *listed) map[string]any {
-				out := jsonLeaseEntry(e, l)
+			json: func(e mempool.LeaseInfo, l *listed) map[string]any {
+				out := jsonLeaseInfo(e, l)
 				out["to"], out["command"] = access(e), l.command(e.PID, e.UID, e.Program)
 				return out
 			},
-			ofPool:     func(e mempool.LeaseStatus) uint64 { return e.Pool },
-			ofSessions: func(e mempool.LeaseStatus) []uint64 { return []uint64{e.Session} },
-			ofUser:     func(e mempool.LeaseStatus) uint32 { return e.UID },
-			ofProcess:  func(e mempool.LeaseStatus) int32 { return e.PID },
+			ofPool:     func(e mempool.LeaseInfo) uint64 { return e.Pool },
+			ofSessions: func(e mempool.LeaseInfo) []uint64 { return []uint64{e.Session} },
+			ofUser:     func(e mempool.LeaseInfo) uint32 { return e.UID },
+			ofProcess:  func(e mempool.LeaseInfo) int32 { return e.PID },
 		}.command(),
 	}
 }
@@ -322,7 +322,7 @@ func (l listing[T]) printJSON(v *view, out io.Writer, entries []T, with *listed)
 	return v.writeJSON(out, map[string]any{l.name: all})
 }
 
-func access(l mempool.LeaseStatus) string {
+func access(l mempool.LeaseInfo) string {
 	if l.Write {
 		return "write"
 	}
@@ -336,7 +336,7 @@ func orNone(id uint64) string {
 	return fmt.Sprint(id)
 }
 
-func state(ch mempool.ChannelStatus) string {
+func state(ch mempool.ChannelInfo) string {
 	if ch.Closed {
 		return "closed"
 	}
@@ -344,7 +344,7 @@ func state(ch mempool.ChannelStatus) string {
 }
 
 // shownState returns the state of a channel as a word for people. If the channel is open and cannot take another frame, the word is "full".
-func shownState(ch mempool.ChannelStatus) string {
+func shownState(ch mempool.ChannelInfo) string {
 	if !ch.Closed && ch.Used >= uint64(ch.Capacity) {
 		return "full"
 	}

@@ -56,7 +56,7 @@ The service itself counts as a session, and so does this command.`,
 	return c
 }
 
-func printPools(out io.Writer, stats mempool.Stats) error {
+func printPools(out io.Writer, stats mempool.ServiceStats) error {
 	w := tabwriter.NewWriter(display.Safe(out), 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "POOL\tKIND\tDEVICE\tMAX\tRESERVED\tBUSY\tUSED\tCACHED\tHELD\tYOURS\tBLOCKS")
 	for _, p := range stats.Pools {
@@ -79,7 +79,7 @@ func printPools(out io.Writer, stats mempool.Stats) error {
 	return err
 }
 
-func poolsJSON(stats mempool.Stats) any {
+func poolsJSON(stats mempool.ServiceStats) any {
 	pools := []any{}
 	for _, p := range stats.Pools {
 		one := jsonPoolStats(p, nil)
@@ -95,7 +95,7 @@ func poolsJSON(stats mempool.Stats) any {
 		}
 		pools = append(pools, one)
 	}
-	out := jsonStats(stats, nil)
+	out := jsonServiceStats(stats, nil)
 	out["pools"] = pools
 	return out
 }

@@ -97,7 +97,7 @@ func askStatus(ctx context.Context, client *bridge.Client) (s status, err error)
 				p.Pool.Name, display.Size(used), display.Size(p.Pool.MaxBytes)))
 		}
 	}
-	var slow []mempool.ChannelStatus
+	var slow []mempool.ChannelInfo
 	for ch, err := range client.Channels(ctx) {
 		if err != nil {
 			return s, err

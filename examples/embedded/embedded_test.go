@@ -41,7 +41,7 @@ func read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	text := make([]byte, lease.Info().Bytes)
+	text := make([]byte, lease.Grant().Bytes)
 	if err := lease.CopyTo(context.Background(), text, 0); err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ func TestAPoolIsClosedToStrangersHoweverTheyCome(t *testing.T) {
 	owner := open(t, svc)
 	p, _ := fakePool(t, owner, 1<<20)
 	l := allocate(t, owner, p, 10)
-	info := l.Info()
+	info := l.Grant()
 	require.NoError(t, l.Publish(mempool.Publication{Name: "x"}))
 	stranger := openClient(t, svc, mempool.Peer{UID: mempool.Self().UID + 1})
 	ctx := context.Background()

@@ -115,7 +115,7 @@ func stall(t *testing.T, w *worker, p *Pool, n uint64) (block uint64, unreached 
 	l := allocate(t, w.Session, p, n)
 	unreached = w.fence()
 	require.NoError(t, l.ReleaseAt(false, []mempool.Fence{unreached}))
-	return l.Info().Block, unreached
+	return l.Grant().Block, unreached
 }
 
 func TestABlockWithWorkUnderWayIsTakenWhereThereIsNoOther(t *testing.T) {
@@ -128,8 +128,8 @@ func TestABlockWithWorkUnderWayIsTakenWhereThereIsNoOther(t *testing.T) {
 	var leases []*Lease
 	for range 3 {
 		l := allocate(t, good.Session, p, 512)
-		assert.NotEqual(t, stalled, l.Info().Block, "the pool has room")
-		assert.Empty(t, l.Info().Wait)
+		assert.NotEqual(t, stalled, l.Grant().Block, "the pool has room")
+		assert.Empty(t, l.Grant().Wait)
 		leases = append(leases, l)
 	}
 	for _, l := range leases {
@@ -138,7 +138,7 @@ func TestABlockWithWorkUnderWayIsTakenWhereThereIsNoOther(t *testing.T) {
 	large := allocate(t, good.Session, p, 1536)
 	assert.Equal(t, 3, arena.frees, "room is made of blocks that are free for use")
 	checkBooks(t, svc)
-	assert.Equal(t, []mempool.Fence{unreached}, allocate(t, good.Session, p, 512).Info().Wait, "now there is no other")
+	assert.Equal(t, []mempool.Fence{unreached}, allocate(t, good.Session, p, 512).Grant().Wait, "now there is no other")
 	release(t, large)
 	checkBooks(t, svc)
 }
@@ -172,7 +172,7 @@ func TestABlockWithoutWorkIsFoundAmongManyThatHaveSome(t *testing.T) {
 		require.NoError(t, l.ReleaseAt(false, done))
 	}
 	l := allocate(t, owner, p, 512)
-	assert.Equal(t, leases[31].Info().Block, l.Info().Block)
+	assert.Equal(t, leases[31].Grant().Block, l.Grant().Block)
 	assert.Zero(t, arena.frees)
 	checkBooks(t, svc)
 }
@@ -184,8 +184,8 @@ func TestWhereThereIsNoMemoryForANewBlockOneWithWorkUnderWayIsTaken(t *testing.T
 	stalled, unreached := stall(t, w, p, 512)
 	arena.set("Allocate", situation.Of(mempool.ErrOutOfMemory, "none"))
 	l := allocate(t, w.Session, p, 512)
-	assert.Equal(t, stalled, l.Info().Block)
-	assert.Equal(t, []mempool.Fence{unreached}, l.Info().Wait)
+	assert.Equal(t, stalled, l.Grant().Block)
+	assert.Equal(t, []mempool.Fence{unreached}, l.Grant().Wait)
 	assert.ErrorIs(t, tryAllocate(w.Session, p, 512), mempool.ErrOutOfMemory)
 	checkBooks(t, svc)
 }
@@ -203,7 +203,7 @@ func TestAPendingBlockCountsForThoseWhoseWorkIsUnderWay(t *testing.T) {
 		allocate(t, good.Session, p, 1024)
 		require.ErrorIs(t, tryAllocate(bad.Session, p, 512), mempool.ErrLimit)
 		own := allocate(t, bad.Session, p, 1024)
-		assert.Equal(t, stalled, own.Info().Block, "what counts for it already it may have again")
+		assert.Equal(t, stalled, own.Grant().Block, "what counts for it already it may have again")
 		release(t, own)
 		got := make(chan error)
 		go func() {

@@ -19,7 +19,7 @@ func BenchmarkAllocateRelease(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if err := s.Release(false, nil, g.Info.ID); err != nil {
+		if err := s.Release(false, nil, g.Grant.ID); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -37,7 +37,7 @@ func BenchmarkGetRelease(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if err := s.Release(false, nil, g.Info.ID); err != nil {
+		if err := s.Release(false, nil, g.Grant.ID); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -63,7 +63,7 @@ func BenchmarkAllocateReleaseOfManySessions(b *testing.B) {
 				_, _, err = g.Lease.Export()
 			}
 			if err == nil {
-				err = s.Release(false, nil, g.Info.ID)
+				err = s.Release(false, nil, g.Grant.ID)
 			}
 			if err != nil {
 				b.Error(err)

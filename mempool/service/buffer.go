@@ -143,7 +143,7 @@ func (b *buffer) recycleUnused() {
 // lease leases the buffer that the function `find` returns. It waits until the session can lease the buffer, but not longer than the time
 // `wait`. The argument `text` is the name that `find` searches for, or empty. lease calls `find` with Service.mu held. If `find` returns
 // ErrNotFound, it may also return a signal. After this signal, lease calls `find` again.
-func (s *Session) lease(ctx context.Context, text string, write bool, wait time.Duration, find func() (*buffer, *signal, error)) (g Grant, err error) {
+func (s *Session) lease(ctx context.Context, text string, write bool, wait time.Duration, find func() (*buffer, *signal, error)) (g GrantedLease, err error) {
 	w := s.newWaiter(ctx, wait, purpose{what: forName, name: text})
 	defer w.stop()
 	svc := s.svc

@@ -13,12 +13,12 @@ import (
 )
 
 // published makes a buffer with the name x and without a lease.
-func published(t testing.TB, s *Session, p *Pool) mempool.LeaseInfo {
+func published(t testing.TB, s *Session, p *Pool) mempool.Grant {
 	t.Helper()
 	l := allocate(t, s, p, 1)
 	require.NoError(t, l.Publish(mempool.Publication{Name: "x"}))
 	release(t, l)
-	return l.Info()
+	return l.Grant()
 }
 
 func TestAWriterExcludesEverybodyAndReadersOnlyWriters(t *testing.T) {
@@ -28,7 +28,7 @@ func TestAWriterExcludesEverybodyAndReadersOnlyWriters(t *testing.T) {
 	ctx := context.Background()
 
 	w := allocate(t, s, p, 1)
-	info := w.Info()
+	info := w.Grant()
 	for _, write := range []bool{false, true} {
 		_, err := other.leaseOf(ctx, info.Buffer, info.Generation, write, 0)
 		assert.ErrorIs(t, err, mempool.ErrBusy)
@@ -83,7 +83,7 @@ func TestAWaitForABusyBufferEndsAsBusy(t *testing.T) {
 		svc := newService(t)
 		s := open(t, svc)
 		p, _ := fakePool(t, s, 1024)
-		info := allocate(t, s, p, 1).Info()
+		info := allocate(t, s, p, 1).Grant()
 		_, err := s.leaseOf(context.Background(), info.Buffer, info.Generation, false, patience)
 		assert.ErrorIs(t, err, mempool.ErrBusy)
 		assert.NotErrorIs(t, err, mempool.ErrTimeout)
@@ -95,7 +95,7 @@ func TestAWaitEndsWithItsContext(t *testing.T) {
 		svc := newService(t)
 		s := open(t, svc)
 		p, _ := fakePool(t, s, 1024)
-		info := allocate(t, s, p, 1).Info()
+		info := allocate(t, s, p, 1).Grant()
 		why := errors.New("enough")
 		ctx, cancel := context.WithCancelCause(context.Background())
 		ended := make(chan error)
@@ -115,7 +115,7 @@ func TestAWaitForABufferThatGoesAwayIsStale(t *testing.T) {
 		s := open(t, svc)
 		p, _ := fakePool(t, s, 1024)
 		l := allocate(t, s, p, 1)
-		info := l.Info()
+		info := l.Grant()
 		ended := make(chan error)
 		go func() {
 			_, err := s.leaseOf(context.Background(), info.Buffer, info.Generation, false, patience)

@@ -17,7 +17,7 @@ import (
 // service. The service decides which sessions take part, and frees what members that left had used. Service.mu guards a channel, except the
 // fields `info`, `pool` and `uid`, which never change.
 type channel struct {
-	info mempool.ChannelInfo
+	info mempool.ChannelIdentity
 	pool *Pool
 	uid  uint32 // the user who made the channel
 
@@ -48,38 +48,38 @@ var (
 // Errors: [mempool.ErrInvalid], [mempool.ErrExists] if a channel with the same name and another spec exists, [mempool.ErrNotFound] and
 // [mempool.ErrDenied] for the pool of the spec, [mempool.ErrLimit], [mempool.ErrOutOfMemory], [mempool.ErrUnavailable] if the kernel cannot
 // seal files, [mempool.ErrClosed].
-func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, error) {
+func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity, error) {
 	spec = spec.Filled()
 	if err := spec.Validate(); err != nil {
-		return mempool.ChannelInfo{}, err
+		return mempool.ChannelIdentity{}, err
 	}
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
 	p, err := s.pool(spec.Pool)
 	if err != nil {
-		return mempool.ChannelInfo{}, err
+		return mempool.ChannelIdentity{}, err
 	}
 	old, err := claim(s, "channel", spec.Name, svc.channels[spec.Name])
 	switch {
 	case err != nil:
-		return mempool.ChannelInfo{}, err
+		return mempool.ChannelIdentity{}, err
 	case old != nil:
 		if old.info.ChannelSpec != spec {
-			return mempool.ChannelInfo{}, situation.Of(mempool.ErrExists, "there is a channel %q already, in pool %q, with mode %s, capacity %d and policy %s",
+			return mempool.ChannelIdentity{}, situation.Of(mempool.ErrExists, "there is a channel %q already, in pool %q, with mode %s, capacity %d and policy %s",
 				spec.Name, old.pool.info.Name, old.info.Mode, old.info.Capacity, old.info.Full)
 		}
 		return old.info, nil
 	}
 	if p.closing {
-		return mempool.ChannelInfo{}, p.ended()
+		return mempool.ChannelIdentity{}, p.ended()
 	}
 	if p.channels >= mempool.MaxChannels {
-		return mempool.ChannelInfo{}, situation.Of(mempool.ErrLimit, "pool %q has %d channels, which is the limit", p.info.Name, p.channels)
+		return mempool.ChannelIdentity{}, situation.Of(mempool.ErrLimit, "pool %q has %d channels, which is the limit", p.info.Name, p.channels)
 	}
 	ch, err := p.newChannel(spec, s.peer.UID)
 	if err != nil {
-		return mempool.ChannelInfo{}, err
+		return mempool.ChannelIdentity{}, err
 	}
 	svc.channels[spec.Name] = ch
 	svc.channelByID.set(ch.info.ID, ch)
@@ -94,9 +94,9 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelInfo, er
 // closed queues of this name still have frames that wait for a consumer, FindChannel returns the oldest of these queues.
 //
 // Errors: [mempool.ErrNotFound] (if `wait` is 0) or [mempool.ErrTimeout], [mempool.ErrDenied], [mempool.ErrClosed], the context's error.
-func (s *Session) FindChannel(ctx context.Context, name string, role MemberRole, wait time.Duration) (mempool.ChannelInfo, error) {
+func (s *Session) FindChannel(ctx context.Context, name string, role MemberRole, wait time.Duration) (mempool.ChannelIdentity, error) {
 	if err := mempool.ValidateName("channel", name); err != nil {
-		return mempool.ChannelInfo{}, err
+		return mempool.ChannelIdentity{}, err
 	}
 	w := s.newWaiter(ctx, wait, purpose{what: forChannel, name: name})
 	defer w.stop()
@@ -105,7 +105,7 @@ func (s *Session) FindChannel(ctx context.Context, name string, role MemberRole,
 	defer svc.unlock()
 	for {
 		if err := s.alive(); err != nil {
-			return mempool.ChannelInfo{}, err
+			return mempool.ChannelIdentity{}, err
 		}
 		var ch *channel
 		if role == Consumer {
@@ -116,12 +116,12 @@ func (s *Session) FindChannel(ctx context.Context, name string, role MemberRole,
 		}
 		if ch != nil {
 			if !ch.pool.access.Allows(s.peer) {
-				return mempool.ChannelInfo{}, ch.pool.denied(s.peer)
+				return mempool.ChannelIdentity{}, ch.pool.denied(s.peer)
 			}
 			return ch.info, nil
 		}
 		if !w.wait(svc.channeled.next()) {
-			return mempool.ChannelInfo{}, w.cause(missing(wait, "there is no channel %q in a pool that user %d may use", name, s.peer.UID))
+			return mempool.ChannelIdentity{}, w.cause(missing(wait, "there is no channel %q in a pool that user %d may use", name, s.peer.UID))
 		}
 	}
 }
@@ -185,7 +185,7 @@ func (p *Pool) newChannel(spec mempool.ChannelSpec, uid uint32) (*channel, error
 	svc.lastChannel++
 	p.channels++
 	p.indexLent()
-	return &channel{info: mempool.ChannelInfo{ID: svc.lastChannel, ChannelSpec: spec}, pool: p, uid: uid, host: host,
+	return &channel{info: mempool.ChannelIdentity{ID: svc.lastChannel, ChannelSpec: spec}, pool: p, uid: uid, host: host,
 		members: make(map[uint64]*member), kept: make(map[*buffer][]*member)}, nil
 }
 

@@ -39,7 +39,7 @@ func TestChannelsAreFoundByName(t *testing.T) {
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
 	_, err = s.FindChannel(ctx, "other", Consumer, 1)
 	assert.ErrorIs(t, err, mempool.ErrTimeout)
-	got := make(chan mempool.ChannelInfo)
+	got := make(chan mempool.ChannelIdentity)
 	go func() {
 		info, err := s.FindChannel(ctx, "other", Consumer, patience)
 		assert.NoError(t, err)

@@ -120,7 +120,7 @@ func TestProducersThatDiedLeaveNoBroadcastWithoutSlots(t *testing.T) {
 func TestABlockOfADeadProducerIsNotUsedAgainWhileAConsumerUsesIt(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 1}, 2)
 	dead, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: mempool.DropOldest})
-	first := dead.send().Info().Block
+	first := dead.send().Grant().Block
 	f := c.next()
 	require.Equal(t, first, f.Block)
 	gone, _ := dead.end()
@@ -133,8 +133,8 @@ func TestABlockOfADeadProducerIsNotUsedAgainWhileAConsumerUsesIt(t *testing.T) {
 	r.awaitStands(1, 0)
 	l, err := r.owner.allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
 	require.NoError(t, err)
-	assert.Equal(t, first, l.Info().Block)
-	assert.Equal(t, []mempool.Fence{fence}, l.Info().Wait, "the consumer's work is not done")
+	assert.Equal(t, first, l.Grant().Block)
+	assert.Equal(t, []mempool.Fence{fence}, l.Grant().Wait, "the consumer's work is not done")
 	c.reach(fence)
 	release(t, l)
 }
@@ -178,7 +178,7 @@ func TestABlockOfAProducerThatLeftWaitsForItsOwnWork(t *testing.T) {
 	require.NoError(t, err)
 	other, err := r.owner.allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
 	require.NoError(t, err)
-	assert.Equal(t, []mempool.Fence{fence}, slices.Concat(next.Info().Wait, other.Info().Wait))
+	assert.Equal(t, []mempool.Fence{fence}, slices.Concat(next.Grant().Wait, other.Grant().Wait))
 	p.reach(fence)
 }
 
@@ -202,7 +202,7 @@ func TestABlockThatCameBackToAProducerThatDiedWaitsForTheConsumersWork(t *testin
 			gone()
 			l, err := r.owner.allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
 			require.NoError(t, err)
-			assert.Equal(t, []mempool.Fence{fence}, l.Info().Wait)
+			assert.Equal(t, []mempool.Fence{fence}, l.Grant().Wait)
 			c.reach(fence)
 			release(t, l)
 			assert.True(t, first.buffer.failed, "it was not in the channel")
@@ -261,7 +261,7 @@ func TestAProducerCannotLeaveWhileItCannotBeToldWhatIsNeeded(t *testing.T) {
 	cursor[2], cursor[512] = 1, 1 // the consumer holds frame 1, but has not written the frame's block yet
 	require.ErrorIs(t, p.LeaveChannel(r.info.ID, p.member.ID), mempool.ErrBusy)
 	require.NotNil(t, p.Session.leases[l.id])
-	cursor[513] = l.Info().Block
+	cursor[513] = l.Grant().Block
 	p.leave()
 	require.Nil(t, p.Session.leases[l.id])
 }
@@ -280,7 +280,7 @@ func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
 			require.NoError(t, half.Release(false))
 			half, err := p.getLease(t.Context(), "x", true, 0)
 			require.NoError(t, err)
-			p.leases[kept.Info().Block] = kept
+			p.leases[kept.Grant().Block] = kept
 			p.publish(kept, mempool.Fence{}) // the channel does not keep the first buffer any more
 			taking := func(number, block uint64) {
 				atomic.StoreUint64(&cursor[513], block)
@@ -291,7 +291,7 @@ func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
 			gone, _ := p.end()
 			gone()
 			lease := func(l *Lease) error {
-				got, err := r.owner.leaseOf(t.Context(), l.Info().Buffer, l.Info().Generation, false, 0)
+				got, err := r.owner.leaseOf(t.Context(), l.Grant().Buffer, l.Grant().Generation, false, 0)
 				if err == nil {
 					release(t, got)
 				}
@@ -305,8 +305,8 @@ func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
 			checkBooks(t, r.svc)
 
 			if published {
-				taking(1, first.Info().Block)
-				got, err := r.owner.leaseOf(t.Context(), first.Info().Buffer, first.Info().Generation, false, patience)
+				taking(1, first.Grant().Block)
+				got, err := r.owner.leaseOf(t.Context(), first.Grant().Buffer, first.Grant().Generation, false, patience)
 				require.NoError(t, err)
 				release(t, got)
 				r.want()

@@ -170,11 +170,11 @@ func (r *troupe) publishSome(a *player) {
 			return
 		}
 		require.NoError(r, err)
-		block := l.Info().Block
+		block := l.Grant().Block
 		a.leases[block] = l
 		for _, j := range r.pending(block) {
 			assert.Condition(r, func() bool {
-				for _, w := range l.Info().Wait {
+				for _, w := range l.Grant().Wait {
 					if w.Timeline == j.fence.Timeline && w.Word == j.fence.Word && w.Value >= j.fence.Value {
 						return true
 					}
@@ -183,7 +183,7 @@ func (r *troupe) publishSome(a *player) {
 			}, "block %d is used again, and nobody waits for the work of %v on it", block, j.of)
 		}
 	}
-	info := l.Info()
+	info := l.Grant()
 	_, err = a.TryPublish(&shmchannel.Record{Block: info.Block, Buffer: info.Buffer, Bytes: info.Bytes,
 		Description: &shmchannel.Description{DType: "uint8", Shape: []uint64{10}}})
 	if errors.Is(err, shmchannel.ErrFull) {

@@ -21,7 +21,7 @@ type channelRig struct {
 	svc   *Service
 	owner *Session
 	pool  *Pool
-	info  mempool.ChannelInfo
+	info  mempool.ChannelIdentity
 }
 
 func newChannelRig(t testing.TB, spec mempool.ChannelSpec, blocks uint64) *channelRig {
@@ -113,7 +113,7 @@ func (s *source) meet() {
 func (s *source) alloc() *Lease {
 	s.rig.Helper()
 	l := allocate(s.rig, s.Session, s.rig.pool, 10)
-	s.leases[l.Info().Block] = l
+	s.leases[l.Grant().Block] = l
 	return l
 }
 
@@ -121,7 +121,7 @@ func (s *source) alloc() *Lease {
 func (s *source) publish(l *Lease, ready mempool.Fence) uint64 {
 	s.rig.Helper()
 	s.meet()
-	info := l.Info()
+	info := l.Grant()
 	n, err := s.TryPublish(&shmchannel.Record{Block: info.Block, Buffer: info.Buffer, Bytes: info.Bytes,
 		Ready: shmchannel.Fence{Word: ready.Word, Value: ready.Value}, Description: &shmchannel.Description{DType: "uint8", Shape: []uint64{10}}})
 	require.NoError(s.rig, err)

@@ -74,7 +74,7 @@ func TestRequestsThatWaitAreCountedByWhatTheyWaitFor(t *testing.T) {
 		s := open(t, svc)
 		p, _ := fakePool(t, s, 512)
 		l := allocate(t, s, p, 512)
-		info := l.Info()
+		info := l.Grant()
 		ended := make(chan error, 5)
 		for _, wait := range []func() error{
 			func() error { _, err := s.allocate(t.Context(), p.info.ID, mempool.Bytes(512), time.Hour); return err },

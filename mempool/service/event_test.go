@@ -25,9 +25,9 @@ func TestWhoWritesAnewEndsTheEventOfTheContentBefore(t *testing.T) {
 	require.NoError(t, l.Publish(mempool.Publication{Name: "x", Keep: true, Completion: mempool.Completion{Event: someEvent(t), Ready: &ready}}))
 	release(t, l)
 	w := other.get(t, "x", true)
-	assert.NotEmpty(t, w.Info().Event)
+	assert.NotEmpty(t, w.Grant().Event)
 	release(t, w)
-	assert.Empty(t, other.get(t, "x", false).Info().Event)
+	assert.Empty(t, other.get(t, "x", false).Grant().Event)
 }
 
 func TestEventsThatSayNothingAreRefused(t *testing.T) {

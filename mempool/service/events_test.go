@@ -334,7 +334,7 @@ func TestWhoKeepsOthersWaitingForLongIsToldOf(t *testing.T) {
 		holder, s := begin(t, svc, mempool.Self(), "holder"), begin(t, svc, mempool.Self(), "waiter")
 		p, _ := fakePool(t, s, 512)
 		l := allocate(t, holder, p, 512)
-		info := l.Info()
+		info := l.Grant()
 		failed := make(chan error, 2)
 		wait := func() {
 			go func() {

@@ -20,31 +20,31 @@ type Lease struct {
 	wait    fences // the fences that must be reached before the session uses the memory
 }
 
-// Grant is a new lease, with a description of the lease for the session.
-type Grant struct {
+// GrantedLease is a new lease, with a description of the lease for the session.
+type GrantedLease struct {
 	Lease *Lease
-	// Info describes the lease. Other results may share its tensor, so the caller must not change the tensor.
-	Info mempool.LeaseInfo
+	// Grant describes the lease. Other results may share its tensor, so the caller must not change the tensor.
+	Grant mempool.Grant
 	// Mapped says whether the session already has the export of the lease's block. If Mapped is false, the caller must send the session what
 	// [Lease.Export] returns.
 	Mapped bool
 }
 
 // granted returns a grant that describes the lease. The caller holds Service.mu.
-func (l *Lease) granted() Grant {
+func (l *Lease) granted() GrantedLease {
 	_, mapped := l.session.mapped[l.buffer.block.id]
-	return Grant{Lease: l, Info: l.describe(), Mapped: mapped}
+	return GrantedLease{Lease: l, Grant: l.describe(), Mapped: mapped}
 }
 
 // describe returns a description of the lease. The description shares its tensor with the buffer, so the caller must not change the tensor.
 // The caller holds Service.mu.
-func (l *Lease) describe() mempool.LeaseInfo {
+func (l *Lease) describe() mempool.Grant {
 	b := l.buffer
 	var event []byte
 	if b.event != nil {
 		event = b.event.Handle()
 	}
-	return mempool.LeaseInfo{
+	return mempool.Grant{
 		ID: l.id, Buffer: b.id, Generation: b.generation, Write: l.write,
 		Pool: b.block.pool.info.ID, Block: b.block.id, BlockBytes: b.block.size,
 		Bytes: b.bytes, Tensor: *b.tensor, Wait: l.wait.plain(), Event: event,

@@ -15,10 +15,10 @@ func TestIDsAreNeverReusedAndGenerationsCount(t *testing.T) {
 	s := open(t, svc)
 	p, _ := fakePool(t, s, 1024)
 	first := allocate(t, s, p, 1024)
-	a := first.Info()
+	a := first.Grant()
 	release(t, first)
 	second := allocate(t, s, p, 1024)
-	b := second.Info()
+	b := second.Grant()
 	assert.Equal(t, a.Block, b.Block)
 	assert.Equal(t, a.Generation+1, b.Generation)
 	assert.Greater(t, b.Buffer, a.Buffer)
@@ -26,7 +26,7 @@ func TestIDsAreNeverReusedAndGenerationsCount(t *testing.T) {
 	release(t, second)
 	_, err := s.TrimPool(p.info.ID, 0)
 	require.NoError(t, err)
-	c := allocate(t, s, p, 1024).Info()
+	c := allocate(t, s, p, 1024).Grant()
 	assert.Greater(t, c.Block, b.Block, "the block is another one")
 	assert.EqualValues(t, 1, c.Generation)
 
@@ -51,7 +51,7 @@ func TestALeaseEndsOnce(t *testing.T) {
 	assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "x"}), mempool.ErrReleased)
 	_, _, err := l.Export()
 	assert.ErrorIs(t, err, mempool.ErrReleased)
-	assert.EqualValues(t, 100, l.Info().Bytes, "what it was can still be told")
+	assert.EqualValues(t, 100, l.Grant().Bytes, "what it was can still be told")
 	checkBooks(t, svc)
 }
 
@@ -66,7 +66,7 @@ func TestTheExportIsGivenOnceToEachSession(t *testing.T) {
 	assert.NotEmpty(t, x.Data)
 	_, first, _ = l.Export()
 	assert.False(t, first)
-	block := l.Info().Block
+	block := l.Grant().Block
 	require.NoError(t, l.Publish(mempool.Publication{Name: "x"}))
 	r, err := b.getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
@@ -111,7 +111,7 @@ func TestAGrantThatIsUndoneIsNotLeftMapped(t *testing.T) {
 
 	again, err := c.Allocate(t.Context(), p.info.ID, mempool.Bytes(10), 0)
 	require.NoError(t, err)
-	require.Equal(t, g.Info.Block, again.Info.Block)
+	require.Equal(t, g.Grant.Block, again.Grant.Block)
 	assert.False(t, again.Mapped, "its session has yet to be sent the export")
 	mapBlock(t, again.Lease)
 	require.NoError(t, again.Lease.Undo(false))

@@ -110,7 +110,7 @@ func TestASessionMapsSoManyBlocksUntilItDropsSome(t *testing.T) {
 	_, first, err = a.Export()
 	require.NoError(t, err)
 	require.False(t, first)
-	block := a.Info().Block
+	block := a.Grant().Block
 	release(t, a)
 	require.NoError(t, s.Dropped([]uint64{block}))
 	_, _, err = b.Export()

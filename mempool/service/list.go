@@ -60,13 +60,13 @@ func (s *Session) info(to *Session) mempool.SessionInfo {
 // consumers.
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
-func (s *Session) Channels(after string, most int, into []mempool.ChannelStatus) (Page[mempool.ChannelStatus], error) {
+func (s *Session) Channels(after string, most int, into []mempool.ChannelInfo) (Page[mempool.ChannelInfo], error) {
 	return listByID(s, &s.svc.channelByID, after, most, into, (*channel).status)
 }
 
 // status describes the channel. The caller holds Service.mu.
-func (ch *channel) status() mempool.ChannelStatus {
-	status := mempool.ChannelStatus{ChannelInfo: ch.info, UID: ch.uid, Closed: ch.closed, Published: ch.host.Published(), Waiting: ch.host.Waiting(),
+func (ch *channel) status() mempool.ChannelInfo {
+	status := mempool.ChannelInfo{ChannelIdentity: ch.info, UID: ch.uid, Closed: ch.closed, Published: ch.host.Published(), Waiting: ch.host.Waiting(),
 		Used: ch.host.Used(), Dropped: ch.host.Dropped()}
 	needs := uint64(0)
 	for _, m := range ch.members {
@@ -131,16 +131,16 @@ func (s *Session) Names(after string, most int, into []mempool.NameInfo) (Page[m
 // Leases lists the leases on buffers that the asking session may see, ordered by id.
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
-func (s *Session) Leases(after string, most int, into []mempool.LeaseStatus) (Page[mempool.LeaseStatus], error) {
+func (s *Session) Leases(after string, most int, into []mempool.LeaseInfo) (Page[mempool.LeaseInfo], error) {
 	svc := s.svc
 	type awaited struct {
 		what  string
 		since time.Time
 	}
 	var waits map[*Session]awaited // only for sessions that have waiting requests or channel members
-	return listByID(s, &svc.leases, after, most, into, func(l *Lease) mempool.LeaseStatus {
+	return listByID(s, &svc.leases, after, most, into, func(l *Lease) mempool.LeaseInfo {
 		b, holder := l.buffer, l.session
-		status := mempool.LeaseStatus{ID: l.id, Session: holder.id, UID: holder.peer.UID, PID: holder.peer.PID, Program: holder.program, Buffer: b.id,
+		status := mempool.LeaseInfo{ID: l.id, Session: holder.id, UID: holder.peer.UID, PID: holder.peer.PID, Program: holder.program, Buffer: b.id,
 			Pool: b.block.pool.info.ID, Bytes: b.bytes, BlockBytes: b.block.size, Write: l.write,
 			Began: svc.began.Add(time.Duration(l.began) * time.Second).Truncate(time.Second)}
 		if len(holder.waits) == 0 && len(holder.members) == 0 {

@@ -87,11 +87,11 @@ func TestAListOfChannelsCountsWhoTakesPart(t *testing.T) {
 	r.produce(hire(t, r.svc))
 	sink := r.consume(hire(t, r.svc), MemberSpec{})
 	r.sit(hire(t, r.svc), MemberSpec{Role: Consumer}) // this member has not entered
-	want := mempool.ChannelStatus{ChannelInfo: r.info, UID: r.owner.peer.UID, Producers: 1, Consumers: 1}
-	assert.Equal(t, []mempool.ChannelStatus{want}, all(t, 9, r.owner.Channels))
+	want := mempool.ChannelInfo{ChannelIdentity: r.info, UID: r.owner.peer.UID, Producers: 1, Consumers: 1}
+	assert.Equal(t, []mempool.ChannelInfo{want}, all(t, 9, r.owner.Channels))
 	require.NoError(t, r.owner.CloseChannel(r.info.ID))
 	want.Closed = true
-	assert.Equal(t, []mempool.ChannelStatus{want}, all(t, 9, r.owner.Channels), "its consumer may take what it has")
+	assert.Equal(t, []mempool.ChannelInfo{want}, all(t, 9, r.owner.Channels), "its consumer may take what it has")
 	sink.quit()
 	assert.Empty(t, all(t, 9, r.owner.Channels))
 }
@@ -127,7 +127,7 @@ func TestAListHasOnceWhatIsThereAllTheTimeWhileOthersComeAndGo(t *testing.T) {
 	const stay = 3 * indexChunk
 	var want []uint64
 	for range stay {
-		want = append(want, allocate(t, s, p, 512).Info().Buffer)
+		want = append(want, allocate(t, s, p, 512).Grant().Buffer)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var churn sync.WaitGroup

@@ -62,7 +62,7 @@ func mapBlock(t testing.TB, l *Lease) uint64 {
 	t.Helper()
 	_, _, err := l.Export()
 	require.NoError(t, err)
-	return l.Info().Block
+	return l.Grant().Block
 }
 
 func createPool(t testing.TB, s *Session, spec mempool.PoolSpec) *Pool {
@@ -114,8 +114,8 @@ func (l *Lease) ReleaseAt(incomplete bool, done []mempool.Fence) error {
 	return l.session.Release(incomplete, done, l.id)
 }
 
-// Info describes the lease as it is now.
-func (l *Lease) Info() mempool.LeaseInfo {
+// Grant describes the lease as it is now.
+func (l *Lease) Grant() mempool.Grant {
 	svc := l.session.svc
 	svc.mu.Lock()
 	defer svc.mu.Unlock()

@@ -117,7 +117,7 @@ func TestFramesGoFromProducersToConsumers(t *testing.T) {
 			for range 3 {
 				l := p.send()
 				f := c.next()
-				assert.Equal(t, l.Info().Block, f.Block)
+				assert.Equal(t, l.Grant().Block, f.Block)
 				c.done(f, mempool.Fence{})
 			}
 			late := r.consume(hire(t, r.svc), MemberSpec{Oldest: true})
@@ -229,14 +229,14 @@ func TestAConsumerMapsTheBlocksOfThePoolThatBuffersUse(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 2)
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	l := p.send()
-	block := l.Info().Block
+	block := l.Grant().Block
 	_, err := p.MapBlock(r.info.ID, block)
 	require.ErrorIs(t, err, mempool.ErrDenied, "it is no consumer")
 	_, err = c.MapBlock(r.info.ID, block+100)
 	require.ErrorIs(t, err, mempool.ErrNotFound)
 	b, err := c.MapBlock(r.info.ID, block)
 	require.NoError(t, err)
-	assert.Equal(t, MappedBlock{Generation: l.Info().Generation, Bytes: 4096, Export: b.Export}, b)
+	assert.Equal(t, MappedBlock{Generation: l.Grant().Generation, Bytes: 4096, Export: b.Export}, b)
 	assert.Len(t, b.Export.Data, 8)
 	_, err = c.MapBlock(r.info.ID, block)
 	require.NoError(t, err, "asked again, it is told again")
@@ -260,7 +260,7 @@ func TestAConsumerMapsSoManyBlocks(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
 	r.svc.limits.SessionBlocks = 1
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
-	first, second := p.send().Info().Block, p.send().Info().Block
+	first, second := p.send().Grant().Block, p.send().Grant().Block
 	_, err := c.MapBlock(r.info.ID, first)
 	require.NoError(t, err)
 	_, err = c.MapBlock(r.info.ID, second)
@@ -280,11 +280,11 @@ func TestABlockWhoseExportCannotBeMadeIsNotMapped(t *testing.T) {
 	p, c := r.produce(hire(t, svc)), r.consume(hire(t, svc), MemberSpec{})
 	l := p.alloc()
 	arena.set("Export", mempool.ErrInternal)
-	_, err = c.MapBlock(info.ID, l.Info().Block)
+	_, err = c.MapBlock(info.ID, l.Grant().Block)
 	require.ErrorIs(t, err, mempool.ErrInternal)
 	assert.Empty(t, c.mapped)
 	arena.set("Export", nil)
-	_, err = c.MapBlock(info.ID, l.Info().Block)
+	_, err = c.MapBlock(info.ID, l.Grant().Block)
 	require.NoError(t, err)
 	assert.Len(t, c.mapped, 1)
 }

@@ -170,7 +170,7 @@ func (p *play) allocate(a *actor) {
 		require.True(p, full || mine || before.Cached > 0, "%d bytes were refused: %v", size, err)
 		return
 	}
-	info := l.Info()
+	info := l.Grant()
 	require.GreaterOrEqual(p, info.BlockBytes, size)
 	require.NotContains(p, p.buffers, info.Buffer, "a buffer's id came again")
 	require.NotContains(p, p.leases, info.ID)
@@ -187,7 +187,7 @@ func (p *play) charged(a *actor) (sum uint64) {
 }
 
 func (p *play) granted(a *actor, l *Lease, b *modelBuffer, write bool) {
-	info := l.Info()
+	info := l.Grant()
 	require.Equal(p, write, info.Write)
 	require.Equal(p, b.id, info.Buffer)
 	p.leases[info.ID] = &modelLease{l, b, a, write}

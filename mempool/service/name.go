@@ -163,9 +163,9 @@ func (s *Session) unpublished(text string) error {
 //
 // Errors: [mempool.ErrNotFound] (if `wait` is 0) or [mempool.ErrTimeout] if nothing is published under the name, [mempool.ErrBusy],
 // [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's error.
-func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Duration) (Grant, error) {
+func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Duration) (GrantedLease, error) {
 	if err := mempool.ValidateName("buffer", text); err != nil {
-		return Grant{}, err
+		return GrantedLease{}, err
 	}
 	svc := s.svc
 	var a *awaited
@@ -192,7 +192,7 @@ func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Du
 // Lease leases a buffer by its id and generation.
 //
 // Errors: [mempool.ErrStale] for a buffer that the session does not see, or that has another generation, [mempool.ErrBusy], [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's error.
-func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, wait time.Duration) (Grant, error) {
+func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, wait time.Duration) (GrantedLease, error) {
 	svc := s.svc
 	return s.lease(ctx, "", write, wait, func() (*buffer, *signal, error) {
 		b := find(s, svc.buffers.get(id))

@@ -29,8 +29,8 @@ func TestOnlyAWriteLeaseIsPublished(t *testing.T) {
 	assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "x", Tensor: &broken}), mempool.ErrInvalid)
 	anew := mempool.Tensor{DType: mempool.Int32, Shape: []uint64{2}}
 	publish(t, l, mempool.Publication{Name: "x", Tensor: &anew})
-	assert.Equal(t, anew, l.Info().Tensor)
-	assert.False(t, l.Info().Write)
+	assert.Equal(t, anew, l.Grant().Tensor)
+	assert.False(t, l.Grant().Write)
 	assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "y"}), mempool.ErrInvalid, "a read lease now")
 	assert.Equal(t, 1, svc.Stats().Names)
 }
@@ -49,7 +49,7 @@ func TestATakenNameIsReplacedOnlyOnDemand(t *testing.T) {
 	a.End(nil) // the name belongs to another session by now
 	l, err := b.getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
-	assert.EqualValues(t, 2, l.Info().Bytes)
+	assert.EqualValues(t, 2, l.Grant().Bytes)
 	checkBooks(t, svc)
 }
 
@@ -66,7 +66,7 @@ func TestABufferIsPublishedAgainUnderItsOwnName(t *testing.T) {
 		publish(t, w, mempool.Publication{Name: "x", Keep: keep})
 		release(t, w)
 	}
-	assert.Equal(t, mempool.Stats{Sessions: 1, Buffers: 1, Names: 1}, func() mempool.Stats { st := svc.Stats(); st.Pools = nil; return st }())
+	assert.Equal(t, mempool.ServiceStats{Sessions: 1, Buffers: 1, Names: 1}, func() mempool.ServiceStats { st := svc.Stats(); st.Pools = nil; return st }())
 	s.End(nil)
 	assert.Zero(t, svc.Stats().Names, "the last publication did not keep it")
 	checkBooks(t, svc)
@@ -123,7 +123,7 @@ func TestANameOfAnotherUserCannotBeTaken(t *testing.T) {
 	assert.ErrorIs(t, other.Unpublish("x"), mempool.ErrDenied)
 	_, err := other.getLease(context.Background(), "x", false, 0)
 	assert.NoError(t, err, "reading is for who may use the pool")
-	assert.True(t, l.Info().Write, "a refused lease is what it was")
+	assert.True(t, l.Grant().Write, "a refused lease is what it was")
 	checkBooks(t, svc)
 }
 

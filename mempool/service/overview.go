@@ -12,7 +12,7 @@ import (
 
 // Overview describes the whole state of the service, without the contents of memory.
 type Overview struct {
-	mempool.Stats
+	mempool.ServiceStats
 	// Maps are the maps of the pools, in the order of Stats.Pools.
 	Maps []PoolMap
 	// Holders has the sessions, ordered by id. At the end of Holders are the ended sessions whose processes still keep blocks. No other
@@ -93,7 +93,7 @@ type Holder struct {
 
 // Flow is a channel with its members.
 type Flow struct {
-	mempool.ChannelStatus
+	mempool.ChannelInfo
 	Members []FlowMember
 }
 
@@ -143,12 +143,12 @@ func (s *Service) Overview(most int) Overview {
 	v := &view{Service: s, mappers: make(map[*Pool]*mapper), moving: make(map[uint64]struct{})}
 	o := Overview{Holders: v.holders(), Flows: v.flows()}
 	if most == 0 || len(s.poolByID) == 0 {
-		o.Stats = s.statsLocked(nil)
+		o.ServiceStats = s.statsLocked(nil)
 		return o
 	}
 	v.countBuffers(most / len(s.poolByID))
 	v.recount()
-	o.Stats = s.statsLocked(nil)
+	o.ServiceStats = s.statsLocked(nil)
 	shown := make(map[uint64]*BlockInfo) // by id of the buffer, for buffers with a name
 	for _, p := range o.Pools {
 		o.Maps = append(o.Maps, v.mapper(s.poolByID[p.Pool.ID]).describe(v.moving, shown))
@@ -251,7 +251,7 @@ func (v *view) flows() []Flow {
 
 // flow describes the channel. The caller holds Service.mu.
 func (ch *channel) flow() Flow {
-	f := Flow{ChannelStatus: ch.status()}
+	f := Flow{ChannelInfo: ch.status()}
 	for _, m := range ch.members {
 		if m.entered && !m.left {
 			f.Members = append(f.Members, FlowMember{Session: m.session.id, Role: m.role(), Slot: m.Slot, Behind: ch.host.Behind(m.Member)})

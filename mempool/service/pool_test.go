@@ -41,8 +41,8 @@ func TestABufferOfNoBytesHasABlockOfItsOwn(t *testing.T) {
 	s := open(t, svc)
 	tiny := createPool(t, s, mempool.PoolSpec{Name: "tiny", Kind: mempool.Host, MaxBytes: 4096})
 	l := allocate(t, s, tiny, 0)
-	assert.Zero(t, l.Info().Bytes)
-	assert.EqualValues(t, 4096, l.Info().BlockBytes)
+	assert.Zero(t, l.Grant().Bytes)
+	assert.EqualValues(t, 4096, l.Grant().BlockBytes)
 	checkBooks(t, svc)
 
 	_, err := s.CreatePool(mempool.PoolSpec{Name: "less", Kind: mempool.Host, MaxBytes: 10})
@@ -56,7 +56,7 @@ func TestASizeClassAboveTheLimitFallsBackToWhatIsNeeded(t *testing.T) {
 	s := open(t, svc)
 	p, _ := fakePool(t, s, 512*17)
 	l := allocate(t, s, p, 512*17) // the size class is 18 · 512 bytes
-	assert.EqualValues(t, 512*17, l.Info().BlockBytes)
+	assert.EqualValues(t, 512*17, l.Grant().BlockBytes)
 }
 
 func TestASessionTakesUpToItsLimit(t *testing.T) {
@@ -89,7 +89,7 @@ func TestALargerBlockFromTheCacheDoesNotPassTheSessionsLimit(t *testing.T) {
 	// A block of 1024 bytes is free, but with that block the session would exceed its limit. The pool cannot grow, so the service must free
 	// that block and make a block of 512 bytes.
 	l := allocate(t, s, p, 512)
-	assert.EqualValues(t, 512, l.Info().BlockBytes)
+	assert.EqualValues(t, 512, l.Grant().BlockBytes)
 	checkBooks(t, svc)
 	release(t, first)
 	release(t, l)
@@ -101,8 +101,8 @@ func TestAFullPoolHandsOutABlockUpToTwiceAsLarge(t *testing.T) {
 	p, arena := fakePool(t, s, 1024)
 	release(t, allocate(t, s, p, 1024))
 	l := allocate(t, s, p, 512)
-	assert.EqualValues(t, 1024, l.Info().BlockBytes)
-	assert.EqualValues(t, 512, l.Info().Bytes)
+	assert.EqualValues(t, 1024, l.Grant().BlockBytes)
+	assert.EqualValues(t, 512, l.Grant().Bytes)
 	assert.Zero(t, arena.frees)
 	checkBooks(t, svc)
 }

@@ -66,7 +66,7 @@ func TestABlockThatIsAskedBackIsNotHandedOut(t *testing.T) {
 	release(t, l)
 	_, err := c.TrimPool(p.info.ID, 0)
 	require.NoError(t, err)
-	assert.NotEqual(t, block, allocate(t, c.Session, p, 512).Info().Block)
+	assert.NotEqual(t, block, allocate(t, c.Session, p, 512).Grant().Block)
 	checkBooks(t, svc)
 }
 

@@ -129,19 +129,19 @@ func (s *Session) describe(t mempool.Tensor) *mempool.Tensor {
 // Errors: [mempool.ErrInvalid], [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory],
 // [mempool.ErrClosed], and the context's error. [mempool.ErrLimit] and [mempool.ErrOutOfMemory] also wrap [mempool.ErrRecalling] if a
 // later try may succeed.
-func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (Grant, error) {
+func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (GrantedLease, error) {
 	return s.allocateBuffer(ctx, pool, t, wait, 0)
 }
 
 // AllocateRecalled is like [Session.Allocate], but waits longer if the service has recalled blocks of the pool: for up to the time
 // `recalled`, as long as sessions still map some of these blocks. In any case it waits for the longer of `wait` and WantedTime.
-func (s *Session) AllocateRecalled(ctx context.Context, pool uint64, t mempool.Tensor, wait, recalled time.Duration) (Grant, error) {
+func (s *Session) AllocateRecalled(ctx context.Context, pool uint64, t mempool.Tensor, wait, recalled time.Duration) (GrantedLease, error) {
 	wait = max(wait, WantedTime)
 	return s.allocateBuffer(ctx, pool, t, max(wait, recalled), wait)
 }
 
 // allocateBuffer does what [Session.AllocateRecalled] does. least is 0, or the time that the allocation waits in any case.
-func (s *Session) allocateBuffer(ctx context.Context, pool uint64, t mempool.Tensor, wait, least time.Duration) (g Grant, err error) {
+func (s *Session) allocateBuffer(ctx context.Context, pool uint64, t mempool.Tensor, wait, least time.Duration) (g GrantedLease, err error) {
 	n, err := t.Extent()
 	if err != nil {
 		return g, err
@@ -193,7 +193,7 @@ func (s *Session) findLease(id uint64) (*Lease, error) {
 // wait for. A lease that has ended has no description.
 //
 // Errors: [mempool.ErrInvalid].
-func (s *Session) Compare(seen mempool.LeaseInfo) error {
+func (s *Session) Compare(seen mempool.Grant) error {
 	s.svc.mu.Lock()
 	defer s.svc.unlock()
 	l := s.leases[seen.ID]

@@ -42,7 +42,7 @@ func TestEndingASessionWakesWhatItWaitsFor(t *testing.T) {
 		s, other := open(t, svc), open(t, svc)
 		p, _ := fakePool(t, s, 1024)
 		l := allocate(t, other, p, 1024)
-		info := l.Info()
+		info := l.Grant()
 		ctx := context.Background()
 		waits := []func() error{
 			func() error { _, err := s.OpenPool(ctx, "no such pool", patience); return err },
@@ -94,7 +94,7 @@ func TestWhatAnEndedSessionHeldServesOthersOnlyOnceItsProcessIsGone(t *testing.T
 		}
 		assert.Empty(t, dying.asked(), "nobody is there to answer")
 		close(gone)
-		again := (<-got).Info()
+		again := (<-got).Grant()
 		assert.Equal(t, block, again.Block, "no driver call was needed")
 		assert.EqualValues(t, 2, again.Generation)
 		assert.Zero(t, arena.frees)

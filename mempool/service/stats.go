@@ -8,25 +8,25 @@ import (
 )
 
 // Stats counts what the session may see: the sessions of its user, and the pools that the session may see, with what is in them.
-func (s *Session) Stats() mempool.Stats {
+func (s *Session) Stats() mempool.ServiceStats {
 	return s.svc.stats(s)
 }
 
 // Stats returns the counts of the service and of all pools.
-func (s *Service) Stats() mempool.Stats {
+func (s *Service) Stats() mempool.ServiceStats {
 	return s.stats(nil)
 }
 
 // stats counts what the session `to` may see, or everything if `to` is nil.
-func (s *Service) stats(to *Session) mempool.Stats {
+func (s *Service) stats(to *Session) mempool.ServiceStats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.statsLocked(to)
 }
 
 // statsLocked does the same as stats. The caller holds Service.mu.
-func (s *Service) statsLocked(to *Session) mempool.Stats {
-	st := mempool.Stats{Sessions: s.sessions.len()}
+func (s *Service) statsLocked(to *Session) mempool.ServiceStats {
+	st := mempool.ServiceStats{Sessions: s.sessions.len()}
 	if to != nil && !to.owner() {
 		st.Sessions = s.sessionsOf[to.peer.UID]
 	}

@@ -79,7 +79,7 @@ func liveOnce(t *testing.T, svc *Service, p *Pool, random *rand.Rand, mark byte,
 }
 
 func useOnce(t *testing.T, l *Lease, random *rand.Rand, mark byte, name string) {
-	info := l.Info()
+	info := l.Grant()
 	if random.IntN(4) > 0 {
 		_, _, _ = l.Export()
 	}
@@ -134,7 +134,7 @@ func TestReleaseDestroyAndEndMayMeet(t *testing.T) {
 		})
 		all.Wait()
 		<-p.closed
-		assert.Equal(t, mempool.Stats{Sessions: 1}, svc.Stats())
+		assert.Equal(t, mempool.ServiceStats{Sessions: 1}, svc.Stats())
 		assert.Zero(t, svc.buffers.len())
 	}
 }

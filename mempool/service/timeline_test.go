@@ -89,8 +89,8 @@ func TestAReaderWaitsForTheContentAndNothingElse(t *testing.T) {
 	_, err = consumer.FindTimeline(producer.id)
 	assert.ErrorIs(t, err, mempool.ErrStale, "it was not sent a fence yet")
 	got := consumer.get(t, "x", false)
-	assert.Equal(t, []mempool.Fence{ready}, got.Info().Wait)
-	assert.Equal(t, event.Handle(), got.Info().Event)
+	assert.Equal(t, []mempool.Fence{ready}, got.Grant().Wait)
+	assert.Equal(t, event.Handle(), got.Grant().Event)
 	x, err := consumer.FindTimeline(producer.id)
 	require.NoError(t, err)
 	view, err := mempool.MapPage(x, false)
@@ -99,8 +99,8 @@ func TestAReaderWaitsForTheContentAndNothingElse(t *testing.T) {
 
 	producer.reach(ready)
 	assert.EqualValues(t, ready.Value, view.Load(workerWord))
-	assert.Empty(t, got.Info().Wait, "what is reached need not be waited for")
-	assert.Empty(t, consumer.get(t, "x", false).Info().Wait)
+	assert.Empty(t, got.Grant().Wait, "what is reached need not be waited for")
+	assert.Empty(t, consumer.get(t, "x", false).Grant().Wait)
 	_, err = consumer.FindTimeline(99)
 	assert.ErrorIs(t, err, mempool.ErrStale)
 }
@@ -125,15 +125,15 @@ func TestTheNextWriterWaitsForEveryReader(t *testing.T) {
 	assert.EqualValues(t, 512, svc.Stats().Pools[0].Cached, "the block can be used again at once")
 
 	next := allocate(t, producer.Session, p, 10)
-	assert.ElementsMatch(t, []mempool.Fence{ready, late, doneB}, next.Info().Wait, "the last of each word")
+	assert.ElementsMatch(t, []mempool.Fence{ready, late, doneB}, next.Grant().Wait, "the last of each word")
 	b.reach(doneB)
 	a.reach(early)
-	assert.ElementsMatch(t, []mempool.Fence{ready, late}, next.Info().Wait)
+	assert.ElementsMatch(t, []mempool.Fence{ready, late}, next.Grant().Wait)
 	release(t, next) // the user of that lease did not wait, so the next user must wait
 	again := allocate(t, producer.Session, p, 10)
-	assert.ElementsMatch(t, []mempool.Fence{ready, late}, again.Info().Wait)
+	assert.ElementsMatch(t, []mempool.Fence{ready, late}, again.Grant().Wait)
 	producer.publish(t, again, "y", nil)
-	assert.Empty(t, a.get(t, "y", false).Info().Wait, "readers wait for the content, not for readers of something else")
+	assert.Empty(t, a.get(t, "y", false).Grant().Wait, "readers wait for the content, not for readers of something else")
 }
 
 func TestAWritersDoneFenceIsWhatReadersWaitFor(t *testing.T) {
@@ -145,10 +145,10 @@ func TestAWritersDoneFenceIsWhatReadersWaitFor(t *testing.T) {
 	w.publish(t, l, "x", &first)
 	release(t, l)
 	second := w.get(t, "x", true)
-	assert.Equal(t, []mempool.Fence{first}, second.Info().Wait)
+	assert.Equal(t, []mempool.Fence{first}, second.Grant().Wait)
 	done := w.fence()
 	require.NoError(t, second.ReleaseAt(false, []mempool.Fence{done}))
-	assert.Equal(t, []mempool.Fence{done}, r.get(t, "x", false).Info().Wait)
+	assert.Equal(t, []mempool.Fence{done}, r.get(t, "x", false).Grant().Wait)
 }
 
 func TestABlockIsNotFreedWhileWorkOnItIsUnderWay(t *testing.T) {
@@ -160,7 +160,7 @@ func TestABlockIsNotFreedWhileWorkOnItIsUnderWay(t *testing.T) {
 	mapBlock(t, l)
 	done := w.fence()
 	require.NoError(t, l.ReleaseAt(false, []mempool.Fence{done}))
-	require.NoError(t, w.Dropped([]uint64{l.Info().Block}))
+	require.NoError(t, w.Dropped([]uint64{l.Grant().Block}))
 	n, err := s.TrimPool(p.info.ID, 0)
 	require.NoError(t, err)
 	assert.Zero(t, n)
@@ -198,7 +198,7 @@ func TestABlockWithTooManyFencesIsNotHandedOut(t *testing.T) {
 	}
 	l, err := w.allocate(context.Background(), p.info.ID, mempool.Bytes(10), patience)
 	require.NoError(t, err)
-	assert.Empty(t, l.Info().Wait)
+	assert.Empty(t, l.Grant().Wait)
 }
 
 func TestWhatADeadProcessHadNotFinishedHasFailed(t *testing.T) {
@@ -223,7 +223,7 @@ func TestWhatADeadProcessHadNotFinishedHasFailed(t *testing.T) {
 
 	gone := make(chan struct{})
 	reclaimed := producer.End(gone)
-	assert.Equal(t, []mempool.Fence{unreached}, torn.Info().Wait, "its process may still finish")
+	assert.Equal(t, []mempool.Fence{unreached}, torn.Grant().Wait, "its process may still finish")
 	assert.Empty(t, told[Failed](consumer))
 	close(gone)
 	<-reclaimed
@@ -232,7 +232,7 @@ func TestWhatADeadProcessHadNotFinishedHasFailed(t *testing.T) {
 	assert.EqualValues(t, letGoBy+reached.Value, view.Load(workerWord))
 	assert.EqualValues(t, letGoBy, view.Load(0))
 
-	assert.Equal(t, []Failed{{[]uint64{torn.Info().Buffer}}}, told[Failed](consumer))
+	assert.Equal(t, []Failed{{[]uint64{torn.Grant().Buffer}}}, told[Failed](consumer))
 	assert.True(t, hasFailed(torn))
 	_, err = consumer.getLease(context.Background(), "torn", false, 0)
 	assert.ErrorIs(t, err, mempool.ErrProducerDied)
@@ -257,9 +257,9 @@ func TestTheDoneFencesOfADeadReaderHoldNobodyUp(t *testing.T) {
 	require.NoError(t, r.get(t, "x", false).ReleaseAt(false, []mempool.Fence{r.fence()}))
 	require.NoError(t, w.Unpublish("x"))
 	next := allocate(t, w.Session, p, 10)
-	require.Len(t, next.Info().Wait, 1)
+	require.Len(t, next.Grant().Wait, 1)
 	r.die()
-	assert.Empty(t, next.Info().Wait)
+	assert.Empty(t, next.Grant().Wait)
 	release(t, next)
 	n, err := s.TrimPool(p.info.ID, 0)
 	require.NoError(t, err)
@@ -356,7 +356,7 @@ func TestAPublicationThatIsRefusedLeavesTheFencesAsTheyWere(t *testing.T) {
 		require.ErrorIs(t, again.Publish(mempool.Publication{Name: "taken"}), mempool.ErrExists)
 	}
 	require.NoError(t, again.Publish(mempool.Publication{Name: "y"}))
-	assert.Empty(t, w.get(t, "y", false).Info().Wait)
+	assert.Empty(t, w.get(t, "y", false).Grant().Wait)
 }
 
 func TestTheFencesOfReadersDoNotPileUp(t *testing.T) {
@@ -410,7 +410,7 @@ func TestALeaseWithMoreFencesThanCanBeToldIsBusy(t *testing.T) {
 	})
 	got, err := w.getLease(context.Background(), "x", true, patience)
 	require.NoError(t, err)
-	assert.LessOrEqual(t, len(got.Info().Wait), maxFences, "so many can be told")
+	assert.LessOrEqual(t, len(got.Grant().Wait), maxFences, "so many can be told")
 	release(t, got)
 
 	r = hire(t, svc)

@@ -44,7 +44,7 @@ from poolbridge._client.entries import (
     HistoryEvent as HistoryEvent,
     LeaseInfo as LeaseInfo,
     NameInfo as NameInfo,
-    Pool as Pool,
+    PoolInfo as PoolInfo,
     PoolStats as PoolStats,
     ServiceStats as ServiceStats,
     SessionInfo as SessionInfo,

@@ -37,7 +37,7 @@ class Refused(Exception):
 
 @dataclass
 class FakePool:
-    info: m.Pool
+    info: m.PoolInfo
     fd: int
     top: int = 0
     free: dict[int, list[FakeBlock]] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Service:
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, 1033, SEALS)  # F_ADD_SEALS
         return FakePool(
-            m.Pool(
+            m.PoolInfo(
                 id=self.new_id(),
                 name=request.name,
                 kind="host",
@@ -406,7 +406,7 @@ class Connection(threading.Thread):
         service = self.service
         return m.StatsReply(
             number=request.number,
-            stats=m.Stats(
+            stats=m.ServiceStats(
                 sessions=len(service.connections),
                 leases=service.leases,
                 buffers=len(service.buffers),

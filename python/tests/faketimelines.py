@@ -78,7 +78,7 @@ class TimelineService(Service):
 class TimelineConnection(Connection):
     service: TimelineService
 
-    def timeline(self, request: m.Timeline, fds: list[int]) -> m.Reply:
+    def gettimeline(self, request: m.GetTimeline, fds: list[int]) -> m.Reply:
         pages = self.service.pages
         id_ = request.timeline or next((id_ for id_, page in pages.items() if page.owner is self), 0)
         if not id_:

@@ -207,7 +207,8 @@ def test_a_producer_goes_on_when_the_consumer_whose_file_it_could_not_map_has_le
     def keep(_producer, slot, member, fd):
         files.append((slot, member, os.dup(fd)))
 
-    channel, files = client.create_channel("c", capacity=4), []
+    channel = client.create_channel("c", capacity=4)
+    files: list[tuple[int, int, int]] = []
     publish(client, channel, 1)
     (producer,) = client._session.core.members
     with monkeypatch.context() as patch:

@@ -307,7 +307,7 @@ def test_an_error_shows_a_control_character_of_a_socket_escaped(tmp_path):
 
 def test_help_names_every_word_that_an_argument_takes():
     for alias, documents in {
-        poolbridge.Kind: (poolbridge.Pool, poolbridge.Client.create_pool, poolbridge.Lease.kind),
+        poolbridge.Kind: (poolbridge.PoolInfo, poolbridge.Client.create_pool, poolbridge.Lease.kind),
         poolbridge.ChannelMode: (poolbridge.Client.create_channel, poolbridge.Channel.mode),
         poolbridge.FullPolicy: (poolbridge.Client.create_channel, poolbridge.Channel.full),
     }.items():
@@ -408,7 +408,7 @@ def test_errors_and_plain_data_can_be_pickled():
     error = pickle.loads(pickle.dumps(poolbridge.PoolLimitError("full")))
     assert type(error) is poolbridge.PoolLimitError
     assert str(error) == "full"
-    pool = poolbridge.Pool(1, "p", "host", None, "", 1 << 16, 0, 0)
+    pool = poolbridge.PoolInfo(1, "p", "host", None, "", 1 << 16, 0, 0)
     assert pickle.loads(pickle.dumps(pool)) == pool
 
 

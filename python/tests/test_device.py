@@ -72,7 +72,7 @@ def test_on_the_simulated_driver(tmp_path, path):
 
 @pytest.mark.skipif(has_driver(), reason="there is a driver here")
 def test_without_a_driver_a_typed_error_says_what_is_missing(service, client):
-    info = m.Pool(id=900, name="gpu", kind="device", device_uuid="GPU-1", max_bytes=1 << 16)
+    info = m.PoolInfo(id=900, name="gpu", kind="device", device_uuid="GPU-1", max_bytes=1 << 16)
     service.tricks["open"] = lambda c, r: c.send(m.PoolReply(number=r.number, pool=info))
     grant = m.Grant(
         id=7, buffer=1, generation=1, write=True, pool=900, block=5, block_nbytes=4096, nbytes=4,

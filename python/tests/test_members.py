@@ -28,7 +28,7 @@ import poolbridge
 from poolbridge._client import client_state as _client_state
 from poolbridge._session import membership as _membership
 from poolbridge._session.core import Core
-from poolbridge._wire.messages import Export, Map, MapReply, Member
+from poolbridge._wire.messages import Export, Map, MapReply, MemberCame
 from poolbridge._wire.packet import encode
 from poolbridge._wire.transport import Descriptors
 
@@ -98,7 +98,7 @@ def test_a_producer_does_not_wait_for_the_file_of_a_consumer_that_has_left(clien
     channel = client.create_channel("c", capacity=4)
     publish(client, channel, 0)
     (producer,) = client._session.core.members
-    gone = Member(channel=channel.id, role="consumer", slot=3, member=99, export=Export())
+    gone = MemberCame(channel=channel.id, role="consumer", slot=3, member=99, export=Export())
     client._session.core._notice("member", encode(gone), Descriptors())
     assert producer.known == {3: 99}
     publish(client, channel, 1)
@@ -110,7 +110,7 @@ def test_a_producer_that_is_closed_does_not_wait_for_the_file_of_a_consumer(clie
     publish(client, channel, 0)
     (producer,) = client._session.core.members
     producer.native.close()
-    came = Member(channel=channel.id, role="consumer", slot=3, member=99, export=Export(fds=1))
+    came = MemberCame(channel=channel.id, role="consumer", slot=3, member=99, export=Export(fds=1))
     with client._session.lock:
         client._session.core._notice("member", encode(came), Descriptors([os.memfd_create("consumer")]))
     assert producer.known == {3: 99}

@@ -71,7 +71,7 @@ class Writer:
         self.client = poolbridge.connect(path)
         self.client.open_pool("frames")
         session = self.client._session
-        reply = self.client._reader.call(m.Timeline(), m.TimelineReply, 60)
+        reply = self.client._reader.call(m.GetTimeline(), m.TimelineReply, 60)
         session.adopt(reply.timeline, own=True)
         assert session.timelines.own is not None
         self.own = session.timelines.own

@@ -77,5 +77,5 @@ func TestPublishGoesOnWhileTheServiceIsStoppedAndItsSocketIsFull(t *testing.T) {
 	for f := range got {
 		require.NoError(t, f.Release())
 	}
-	s.StatsWhen(t, func(st mempool.Stats) bool { return st.Leases == 2 }) // of the frames in the channel
+	s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Leases == 2 }) // of the frames in the channel
 }

@@ -211,7 +211,7 @@ func (s *stress) complete() {
 	all, err := s.pool.Allocate(context.Background(), mempool.Bytes(64<<20)) // Allocate waits until all blocks are free
 	require.NoError(s, err)
 	require.NoError(s, all.Release(false))
-	s.service.StatsWhen(s, func(st mempool.Stats) bool { return st.Leases == 0 && st.Buffers == 0 && st.Pools[0].Held == 0 })
+	s.service.StatsWhen(s, func(st mempool.ServiceStats) bool { return st.Leases == 0 && st.Buffers == 0 && st.Pools[0].Held == 0 })
 }
 
 // fromPython sends the frames with a producer in Python. In about half of the rounds, fromPython kills the producer in

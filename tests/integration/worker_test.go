@@ -58,7 +58,7 @@ func TestTheMemoryOfAKilledWorkerIsUsedAgain(t *testing.T) {
 	assert.ErrorIs(t, err, bridge.ErrNotFound, "its names went with it")
 	require.NoError(t, reader.Release(false))
 	require.NoError(t, l.Release(false))
-	s.StatsWhen(t, func(st mempool.Stats) bool {
+	s.StatsWhen(t, func(st mempool.ServiceStats) bool {
 		return st.Leases == 0 && st.Buffers == 0 && st.Pools[0].Reserved == st.Pools[0].Cached
 	})
 }

@@ -127,7 +127,7 @@ func TestAnEventOfThisProcessIsWaitedForLikeAFence(t *testing.T) {
 
 	got, err := c.TryGet(t.Context(), "x", bridge.LeaseOptions{})
 	require.NoError(t, err)
-	assert.Len(t, got.Info().Wait, 1)
+	assert.Len(t, got.Grant().Wait, 1)
 	opened, err := got.ReadyEvent()
 	require.NoError(t, err)
 	assert.Same(t, e, opened)

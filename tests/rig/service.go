@@ -147,7 +147,7 @@ func (s *Service) with(t testing.TB, f func(*bridge.Client, context.Context)) {
 }
 
 // Stats returns the service's accounting.
-func (s *Service) Stats(t testing.TB) (stats mempool.Stats) {
+func (s *Service) Stats(t testing.TB) (stats mempool.ServiceStats) {
 	t.Helper()
 	s.with(t, func(c *bridge.Client, ctx context.Context) {
 		var err error
@@ -159,7 +159,7 @@ func (s *Service) Stats(t testing.TB) (stats mempool.Stats) {
 
 // StatsWhen waits until the function settled accepts the accounting of the service, and returns the accounting. Requests on another
 // connection and the end of a process change the accounting only after a delay.
-func (s *Service) StatsWhen(t testing.TB, settled func(mempool.Stats) bool) (stats mempool.Stats) {
+func (s *Service) StatsWhen(t testing.TB, settled func(mempool.ServiceStats) bool) (stats mempool.ServiceStats) {
 	t.Helper()
 	s.with(t, func(c *bridge.Client, ctx context.Context) {
 		for {
@@ -175,7 +175,7 @@ func (s *Service) StatsWhen(t testing.TB, settled func(mempool.Stats) bool) (sta
 }
 
 // Idle waits until no session has a lease.
-func (s *Service) Idle(t testing.TB) mempool.Stats {
+func (s *Service) Idle(t testing.TB) mempool.ServiceStats {
 	t.Helper()
-	return s.StatsWhen(t, func(st mempool.Stats) bool { return st.Leases == 0 })
+	return s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Leases == 0 })
 }

@@ -23,14 +23,14 @@ func Tensor(t wire.Tensor) mempool.Tensor {
 	return out
 }
 
-// WirePool returns a pool in the form of package wire, without its export.
-func WirePool(p mempool.PoolInfo) wire.Pool {
-	return wire.Pool{ID: p.ID, Name: p.Name, Kind: wire.Kind(p.Kind), DeviceOrdinal: uint64(max(p.Device.Ordinal, 0)), DeviceUUID: p.Device.UUID,
+// WirePoolInfo returns a pool in the form of package wire, without its export.
+func WirePoolInfo(p mempool.PoolInfo) wire.PoolInfo {
+	return wire.PoolInfo{ID: p.ID, Name: p.Name, Kind: wire.Kind(p.Kind), DeviceOrdinal: uint64(max(p.Device.Ordinal, 0)), DeviceUUID: p.Device.UUID,
 		MaxBytes: p.MaxBytes, SessionBytes: p.SessionBytes, UserBytes: p.UserBytes}
 }
 
-// Pool returns the pool of a message. A pool without a UUID is on no device.
-func Pool(p wire.Pool) mempool.PoolInfo {
+// PoolInfo returns the pool of a message. A pool without a UUID is on no device.
+func PoolInfo(p wire.PoolInfo) mempool.PoolInfo {
 	info := mempool.PoolInfo{ID: p.ID, Name: p.Name, Kind: mempool.Kind(p.Kind), Device: mempool.NoDevice,
 		MaxBytes: p.MaxBytes, SessionBytes: p.SessionBytes, UserBytes: p.UserBytes}
 	if p.DeviceUUID != "" {
@@ -40,14 +40,14 @@ func Pool(p wire.Pool) mempool.PoolInfo {
 }
 
 // WireGrant returns a grant in the form of package wire, without its export.
-func WireGrant(l mempool.LeaseInfo) wire.Grant {
+func WireGrant(l mempool.Grant) wire.Grant {
 	return wire.Grant{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
 		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: WireTensor(l.Tensor), Wait: WireFences(l.Wait), Event: l.Event}
 }
 
 // Grant returns the grant of a message.
-func Grant(l wire.Grant) *mempool.LeaseInfo {
-	return &mempool.LeaseInfo{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
+func Grant(l wire.Grant) *mempool.Grant {
+	return &mempool.Grant{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
 		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: Tensor(l.Tensor), Wait: Fences(l.Wait), Event: l.Event}
 }
 
@@ -89,14 +89,14 @@ func Completion(ready *wire.Fence, event []byte) (c mempool.Completion, err erro
 	return c, err
 }
 
-// WireChannel returns a channel in the form of package wire.
-func WireChannel(c mempool.ChannelInfo) wire.Channel {
-	return wire.Channel{ID: c.ID, Name: c.Name, Pool: c.Pool, Mode: wire.ChannelMode(c.Mode), Capacity: uint64(c.Capacity), Full: wire.FullPolicy(c.Full)}
+// WireChannelIdentity returns a channel in the form of package wire.
+func WireChannelIdentity(c mempool.ChannelIdentity) wire.ChannelIdentity {
+	return wire.ChannelIdentity{ID: c.ID, Name: c.Name, Pool: c.Pool, Mode: wire.ChannelMode(c.Mode), Capacity: uint64(c.Capacity), Full: wire.FullPolicy(c.Full)}
 }
 
-// Channel returns the description of a channel that came in a message, in the form of package mempool.
-func Channel(c wire.Channel) mempool.ChannelInfo {
-	return mempool.ChannelInfo{ID: c.ID, ChannelSpec: mempool.ChannelSpec{Name: c.Name, Pool: c.Pool, Mode: mempool.ChannelMode(c.Mode),
+// ChannelIdentity returns the identity of a channel that came in a message, in the form of package mempool.
+func ChannelIdentity(c wire.ChannelIdentity) mempool.ChannelIdentity {
+	return mempool.ChannelIdentity{ID: c.ID, ChannelSpec: mempool.ChannelSpec{Name: c.Name, Pool: c.Pool, Mode: mempool.ChannelMode(c.Mode),
 		Capacity: int(min(c.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(c.Full)}}
 }
 
@@ -111,10 +111,12 @@ func Export(x *wire.Export, files []*os.File) mempool.Export {
 }
 
 // Events returns the events of a message.
-func Events(events []wire.EventEntry) []mempool.HistoryEvent { return each(events, EventEntry) }
+func Events(events []wire.HistoryEvent) []mempool.HistoryEvent { return each(events, HistoryEvent) }
 
 // WireEvents returns events in the form of package wire.
-func WireEvents(events []mempool.HistoryEvent) []wire.EventEntry { return each(events, WireEventEntry) }
+func WireEvents(events []mempool.HistoryEvent) []wire.HistoryEvent {
+	return each(events, WireHistoryEvent)
+}
 
 // each converts the elements of a list.
 func each[A, B any](list []A, convert func(A) B) []B {

@@ -7,9 +7,9 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Stats converts a structure that came in a message.
-func Stats(e wire.Stats) mempool.Stats {
-	return mempool.Stats{
+// ServiceStats converts a structure that came in a message.
+func ServiceStats(e wire.ServiceStats) mempool.ServiceStats {
+	return mempool.ServiceStats{
 		Sessions: countOf(e.Sessions),
 		Leases:   countOf(e.Leases),
 		Buffers:  countOf(e.Buffers),
@@ -18,9 +18,9 @@ func Stats(e wire.Stats) mempool.Stats {
 	}
 }
 
-// WireStats returns the structure in the form of package wire.
-func WireStats(e mempool.Stats) wire.Stats {
-	return wire.Stats{
+// WireServiceStats returns the structure in the form of package wire.
+func WireServiceStats(e mempool.ServiceStats) wire.ServiceStats {
+	return wire.ServiceStats{
 		Sessions: wireCount(e.Sessions),
 		Leases:   wireCount(e.Leases),
 		Buffers:  wireCount(e.Buffers),
@@ -32,7 +32,7 @@ func WireStats(e mempool.Stats) wire.Stats {
 // PoolStats converts a structure that came in a message.
 func PoolStats(e wire.PoolStats) mempool.PoolStats {
 	return mempool.PoolStats{
-		Pool:     Pool(e.Pool),
+		Pool:     PoolInfo(e.Pool),
 		Reserved: e.Reserved,
 		Leased:   e.Leased,
 		Used:     e.Used,
@@ -47,7 +47,7 @@ func PoolStats(e wire.PoolStats) mempool.PoolStats {
 // WirePoolStats returns the structure in the form of package wire.
 func WirePoolStats(e mempool.PoolStats) wire.PoolStats {
 	return wire.PoolStats{
-		Pool:     WirePool(e.Pool),
+		Pool:     WirePoolInfo(e.Pool),
 		Reserved: e.Reserved,
 		Leased:   e.Leased,
 		Used:     e.Used,
@@ -59,8 +59,8 @@ func WirePoolStats(e mempool.PoolStats) wire.PoolStats {
 	}
 }
 
-// SessionEntry converts a structure that came in a message.
-func SessionEntry(e wire.SessionEntry) mempool.SessionInfo {
+// SessionInfo converts a structure that came in a message.
+func SessionInfo(e wire.SessionInfo) mempool.SessionInfo {
 	return mempool.SessionInfo{
 		ID:       e.ID,
 		UID:      userOf(e.UID),
@@ -77,9 +77,9 @@ func SessionEntry(e wire.SessionEntry) mempool.SessionInfo {
 	}
 }
 
-// WireSessionEntry returns the structure in the form of package wire.
-func WireSessionEntry(e mempool.SessionInfo) wire.SessionEntry {
-	return wire.SessionEntry{
+// WireSessionInfo returns the structure in the form of package wire.
+func WireSessionInfo(e mempool.SessionInfo) wire.SessionInfo {
+	return wire.SessionInfo{
 		ID:       e.ID,
 		UID:      wire.UserID(e.UID),
 		PID:      wireProcess(e.PID),
@@ -95,26 +95,26 @@ func WireSessionEntry(e mempool.SessionInfo) wire.SessionEntry {
 	}
 }
 
-// ChannelEntry converts a structure that came in a message.
-func ChannelEntry(e wire.ChannelEntry) mempool.ChannelStatus {
-	return mempool.ChannelStatus{
-		ChannelInfo: Channel(e.Channel),
-		UID:         userOf(e.UID),
-		Producers:   countOf(e.Producers),
-		Consumers:   countOf(e.Consumers),
-		Closed:      e.Closed,
-		Published:   e.Published,
-		Waiting:     e.Waiting,
-		Slowest:     e.Slowest,
-		Used:        e.Used,
-		Dropped:     e.Dropped,
+// ChannelInfo converts a structure that came in a message.
+func ChannelInfo(e wire.ChannelInfo) mempool.ChannelInfo {
+	return mempool.ChannelInfo{
+		ChannelIdentity: ChannelIdentity(e.Channel),
+		UID:             userOf(e.UID),
+		Producers:       countOf(e.Producers),
+		Consumers:       countOf(e.Consumers),
+		Closed:          e.Closed,
+		Published:       e.Published,
+		Waiting:         e.Waiting,
+		Slowest:         e.Slowest,
+		Used:            e.Used,
+		Dropped:         e.Dropped,
 	}
 }
 
-// WireChannelEntry returns the structure in the form of package wire.
-func WireChannelEntry(e mempool.ChannelStatus) wire.ChannelEntry {
-	return wire.ChannelEntry{
-		Channel:   WireChannel(e.ChannelInfo),
+// WireChannelInfo returns the structure in the form of package wire.
+func WireChannelInfo(e mempool.ChannelInfo) wire.ChannelInfo {
+	return wire.ChannelInfo{
+		Channel:   WireChannelIdentity(e.ChannelIdentity),
 		UID:       wire.UserID(e.UID),
 		Producers: wireCount(e.Producers),
 		Consumers: wireCount(e.Consumers),
@@ -127,8 +127,8 @@ func WireChannelEntry(e mempool.ChannelStatus) wire.ChannelEntry {
 	}
 }
 
-// NameEntry converts a structure that came in a message.
-func NameEntry(e wire.NameEntry) mempool.NameInfo {
+// NameInfo converts a structure that came in a message.
+func NameInfo(e wire.NameInfo) mempool.NameInfo {
 	return mempool.NameInfo{
 		Name:    e.Name,
 		Buffer:  e.Buffer,
@@ -140,9 +140,9 @@ func NameEntry(e wire.NameEntry) mempool.NameInfo {
 	}
 }
 
-// WireNameEntry returns the structure in the form of package wire.
-func WireNameEntry(e mempool.NameInfo) wire.NameEntry {
-	return wire.NameEntry{
+// WireNameInfo returns the structure in the form of package wire.
+func WireNameInfo(e mempool.NameInfo) wire.NameInfo {
+	return wire.NameInfo{
 		Name:    e.Name,
 		Buffer:  e.Buffer,
 		Pool:    e.Pool,
@@ -153,8 +153,8 @@ func WireNameEntry(e mempool.NameInfo) wire.NameEntry {
 	}
 }
 
-// BufferEntry converts a structure that came in a message.
-func BufferEntry(e wire.BufferEntry) mempool.BufferInfo {
+// BufferInfo converts a structure that came in a message.
+func BufferInfo(e wire.BufferInfo) mempool.BufferInfo {
 	return mempool.BufferInfo{
 		ID:         e.ID,
 		Generation: e.Generation,
@@ -170,9 +170,9 @@ func BufferEntry(e wire.BufferEntry) mempool.BufferInfo {
 	}
 }
 
-// WireBufferEntry returns the structure in the form of package wire.
-func WireBufferEntry(e mempool.BufferInfo) wire.BufferEntry {
-	return wire.BufferEntry{
+// WireBufferInfo returns the structure in the form of package wire.
+func WireBufferInfo(e mempool.BufferInfo) wire.BufferInfo {
+	return wire.BufferInfo{
 		ID:         e.ID,
 		Generation: e.Generation,
 		Pool:       e.Pool,
@@ -187,9 +187,9 @@ func WireBufferEntry(e mempool.BufferInfo) wire.BufferEntry {
 	}
 }
 
-// LeaseEntry converts a structure that came in a message.
-func LeaseEntry(e wire.LeaseEntry) mempool.LeaseStatus {
-	return mempool.LeaseStatus{
+// LeaseInfo converts a structure that came in a message.
+func LeaseInfo(e wire.LeaseInfo) mempool.LeaseInfo {
+	return mempool.LeaseInfo{
 		ID:         e.ID,
 		Session:    e.Session,
 		UID:        userOf(e.UID),
@@ -206,9 +206,9 @@ func LeaseEntry(e wire.LeaseEntry) mempool.LeaseStatus {
 	}
 }
 
-// WireLeaseEntry returns the structure in the form of package wire.
-func WireLeaseEntry(e mempool.LeaseStatus) wire.LeaseEntry {
-	return wire.LeaseEntry{
+// WireLeaseInfo returns the structure in the form of package wire.
+func WireLeaseInfo(e mempool.LeaseInfo) wire.LeaseInfo {
+	return wire.LeaseInfo{
 		ID:         e.ID,
 		Session:    e.Session,
 		UID:        wire.UserID(e.UID),
@@ -225,8 +225,8 @@ func WireLeaseEntry(e mempool.LeaseStatus) wire.LeaseEntry {
 	}
 }
 
-// EventEntry converts a structure that came in a message.
-func EventEntry(e wire.EventEntry) mempool.HistoryEvent {
+// HistoryEvent converts a structure that came in a message.
+func HistoryEvent(e wire.HistoryEvent) mempool.HistoryEvent {
 	return mempool.HistoryEvent{
 		Number:  e.Number,
 		At:      timeOf(e.At),
@@ -246,9 +246,9 @@ func EventEntry(e wire.EventEntry) mempool.HistoryEvent {
 	}
 }
 
-// WireEventEntry returns the structure in the form of package wire.
-func WireEventEntry(e mempool.HistoryEvent) wire.EventEntry {
-	return wire.EventEntry{
+// WireHistoryEvent returns the structure in the form of package wire.
+func WireHistoryEvent(e mempool.HistoryEvent) wire.HistoryEvent {
+	return wire.HistoryEvent{
 		Number:  e.Number,
 		At:      wireTime(e.At),
 		Kind:    wire.EventKind(e.Kind),

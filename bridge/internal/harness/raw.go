@@ -49,7 +49,7 @@ func Streaming(t testing.TB, path string) (*Raw, uint64) {
 	r.Ask(1, &wire.Hello{Versions: []uint64{1}, Features: []string{wire.FeatureTimelines, wire.FeatureChannels, "telepathy"}}, &hello)
 	require.Equal(t, []string{wire.FeatureTimelines, wire.FeatureChannels}, hello.Features)
 	var tl wire.TimelineReply
-	r.Ask(2, &wire.Timeline{}, &tl)
+	r.Ask(2, &wire.GetTimeline{}, &tl)
 	require.EqualValues(t, wire.TimelineWords, tl.Words)
 	r.Ask(3, &wire.Seal{}, &wire.EmptyReply{})
 	return r, tl.Timeline

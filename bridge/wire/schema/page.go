@@ -6,6 +6,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strings"
 )
 
 // generated matches a part of docs/protocol.md that this program writes.
@@ -14,7 +15,7 @@ var generated = regexp.MustCompile(`(?s)<!-- make generate: (\w+) -->\n.*?<!-- /
 // page returns the text of docs/protocol.md with new lists. The argument `page` is the present text of that file. Each list is between
 // two HTML comments, which name it. There is a list for each structure, one of the requests and one of the notices.
 func (s *schema) page(page []byte) ([]byte, error) {
-	lists := map[string]string{"Requests": s.requests(), "Notices": s.notices()}
+	lists := map[string]string{"Requests": s.requests(), "Notices": s.notices(), "Names": s.names()}
 	for _, one := range s.with(part) {
 		lists[one.name] = one.list()
 	}
@@ -32,6 +33,20 @@ func (s *schema) page(page []byte) ([]byte, error) {
 		strange = fmt.Errorf("the page lacks <!-- make generate: %s --> and, some lines below, <!-- /make generate -->", missing[0])
 	}
 	return out, strange
+}
+
+// names returns the structures that have a type in Go or a public class in Python.
+func (s *schema) names() string {
+	var out bytes.Buffer
+	fmt.Fprint(&out, "| Structure | Go | Python | |\n|---|---|---|---|\n")
+	yes := map[bool]string{true: "yes"}
+	for _, one := range s.structs {
+		if one.public || one.byHand {
+			first, _, _ := strings.Cut(one.doc, ". ")
+			fmt.Fprintf(&out, "| `%s` | yes | %s | %s |\n", one.name, yes[one.public], strings.TrimSuffix(first, "."))
+		}
+	}
+	return out.String()
 }
 
 // list returns the keys of a structure.

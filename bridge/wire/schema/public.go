@@ -16,17 +16,17 @@ const goColumns = 140
 // public returns the public structures, in the order of the source.
 func (s *schema) public() (found []*structure) {
 	for _, one := range s.structs {
-		if one.public != "" {
+		if one.public {
 			found = append(found, one)
 		}
 	}
 	return found
 }
 
-// publicFields returns the fields that the public structure has. A structure that is not public can only be in messages.
+// publicFields returns the fields that the public structure has. A structure that is not public, or behind a pointer, is only in messages.
 func (s *structure) publicFields() (found []*field) {
 	for i := range s.fields {
-		if f := &s.fields[i]; f.of == nil || f.of.goName != "" {
+		if f := &s.fields[i]; f.of == nil || (f.of.public || f.of.byHand) && !strings.HasPrefix(f.goType, "*") {
 			found = append(found, f)
 		}
 	}
@@ -41,8 +41,8 @@ func (s *schema) types() ([]byte, error) {
 			continue
 		}
 		fmt.Fprintln(&out)
-		wrapTo(goColumns, &out, "// ", one.goName+" "+one.doc)
-		fmt.Fprintf(&out, "type %s struct {\n", one.goName)
+		wrapTo(goColumns, &out, "// ", one.name+" "+one.doc)
+		fmt.Fprintf(&out, "type %s struct {\n", one.name)
 		for _, f := range one.publicFields() {
 			f.declare(&out)
 		}
@@ -55,7 +55,7 @@ func (s *schema) types() ([]byte, error) {
 func (f *field) declare(out *bytes.Buffer) {
 	line := fmt.Sprintf("%s %s", f.name, f.goPublic())
 	if f.embed {
-		line = f.of.goName
+		line = f.of.name
 	}
 	if meaning := f.said(""); strings.Contains(meaning, ". ") || utf8.RuneCountInString(line+meaning) > goColumns-30 {
 		wrapTo(goColumns-4, out, "// ", upper(meaning)+".")
@@ -69,7 +69,7 @@ func (f *field) declare(out *bytes.Buffer) {
 func (f *field) goPublic() string {
 	name := f.scalar.public.golang
 	if f.of != nil {
-		name = f.of.goName
+		name = f.of.name
 	}
 	if f.list {
 		name = "[]" + name
@@ -85,20 +85,20 @@ func (s *schema) conversions() ([]byte, error) {
 			continue
 		}
 		fmt.Fprintf(&out, "\n// %s converts a structure that came in a message.\nfunc %s(e wire.%s) mempool.%s {\nreturn mempool.%s{\n",
-			one.name, one.name, one.name, one.goName, one.goName)
+			one.name, one.name, one.name, one.name, one.name)
 		for _, f := range one.publicFields() {
 			name, value := f.name, "e."+f.name
 			if f.embed {
-				name = f.of.goName
+				name = f.of.name
 			}
 			fmt.Fprintf(&out, "%s: %s,\n", name, f.converted(value, f.scalar.public.toGo, ""))
 		}
 		fmt.Fprintf(&out, "}\n}\n\n// Wire%s returns the structure in the form of package wire.\nfunc Wire%s(e mempool.%s) wire.%s {\nreturn wire.%s{\n",
-			one.name, one.name, one.goName, one.name, one.name)
+			one.name, one.name, one.name, one.name, one.name)
 		for _, f := range one.publicFields() {
 			value := "e." + f.name
 			if f.embed {
-				value = "e." + f.of.goName
+				value = "e." + f.of.name
 			}
 			fmt.Fprintf(&out, "%s: %s,\n", f.name, f.converted(value, f.scalar.public.toWire, "Wire"))
 		}
@@ -155,7 +155,7 @@ func (s *schema) json() ([]byte, error) {
 			parameter = "l"
 		}
 		fmt.Fprintf(&out, "\nfunc json%s(e mempool.%s, %s *listed) map[string]any {\nout := map[string]any{\n%s}\n%sreturn out\n}\n",
-			one.name, one.goName, parameter, &always, &sometimes)
+			one.name, one.name, parameter, &always, &sometimes)
 	}
 	return goFile("main", out.Bytes(), "time", "github.com/poolbridge/poolbridge/mempool")
 }

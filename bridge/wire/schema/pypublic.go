@@ -34,7 +34,7 @@ func (s *schema) entries() ([]byte, error) {
 	var literals []string
 	for _, one := range s.public() {
 		attributes := one.attributes("of", "")
-		fmt.Fprintf(&classes, "\n\n@dataclass(frozen=True, slots=True)\nclass %s:\n", one.public)
+		fmt.Fprintf(&classes, "\n\n@dataclass(frozen=True, slots=True)\nclass %s:\n", one.name)
 		var below strings.Builder
 		below.WriteString("    Attributes\n    ----------\n")
 		for _, a := range attributes {
@@ -49,7 +49,7 @@ func (s *schema) entries() ([]byte, error) {
 			fmt.Fprintf(&classes, "    %s: %s\n", a.name, a.annotation)
 		}
 		fmt.Fprintf(&classes, "\n\ndef %s(of: _messages.%s) -> %s:\n    \"\"\"Make a `%s` of a message.\"\"\"\n    return %s(\n",
-			one.pythonFunction(), one.python(), one.public, one.public, one.public)
+			one.pythonFunction(), one.name, one.name, one.name, one.name)
 		for _, a := range attributes {
 			fmt.Fprintf(&classes, "        %s=%s,\n", a.name, a.value)
 			if strings.HasPrefix(a.value, "cast(") {
@@ -65,7 +65,7 @@ func (s *schema) entries() ([]byte, error) {
 }
 
 // pythonFunction returns the name of the function that makes the public class of a message.
-func (s *structure) pythonFunction() string { return snake(s.public) }
+func (s *structure) pythonFunction() string { return snake(s.name) }
 
 // attributes returns the attributes of the public class. `of` is the expression of the message.
 func (s *structure) attributes(of, prefix string) (found []attribute) {
@@ -88,10 +88,10 @@ func (s *structure) attributes(of, prefix string) (found []attribute) {
 			}
 			continue
 		case f.of != nil && f.list:
-			annotation = "tuple[" + f.of.public + ", ...]"
+			annotation = "tuple[" + f.of.name + ", ...]"
 			value = fmt.Sprintf("tuple(map(%s, %s))", f.of.pythonFunction(), value)
 		case f.of != nil:
-			annotation = f.of.public
+			annotation = f.of.name
 			value = fmt.Sprintf("%s(%s)", f.of.pythonFunction(), value)
 		case f.list:
 			annotation = "tuple[" + annotation + ", ...]"

@@ -41,9 +41,8 @@ type structure struct {
 	reply   *structure   // the reply of a request
 	answers []*structure // the requests that a reply answers
 
-	public string // the name of the public structure in Python; empty: the structure is not public
-	goName string // the name of the type in package mempool; empty: there is no such type
-	byHand bool   // the type and the conversions in Go are written by hand
+	public bool // the structure has a public class in Python, and a type in package mempool
+	byHand bool // the type in package mempool and its conversions are written by hand
 }
 
 // empty says whether the structure is EmptyReply, the reply without fields.
@@ -208,13 +207,13 @@ func (r *reader) declare(name string, comment *ast.CommentGroup) (*structure, er
 			s.role, s.wire, r.replies[name] = request, w[1], w[2]
 		case s.role == part && len(w) == 2 && w[0] == "notice":
 			s.role, s.wire = notice, w[1]
-		case s.public == "" && (len(w) == 2 || len(w) == 3) && w[0] == "public":
-			s.public, s.goName = w[1], cmp.Or(s.goName, w[len(w)-1])
-		case !s.byHand && len(w) == 2 && w[0] == "go":
-			s.goName, s.byHand = w[1], true
+		case !s.public && len(w) == 1 && w[0] == "public":
+			s.public = true
+		case !s.byHand && len(w) == 1 && w[0] == "go":
+			s.byHand = true
 		default:
-			return nil, fmt.Errorf("expected one //wire:request OPERATION REPLY, one //wire:notice NAME, one //wire:public NAME GONAME, or "+
-				"one //wire:go GONAME, found %q", line.Text)
+			return nil, fmt.Errorf("expected one //wire:request OPERATION REPLY, one //wire:notice NAME, one //wire:public, or one //wire:go, "+
+				"found %q", line.Text)
 		}
 	}
 	r.known[name] = s

@@ -2,8 +2,13 @@ package main
 
 import (
 	"flag"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -28,9 +33,7 @@ var update = flag.Bool("update", false, "write what the tests want of the tiny p
 
 func tiny(t *testing.T, name string) []byte {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join("testdata", "tiny", name))
-	require.NoError(t, err)
-	return content
+	return readFile(t, "testdata", "tiny", name)
 }
 
 func TestEveryTypeOfFieldIsWritten(t *testing.T) {
@@ -94,8 +97,8 @@ func TestWhatTheGeneratorCannotWriteIsNamed(t *testing.T) {
 		"// Ask asks.\ntype Ask uint64":                                   "Ask: expected a struct or an array of bytes",
 		"// Ask asks.\ntype Ask [2]uint64":                                "Ask: expected a struct or an array of bytes",
 		"func ask() {}":                                                   "messages.go: expected types and nothing else",
-		"// A asks.\n//wire:reply a\ntype A struct{}":                     `A: expected one //wire:request OPERATION REPLY, one //wire:notice NAME, one //wire:public NAME GONAME, or one //wire:go GONAME, found "//wire:reply a"`,
-		"// A asks.\n//wire:\ntype A struct{}":                            `A: expected one //wire:request OPERATION REPLY, one //wire:notice NAME, one //wire:public NAME GONAME, or one //wire:go GONAME, found "//wire:"`,
+		"// A asks.\n//wire:reply a\ntype A struct{}":                     `A: expected one //wire:request OPERATION REPLY, one //wire:notice NAME, one //wire:public, or one //wire:go, found "//wire:reply a"`,
+		"// A asks.\n//wire:\ntype A struct{}":                            `A: expected one //wire:request OPERATION REPLY, one //wire:notice NAME, one //wire:public, or one //wire:go, found "//wire:"`,
 		"// A asks.\n//wire:request a B\ntype A struct{}":                 "A: there is no structure B to answer it",
 		message("X uint64 `wire:\"x\"`"):                                  "Ask: X: expected a comment that says what it means, without a vertical bar",
 		message("X uint64 `wire:\"x\"` // a|b"):                           "Ask: X: expected a comment that says what it means, without a vertical bar",
@@ -127,14 +130,76 @@ func TestWhatTheGeneratorCannotWriteIsNamed(t *testing.T) {
 	}
 }
 
+// A structure has one name everywhere, and no other public type has this name.
+func TestNoPublicNameMeansTwoThings(t *testing.T) {
+	root := filepath.Join("..", "..", "..")
+	s, err := parse(source, readFile(t, "..", source))
+	require.NoError(t, err)
+	known := map[string]*structure{}
+	for _, one := range s.structs {
+		known[one.name] = one
+	}
+	inMempool := map[string]bool{}
+	for _, folder := range []string{"bridge", "bridge/server", "mempool", "mempool/service"} {
+		for name, alias := range exportedTypes(t, filepath.Join(root, folder)) {
+			_, of, _ := strings.Cut(alias, ".")
+			inMempool[name] = inMempool[name] || folder == "mempool"
+			one := known[name]
+			same := one == nil || folder == "mempool" && (one.public || one.byHand) || folder == "mempool/service" && one.role == notice
+			assert.True(t, same || alias == "mempool."+name, "%s.%s is not the structure %[2]s of messages.go: it needs another name", folder, name)
+			assert.True(t, alias == "" || of == name, "%s.%s is another name for %s", folder, name, alias)
+		}
+	}
+	inPython := map[string]bool{}
+	for _, found := range regexp.MustCompile(`([A-Z]\w+) as (\w+)`).FindAllSubmatch(readFile(t, root, "python", "poolbridge", "__init__.py"), -1) {
+		assert.True(t, string(found[1]) == string(found[2]), "poolbridge.%s is another name for %s", found[2], found[1])
+		inPython[string(found[2])] = true
+	}
+	for name, one := range known {
+		assert.Equal(t, one.public || one.byHand, inMempool[name], "mempool.%s", name)
+		assert.Equal(t, one.public, inPython[name], "poolbridge.%s", name)
+	}
+}
+
+func readFile(t *testing.T, path ...string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(path...))
+	require.NoError(t, err)
+	return content
+}
+
+// exportedTypes returns the exported types of a package. The value of an alias is what it stands for; the value of another type is empty.
+func exportedTypes(t *testing.T, folder string) map[string]string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(folder, "*.go"))
+	require.NoError(t, err)
+	found := map[string]string{}
+	for _, path := range paths {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		require.NoError(t, err)
+		for name, object := range file.Scope.Objects {
+			if declared, ok := object.Decl.(*ast.TypeSpec); ok && ast.IsExported(name) {
+				if found[name] = ""; declared.Assign.IsValid() {
+					found[name] = types.ExprString(declared.Type)
+				}
+			}
+		}
+	}
+	require.NotEmpty(t, found)
+	return found
+}
+
 func TestThePageHasAPlaceForEachTable(t *testing.T) {
 	s, err := parse(source, []byte("package wire\n\n// Part is here.\ntype Part struct{}\n"))
 	require.NoError(t, err)
 	place := func(name string) string { return "<!-- make generate: " + name + " -->\n<!-- /make generate -->\n" }
 	for page, want := range map[string]string{
-		place("Requests") + place("Notices"):                                 "the page lacks <!-- make generate: Part --> and, some lines below, <!-- /make generate -->",
-		place("Requests") + place("Notices") + place("Part") + place("Part"): "the page has a place for Part: there is no such structure, or it has a second place",
-		place("Requests") + place("Notices") + place("Part") + place("Ode"):  "the page has a place for Ode: there is no such structure, or it has a second place",
+		place("Requests") + place("Notices") + place("Names"):                                 "the page lacks <!-- make generate: Part --> and, some lines below, <!-- /make generate -->",
+		place("Requests") + place("Notices") + place("Names") + place("Part") + place("Part"): "the page has a place for Part: there is no such structure, or it has a second place",
+		place("Requests") + place("Notices") + place("Names") + place("Part") + place("Ode"):  "the page has a place for Ode: there is no such structure, or it has a second place",
 	} {
 		_, err := s.page([]byte(page))
 		assert.EqualError(t, err, want)

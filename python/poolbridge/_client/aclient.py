@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Never, Self, TypeVar
 from poolbridge._client import channel_operations as _channel_operations, operations as _operations, whole as _whole
 from poolbridge._client.channel import AsyncChannel
 from poolbridge._client.client_state import CLOSE_TIMEOUT, ClientState
-from poolbridge._client.entries import Pool, ServiceStats
+from poolbridge._client.entries import PoolInfo, ServiceStats
 from poolbridge._client.lease import AsyncLease
 from poolbridge._client.listing import AsyncLists
 from poolbridge._client.subscription import AsyncSubscription
@@ -69,7 +69,7 @@ class AsyncClient(AsyncLists, ClientState):
         uids: Sequence[int] = (),
         gids: Sequence[int] = (),
         exist_ok: bool = False,
-    ) -> Pool:
+    ) -> PoolInfo:
         """Create a pool, or with `exist_ok` open the existing pool; see `Client.create_pool`."""
         flow = _operations.create_pool(
             name,
@@ -84,15 +84,15 @@ class AsyncClient(AsyncLists, ClientState):
         )
         return self._remember(await self._run(flow))
 
-    async def open_pool(self, name: str, timeout: float | None = 0.0) -> Pool:
+    async def open_pool(self, name: str, timeout: float | None = 0.0) -> PoolInfo:
         """Open a pool by its name; see `Client.open_pool`."""
         return self._remember(await self._run(_operations.open_pool(name, timeout=timeout)))
 
-    async def destroy_pool(self, pool: Pool | str) -> None:
+    async def destroy_pool(self, pool: PoolInfo | str) -> None:
         """Destroy a pool and its channels; see `Client.destroy_pool`."""
         self._forget(await self._run(_operations.destroy_pool(self._find_pool(pool, default=False))))
 
-    async def trim(self, pool: Pool | str | None = None, *, keep_bytes: int | str = 0) -> int:
+    async def trim(self, pool: PoolInfo | str | None = None, *, keep_bytes: int | str = 0) -> int:
         """Free unused blocks of a pool and return the number of freed bytes; see `Client.trim`."""
         return await self._run(_operations.trim(await self._pool(pool), keep_bytes=keep_bytes))
 
@@ -100,7 +100,7 @@ class AsyncClient(AsyncLists, ClientState):
         """Ask for the counts of the service and of every pool; see `Client.stats`."""
         return await self._run(_operations.stats())
 
-    async def pools(self) -> list[Pool]:
+    async def pools(self) -> list[PoolInfo]:
         """List the pools that this user may use or destroy; see `Client.pools`."""
         return [of.pool for of in (await self.stats()).pools]
 
@@ -111,7 +111,7 @@ class AsyncClient(AsyncLists, ClientState):
         shape: int | Iterable[int],
         dtype: Any = "float32",
         *,
-        pool: Pool | str | None = None,
+        pool: PoolInfo | str | None = None,
         timeout: float | None = 0.0,
     ) -> AsyncLease:
         """Allocate a buffer and lease it for writing; see `Client.allocate`."""
@@ -148,7 +148,7 @@ class AsyncClient(AsyncLists, ClientState):
         array: Any,
         name: str,
         *,
-        pool: Pool | str | None = None,
+        pool: PoolInfo | str | None = None,
         keep: bool = False,
         replace: bool = False,
         timeout: float | None = 0.0,
@@ -176,7 +176,7 @@ class AsyncClient(AsyncLists, ClientState):
         self,
         name: str,
         *,
-        pool: Pool | str | None = None,
+        pool: PoolInfo | str | None = None,
         mode: ChannelMode = "broadcast",
         capacity: int = 8,
         full: FullPolicy = "block",
@@ -286,9 +286,9 @@ class AsyncClient(AsyncLists, ClientState):
         if self._sleepers is not None:
             self._sleepers.shutdown(wait=False)
 
-    async def _pool(self, pool: Pool | str | None) -> Pool:
+    async def _pool(self, pool: PoolInfo | str | None) -> PoolInfo:
         found = self._find_pool(pool)
-        return found if isinstance(found, Pool) else await self.open_pool(found)
+        return found if isinstance(found, PoolInfo) else await self.open_pool(found)
 
     async def _perform(self, step: Any, cancellation: Cancellation) -> Any:
         cancellation.check()

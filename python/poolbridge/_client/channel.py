@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class BaseChannel:
     """A named channel for buffers of one pool. A client makes channels; programs do not call the class."""
 
-    def __init__(self, info: _messages.Channel, pool: str) -> None:
+    def __init__(self, info: _messages.ChannelIdentity, pool: str) -> None:
         self._info = info
         self._pool_name = pool
 
@@ -73,7 +73,7 @@ class BaseChannel:
         )
 
 
-def info_of(channel: BaseChannel) -> _messages.Channel:
+def info_of(channel: BaseChannel) -> _messages.ChannelIdentity:
     """Return the service's description of a channel, for modules of this package only."""
     return channel._info  # noqa: SLF001 - of one family
 
@@ -83,7 +83,7 @@ class Channel(BaseChannel):
 
     _publisher_type: ClassVar = Publisher
 
-    def __init__(self, session: Session, run: Run, info: _messages.Channel, pool: str) -> None:
+    def __init__(self, session: Session, run: Run, info: _messages.ChannelIdentity, pool: str) -> None:
         super().__init__(info, pool)
         self._session = session
         self._run = run
@@ -215,7 +215,7 @@ class AsyncChannel(BaseChannel):
 
     _publisher_type: ClassVar = AsyncPublisher
 
-    def __init__(self, session: Session, run: AsyncRun, info: _messages.Channel, pool: str) -> None:
+    def __init__(self, session: Session, run: AsyncRun, info: _messages.ChannelIdentity, pool: str) -> None:
         super().__init__(info, pool)
         self._session = session
         self._run = run

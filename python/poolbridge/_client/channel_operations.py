@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.producer import Producer
     from poolbridge._session.session import Session
-    from poolbridge._wire.messages import Channel
+    from poolbridge._wire.messages import ChannelIdentity
 
 MODES = get_args(ChannelMode)
 ACKS = get_args(AckMode)
@@ -84,7 +84,7 @@ def _check_text(text: Any) -> None:
 
 def create_channel(
     session: Session, name: str, *, pool: int, mode: ChannelMode, capacity: int, full: FullPolicy
-) -> Flow[Channel]:
+) -> Flow[ChannelIdentity]:
     """Create a channel, or open the existing channel with the same settings."""
     request = MakeChannel(
         name=check_name(name, "channel"),
@@ -95,23 +95,23 @@ def create_channel(
     )
     check_able(session)
     reply = yield Ask(request, ChannelReply)
-    channel: Channel = reply.channel
+    channel: ChannelIdentity = reply.channel
     return channel
 
 
-def open_channel(session: Session, name: str, *, timeout: float | None, consume: bool) -> Flow[Channel]:
+def open_channel(session: Session, name: str, *, timeout: float | None, consume: bool) -> Flow[ChannelIdentity]:
     """Open a channel by its name, and open the channel's pool. If `consume` is true, closed queues can be found too."""
     timeout = check_timeout(timeout)
     request = Find(name=check_name(name, "channel"), consume=consume, wait=to_milliseconds(timeout))
     check_able(session)
     reply = yield Ask(request, ChannelReply, timeout)
-    channel: Channel = reply.channel
+    channel: ChannelIdentity = reply.channel
     if session.pool_info(channel.pool) is None:
         yield Ask(Open(pool=channel.pool), PoolReply)
     return channel
 
 
-def close(session: Session, channel: Channel) -> Flow[None]:
+def close(session: Session, channel: ChannelIdentity) -> Flow[None]:
     """Close a channel for all clients."""
     yield Ask(CloseChannel(channel=channel.id), Reply)
     producer = session.producers.get(channel.id)
@@ -124,7 +124,7 @@ def close(session: Session, channel: Channel) -> Flow[None]:
 
 def publish(
     session: Session,
-    channel: Channel,
+    channel: ChannelIdentity,
     given: Any,
     *,
     meta: Mapping[str, str] | None,
@@ -206,7 +206,7 @@ def _copy_on_device(state: LeaseState, source: Source, stream: Any) -> int | Non
 
 
 def subscribe(
-    session: Session, channel: Channel, *, credit: int, oldest: bool, full: FullPolicy | None, ack: AckMode
+    session: Session, channel: ChannelIdentity, *, credit: int, oldest: bool, full: FullPolicy | None, ack: AckMode
 ) -> Flow[Consumer]:
     """Join a channel as a consumer."""
     auto = check_word(ack, ACKS, "ack", ACKS) == "auto"

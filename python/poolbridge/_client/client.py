@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from poolbridge._client import channel_operations as _channel_operations, operations as _operations, whole as _whole
 from poolbridge._client.channel import Channel, info_of
 from poolbridge._client.client_state import CLOSE_TIMEOUT, ClientState
-from poolbridge._client.entries import Pool, ServiceStats
+from poolbridge._client.entries import PoolInfo, ServiceStats
 from poolbridge._client.lease import Lease
 from poolbridge._client.listing import Lists
 from poolbridge._client.subscription import Subscription
@@ -58,7 +58,7 @@ class Client(Lists, ClientState):
         uids: Sequence[int] = (),
         gids: Sequence[int] = (),
         exist_ok: bool = False,
-    ) -> Pool:
+    ) -> PoolInfo:
         """Create a pool.
 
         The first pool that a client creates or opens becomes the client's default pool.
@@ -89,7 +89,7 @@ class Client(Lists, ClientState):
 
         Returns
         -------
-        Pool
+        PoolInfo
             The new pool, or with `exist_ok` the existing pool.
 
         Raises
@@ -119,7 +119,7 @@ class Client(Lists, ClientState):
         )
         return self._remember(self._run(flow))
 
-    def open_pool(self, name: str, timeout: float | None = 0.0) -> Pool:
+    def open_pool(self, name: str, timeout: float | None = 0.0) -> PoolInfo:
         """Open a pool by its name.
 
         The first pool that a client creates or opens becomes the client's default pool.
@@ -134,7 +134,7 @@ class Client(Lists, ClientState):
 
         Returns
         -------
-        Pool
+        PoolInfo
             The pool.
 
         Raises
@@ -148,7 +148,7 @@ class Client(Lists, ClientState):
         """
         return self._remember(self._run(_operations.open_pool(name, timeout=timeout)))
 
-    def destroy_pool(self, pool: Pool | str) -> None:
+    def destroy_pool(self, pool: PoolInfo | str) -> None:
         """Destroy a pool and its channels. Memory that leases still use is freed when these leases end.
 
         Parameters
@@ -166,7 +166,7 @@ class Client(Lists, ClientState):
         """
         self._forget(self._run(_operations.destroy_pool(self._find_pool(pool, default=False))))
 
-    def trim(self, pool: Pool | str | None = None, *, keep_bytes: int | str = 0) -> int:
+    def trim(self, pool: PoolInfo | str | None = None, *, keep_bytes: int | str = 0) -> int:
         """Free unused blocks of a pool.
 
         Parameters
@@ -200,12 +200,12 @@ class Client(Lists, ClientState):
         """
         return self._run(_operations.stats())
 
-    def pools(self) -> list[Pool]:
+    def pools(self) -> list[PoolInfo]:
         """List the pools that this user may use or destroy. `stats` also says how much of each pool is in use.
 
         Returns
         -------
-        list of Pool
+        list of PoolInfo
             The pools.
         """
         return [of.pool for of in self.stats().pools]
@@ -217,7 +217,7 @@ class Client(Lists, ClientState):
         shape: int | Iterable[int],
         dtype: Any = "float32",
         *,
-        pool: Pool | str | None = None,
+        pool: PoolInfo | str | None = None,
         timeout: float | None = 0.0,
     ) -> Lease:
         """Allocate a buffer and lease it for writing.
@@ -323,7 +323,7 @@ class Client(Lists, ClientState):
         array: Any,
         name: str,
         *,
-        pool: Pool | str | None = None,
+        pool: PoolInfo | str | None = None,
         keep: bool = False,
         replace: bool = False,
         timeout: float | None = 0.0,
@@ -429,7 +429,7 @@ class Client(Lists, ClientState):
         self,
         name: str,
         *,
-        pool: Pool | str | None = None,
+        pool: PoolInfo | str | None = None,
         mode: ChannelMode = "broadcast",
         capacity: int = 8,
         full: FullPolicy = "block",
@@ -621,9 +621,9 @@ class Client(Lists, ClientState):
 
     # Internals
 
-    def _pool(self, pool: Pool | str | None) -> Pool:
+    def _pool(self, pool: PoolInfo | str | None) -> PoolInfo:
         found = self._find_pool(pool)
-        return found if isinstance(found, Pool) else self.open_pool(found)
+        return found if isinstance(found, PoolInfo) else self.open_pool(found)
 
     def _perform(self, step: Any) -> Any:
         if isinstance(step, Ask):

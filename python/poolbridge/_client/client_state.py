@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from poolbridge._client.entries import Pool
+from poolbridge._client.entries import PoolInfo
 from poolbridge._client.operations import check_device
 from poolbridge._client.session_stats import SessionStats, session_stats
 from poolbridge._cuda import cuda as _cuda
@@ -50,8 +50,8 @@ class ClientState:
 
     def __init__(self, session: Session, path: str, timeout: float) -> None:
         self._session = session
-        self._default_pool: Pool | None = None
-        self._pools: dict[str, Pool] = {}
+        self._default_pool: PoolInfo | None = None
+        self._pools: dict[str, PoolInfo] = {}
         self.path = path
         self.timeout = timeout
         session.patience = timeout
@@ -111,25 +111,25 @@ class ClientState:
         state = "closed" if self.closed else f"session {self._session.core.session_id}"
         return f"<poolbridge.{type(self).__name__} {self.path}, {state}>"
 
-    def _remember(self, pool: Pool) -> Pool:
+    def _remember(self, pool: PoolInfo) -> PoolInfo:
         self._pools[pool.name] = pool
         if self._default_pool is None:
             self._default_pool = pool
         return pool
 
-    def _forget(self, pool: Pool) -> None:
+    def _forget(self, pool: PoolInfo) -> None:
         if self._pools.get(pool.name) == pool:
             del self._pools[pool.name]
         if self._default_pool == pool:
             self._default_pool = None
 
-    def _find_pool(self, pool: Any, *, default: bool = True) -> Pool | str:
+    def _find_pool(self, pool: Any, *, default: bool = True) -> PoolInfo | str:
         """Return the pool that `pool` means. If the client has not opened this pool yet, return the pool's name."""
-        if isinstance(pool, Pool):
+        if isinstance(pool, PoolInfo):
             return pool
         if pool is not None:
             if not isinstance(pool, str):
-                raise InvalidArgumentError(f"pool {shown(pool)} is no pool: expected a Pool or the name of one")
+                raise InvalidArgumentError(f"pool {shown(pool)} is no pool: expected a PoolInfo or the name of a pool")
             return self._pools.get(pool, pool)
         if not default:
             raise InvalidArgumentError("None is no pool: name the pool")
@@ -137,7 +137,7 @@ class ClientState:
             raise InvalidArgumentError("there is no default pool: create or open one first, or pass pool=")
         return self._default_pool
 
-    def _channel_pool(self, info: _messages.Channel) -> str:
+    def _channel_pool(self, info: _messages.ChannelIdentity) -> str:
         """Return the name of the pool whose buffers a channel carries; empty if the client does not know the pool."""
         known = self._session.pool_info(info.pool)
         return known.name if known is not None else ""

@@ -18,7 +18,7 @@ def _time(nanoseconds: int) -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PoolInfo:
     """Describes a pool: a named, bounded arena of one kind of memory.
 
     Attributes
@@ -52,9 +52,9 @@ class Pool:
     user_bytes: int
 
 
-def pool(of: _messages.Pool) -> Pool:
-    """Make a `Pool` of a message."""
-    return Pool(
+def pool_info(of: _messages.PoolInfo) -> PoolInfo:
+    """Make a `PoolInfo` of a message."""
+    return PoolInfo(
         id=of.id,
         name=of.name,
         kind=cast("Kind", of.kind),
@@ -92,7 +92,7 @@ class ServiceStats:
     pools: tuple[PoolStats, ...]
 
 
-def service_stats(of: _messages.Stats) -> ServiceStats:
+def service_stats(of: _messages.ServiceStats) -> ServiceStats:
     """Make a `ServiceStats` of a message."""
     return ServiceStats(
         sessions=of.sessions,
@@ -132,7 +132,7 @@ class PoolStats:
         Bytes that count for the user of the asking session. They count as those of a session do.
     """
 
-    pool: Pool
+    pool: PoolInfo
     reserved: int
     leased: int
     used: int
@@ -146,7 +146,7 @@ class PoolStats:
 def pool_stats(of: _messages.PoolStats) -> PoolStats:
     """Make a `PoolStats` of a message."""
     return PoolStats(
-        pool=pool(of.pool),
+        pool=pool_info(of.pool),
         reserved=of.reserved,
         leased=of.leased,
         used=of.used,
@@ -204,7 +204,7 @@ class SessionInfo:
     since: datetime | None
 
 
-def session_info(of: _messages.SessionEntry) -> SessionInfo:
+def session_info(of: _messages.SessionInfo) -> SessionInfo:
     """Make a `SessionInfo` of a message."""
     return SessionInfo(
         id=of.id,
@@ -284,7 +284,7 @@ class ChannelInfo:
     dropped: int
 
 
-def channel_info(of: _messages.ChannelEntry) -> ChannelInfo:
+def channel_info(of: _messages.ChannelInfo) -> ChannelInfo:
     """Make a `ChannelInfo` of a message."""
     return ChannelInfo(
         id=of.channel.id,
@@ -339,7 +339,7 @@ class NameInfo:
     session: int | None
 
 
-def name_info(of: _messages.NameEntry) -> NameInfo:
+def name_info(of: _messages.NameInfo) -> NameInfo:
     """Make a `NameInfo` of a message."""
     return NameInfo(
         name=of.name,
@@ -399,7 +399,7 @@ class BufferInfo:
     in_channel: bool
 
 
-def buffer_info(of: _messages.BufferEntry) -> BufferInfo:
+def buffer_info(of: _messages.BufferInfo) -> BufferInfo:
     """Make a `BufferInfo` of a message."""
     return BufferInfo(
         id=of.id,
@@ -467,7 +467,7 @@ class LeaseInfo:
     since: datetime | None
 
 
-def lease_info(of: _messages.LeaseEntry) -> LeaseInfo:
+def lease_info(of: _messages.LeaseInfo) -> LeaseInfo:
     """Make a `LeaseInfo` of a message."""
     return LeaseInfo(
         id=of.id,
@@ -545,7 +545,7 @@ class HistoryEvent:
     text: str
 
 
-def history_event(of: _messages.EventEntry) -> HistoryEvent:
+def history_event(of: _messages.HistoryEvent) -> HistoryEvent:
     """Make a `HistoryEvent` of a message."""
     return HistoryEvent(
         number=of.number,

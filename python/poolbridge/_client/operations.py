@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from poolbridge._client.entries import Pool, ServiceStats, pool as pool_of, service_stats
+from poolbridge._client.entries import PoolInfo, ServiceStats, pool_info, service_stats
 from poolbridge._client.promise import Promise
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._memory.kinds import KINDS
@@ -270,7 +270,7 @@ def create_pool(
     uids: Sequence[int],
     gids: Sequence[int],
     exist_ok: bool,
-) -> Flow[Pool]:
+) -> Flow[PoolInfo]:
     """Create and open a pool. If `exist_ok` is true and the pool exists with the same settings, only open the pool."""
     request = Create(
         name=check_name(name, "pool"),
@@ -284,20 +284,20 @@ def create_pool(
         ensure=check_flag(exist_ok, "exist_ok"),
     )
     reply = yield from ask(request, PoolReply)
-    return pool_of(reply.pool)
+    return pool_info(reply.pool)
 
 
-def open_pool(name: str, *, timeout: float | None) -> Flow[Pool]:
+def open_pool(name: str, *, timeout: float | None) -> Flow[PoolInfo]:
     """Wait until a pool exists and is ready, and open the pool."""
     timeout = check_timeout(timeout)
     request = Open(name=check_name(name, "pool"), wait=to_milliseconds(timeout))
     reply = yield from ask(request, PoolReply, timeout)
-    return pool_of(reply.pool)
+    return pool_info(reply.pool)
 
 
-def destroy_pool(pool: Pool | str) -> Flow[Pool]:
+def destroy_pool(pool: PoolInfo | str) -> Flow[PoolInfo]:
     """Destroy a pool. If the caller passes the pool's name, the user need not have the right to open the pool."""
-    if not isinstance(pool, Pool):
+    if not isinstance(pool, PoolInfo):
         name = check_name(pool, "pool")
         known = (yield from stats()).pools
         # Take the newest pool. Older pools of the same name were destroyed, and leases still use their memory.
@@ -309,7 +309,7 @@ def destroy_pool(pool: Pool | str) -> Flow[Pool]:
     return pool
 
 
-def trim(pool: Pool, *, keep_bytes: int | str) -> Flow[int]:
+def trim(pool: PoolInfo, *, keep_bytes: int | str) -> Flow[int]:
     """Let the service free unused blocks of a pool; return the number of freed bytes."""
     reply = yield from ask(Trim(pool=pool.id, keep=check_bytes(keep_bytes, "keep_bytes")), TrimReply)
     return reply.nbytes

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.producer import Producer
     from poolbridge._session.session import Session
-    from poolbridge._wire.messages import Channel as ChannelInfo
+    from poolbridge._wire.messages import ChannelIdentity
 
 
 _T = TypeVar("_T")
@@ -75,7 +75,7 @@ class BasePublisher(Uncopied, ABC):
         self,
         session: Session,
         run: Any,
-        channel: ChannelInfo,
+        channel: ChannelIdentity,
         description: Description,
         wrap: Callable[[Any], Any] | None,
     ) -> None:

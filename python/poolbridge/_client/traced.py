@@ -16,7 +16,7 @@ from poolbridge._client.aclient import AsyncClient
 from poolbridge._client.borrowed import AsyncBorrowedArrays, BorrowedArrays
 from poolbridge._client.channel import AsyncChannel, Channel
 from poolbridge._client.client import Client
-from poolbridge._client.entries import Pool
+from poolbridge._client.entries import PoolInfo
 from poolbridge._client.frame import AsyncFrame, Frame
 from poolbridge._client.lease import AsyncLease, Lease
 from poolbridge._client.publisher import AsyncPublisher, Publisher
@@ -90,9 +90,9 @@ def _tracer(of: Any) -> Any:
 # Operations, and their results
 
 
-def _allocates(client: Any, *_args: Any, pool: Pool | str | None = None, **_options: Any) -> Operation:
+def _allocates(client: Any, *_args: Any, pool: PoolInfo | str | None = None, **_options: Any) -> Operation:
     chosen = client._default_pool if pool is None else pool  # noqa: SLF001
-    return Operation("allocate", pool=chosen.name if isinstance(chosen, Pool) else chosen)
+    return Operation("allocate", pool=chosen.name if isinstance(chosen, PoolInfo) else chosen)
 
 
 def _gets(_client: Any, name: str, *_args: Any, **_options: Any) -> Operation:
@@ -103,7 +103,7 @@ def _leases(_client: Any, *_args: Any, **_options: Any) -> Operation:
     return Operation("lease")
 
 
-def _puts(client: Any, array: Any, name: str, *, pool: Pool | str | None = None, **_options: Any) -> Operation:
+def _puts(client: Any, array: Any, name: str, *, pool: PoolInfo | str | None = None, **_options: Any) -> Operation:
     operation = _allocates(client, pool=pool)
     operation.name, operation.buffer, operation.nbytes = "publish", name, _bytes_of(array)
     return operation

@@ -14,7 +14,7 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from poolbridge._cuda.pools import ImportedBlock, ImportedPool
     from poolbridge._sys.literals import Kind as KindName
-    from poolbridge._wire.messages import Pool
+    from poolbridge._wire.messages import PoolInfo
     from poolbridge._wire.transport import Descriptors
 
 
@@ -73,7 +73,7 @@ class DeviceKind(Kind):
 
     name = "device"
 
-    def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> DevicePool:  # noqa: ARG002
+    def map_pool(self, pool: PoolInfo, export: bytes, descriptors: Descriptors) -> DevicePool:  # noqa: ARG002
         """Import the pool on the GPU that has its memory. Close the descriptor: the import itself keeps the memory."""
         ordinal = _cuda.find_device(pool.device_uuid)
         with descriptors.lent() as fd:

@@ -15,7 +15,7 @@ from poolbridge.errors import (
 )
 
 if TYPE_CHECKING:
-    from poolbridge._wire.messages import Pool
+    from poolbridge._wire.messages import PoolInfo
     from poolbridge._wire.transport import Descriptors
 
 
@@ -108,7 +108,7 @@ class HostKind(Kind):
 
     name = "host"
 
-    def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> HostPool:  # noqa: ARG002
+    def map_pool(self, pool: PoolInfo, export: bytes, descriptors: Descriptors) -> HostPool:  # noqa: ARG002
         """Map the pool's memfd. Close the memfd's descriptor: the mappings themselves keep the memory."""
         with descriptors.lent() as fd:
             return HostPool(fd, pool.max_bytes)

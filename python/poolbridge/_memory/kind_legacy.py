@@ -16,7 +16,7 @@ from poolbridge.errors import (
 )
 
 if TYPE_CHECKING:
-    from poolbridge._wire.messages import Pool
+    from poolbridge._wire.messages import PoolInfo
     from poolbridge._wire.transport import Descriptors
 
 
@@ -95,13 +95,13 @@ class LegacyKind(Kind):
 
     name = "legacy"
 
-    def apart(self, pool: Pool, device: int | str | None) -> int | None:
+    def apart(self, pool: PoolInfo, device: int | str | None) -> int | None:
         """Return the ordinal of the GPU `device`, which needs its own mapping; None if this GPU has the memory."""
         if device is None:
             return None
         ordinal = _cuda.ordinal_of(device)
         return None if ordinal == _cuda.find_device(pool.device_uuid) else ordinal
 
-    def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> LegacyPool:  # noqa: ARG002
+    def map_pool(self, pool: PoolInfo, export: bytes, descriptors: Descriptors) -> LegacyPool:  # noqa: ARG002
         """Find the GPU that has the pool's memory, by its UUID. There is no mapping of the whole pool."""
         return LegacyPool(self.name, _cuda.find_device(pool.device_uuid))

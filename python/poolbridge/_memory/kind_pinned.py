@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from poolbridge._sys.literals import Kind as KindName
-    from poolbridge._wire.messages import Pool
+    from poolbridge._wire.messages import PoolInfo
     from poolbridge._wire.transport import Descriptors
 
 
@@ -97,7 +97,7 @@ class PinnedKind(Kind):
 
     name = "pinned"
 
-    def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> PinnedPool:  # noqa: ARG002
+    def map_pool(self, pool: PoolInfo, export: bytes, descriptors: Descriptors) -> PinnedPool:  # noqa: ARG002
         """Import the pool for the GPU that `pool` names. Close the descriptor: the import itself keeps the memory."""
         ordinal = _cuda.find_device(pool.device_uuid)
         with descriptors.lent() as fd:

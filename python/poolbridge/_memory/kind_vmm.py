@@ -15,7 +15,7 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from poolbridge._cuda.imports import VirtualBlock
     from poolbridge._sys.literals import Kind as KindName
-    from poolbridge._wire.messages import Pool
+    from poolbridge._wire.messages import PoolInfo
     from poolbridge._wire.transport import Descriptors
 
 
@@ -76,6 +76,6 @@ class VMMKind(Kind):
 
     name = "vmm"
 
-    def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> VMMPool:  # noqa: ARG002
+    def map_pool(self, pool: PoolInfo, export: bytes, descriptors: Descriptors) -> VMMPool:  # noqa: ARG002
         """Find the GPU that has the pool's memory, by its UUID. There is no mapping of the whole pool."""
         return VMMPool(self.name, _cuda.find_device(pool.device_uuid))

@@ -20,7 +20,7 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     import numpy as np
 
-    from poolbridge._wire.messages import Pool
+    from poolbridge._wire.messages import PoolInfo
     from poolbridge._wire.transport import Descriptors
 
 
@@ -158,7 +158,7 @@ class Kind(ABC):
 
     name: _literals.Kind
 
-    def apart(self, pool: Pool, device: int | str | None) -> int | None:  # noqa: ARG002
+    def apart(self, pool: PoolInfo, device: int | str | None) -> int | None:  # noqa: ARG002
         """Return the GPU for which a pool needs a separate mapping, if it needs one.
 
         Parameters
@@ -177,7 +177,7 @@ class Kind(ABC):
         return None
 
     @abstractmethod
-    def map_pool(self, pool: Pool, export: bytes, descriptors: Descriptors) -> PoolMemory:
+    def map_pool(self, pool: PoolInfo, export: bytes, descriptors: Descriptors) -> PoolMemory:
         """Map a pool. On success, the caller closes the descriptors that are left in `descriptors`."""
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from poolbridge._wire.messages import Fence, Pool
+from poolbridge._wire.messages import Fence, PoolInfo
 from poolbridge._wire.transport import Descriptors
 
 
 class SessionPool(Struct, eq=False, gc=True):
     """A pool that this session has opened: the pool's description, its export, and the export's descriptors."""
 
-    info: Pool
+    info: PoolInfo
     export: bytes
     descriptors: Descriptors
 

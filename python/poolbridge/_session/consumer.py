@@ -16,7 +16,7 @@ from poolbridge._session.grants import held, take
 from poolbridge._session.membership import NATIVE, Membership, join
 from poolbridge._sys import process as _process
 from poolbridge._wire.limits import MIN_SLOTS
-from poolbridge._wire.messages import Channel, Doubt, Fence, Grant, Map, MapReply, Tensor
+from poolbridge._wire.messages import ChannelIdentity, Doubt, Fence, Grant, Map, MapReply, Tensor
 from poolbridge.errors import (
     ClientClosedError,
     ClosedError,
@@ -112,7 +112,7 @@ class Consumer(Membership):
     def __init__(
         self,
         session: Session,
-        channel: Channel,
+        channel: ChannelIdentity,
         native: _native.Consumer,
         member: int,
         *,
@@ -537,7 +537,9 @@ class Consumer(Membership):
         self.leave()
 
 
-def consume(session: Session, channel: Channel, *, credit: int, oldest: bool, full: str, auto: bool) -> Flow[Consumer]:
+def consume(
+    session: Session, channel: ChannelIdentity, *, credit: int, oldest: bool, full: str, auto: bool
+) -> Flow[Consumer]:
     """Join a channel as a consumer."""
     consumer: Consumer = yield from join(
         session,

@@ -28,6 +28,7 @@ from poolbridge._wire.messages import (
     Failed,
     Fence,
     Forget,
+    GetTimeline,
     Goodbye,
     Grant,
     GrantReply,
@@ -36,14 +37,13 @@ from poolbridge._wire.messages import (
     Leave,
     Map,
     MapReply,
-    Member,
+    MemberCame,
     Notice,
     PoolReply,
     Recall,
     Release,
     Reply,
     Request,
-    Timeline,
     TimelineReply,
     Wanted,
     Working,
@@ -150,7 +150,7 @@ class Core:
     def abandon_all(self, error: PoolbridgeError) -> None:
         """Abandon every request of the program, because the client is closed. The waiting calls fail with `error`."""
         for call in list(self._calls.values()):
-            if not call.abandoned and not isinstance(call.request, Timeline):  # the session itself asks for timelines
+            if not call.abandoned and not isinstance(call.request, GetTimeline):  # only the session asks for these
                 self.abandon(call)
                 call.fail(type(error)(*error.args))
         self.tell_waiters()
@@ -283,7 +283,7 @@ class Core:
         elif name in _NEWS:
             self.news.append(decode(data, _NEWS[name]))
         elif name == "member":
-            self._member(decode(data, Member), descriptors)
+            self._member(decode(data, MemberCame), descriptors)
         elif name == "working":
             number = decode(data, Working).request
             for call in self._calls.values():
@@ -292,7 +292,7 @@ class Core:
             check(data)
         return []
 
-    def _member(self, member: Member, descriptors: Descriptors) -> None:
+    def _member(self, member: MemberCame, descriptors: Descriptors) -> None:
         """Pass the file of a new member of a channel to this session's members of the other role in that channel."""
         _, own = _claim(member.export, descriptors)
         fd = own.one() if member.export.fds else None  # without a descriptor, the member has left already

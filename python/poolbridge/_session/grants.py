@@ -12,7 +12,7 @@ from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._order import timelines as _timelines
 from poolbridge._session.flow import Do, Flow, ask
 from poolbridge._session.lease_state import LeaseState
-from poolbridge._wire.messages import Open, PoolReply, Timeline, TimelineReply
+from poolbridge._wire.messages import GetTimeline, Open, PoolReply, TimelineReply
 from poolbridge.errors import (
     NotFoundError,
     ProtocolError,
@@ -87,7 +87,7 @@ def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Fl
 def know_timeline(session: Session, timeline: int) -> Flow[None]:
     """Ask the service for a timeline's page, and map the page. `timeline` 0 stands for the session's own timeline."""
     try:
-        reply = yield from ask(Timeline(timeline=timeline), TimelineReply)
+        reply = yield from ask(GetTimeline(timeline=timeline), TimelineReply)
     except (NotFoundError, StaleError) as error:
         if not timeline:
             raise

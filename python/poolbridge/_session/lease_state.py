@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from poolbridge._order.timeline import StreamKey
     from poolbridge._session.consumer import Consumer
     from poolbridge._session.session import Session
-    from poolbridge._wire.messages import Fence, Grant, Pool
+    from poolbridge._wire.messages import Fence, Grant, PoolInfo
 
 
 class LeaseState(Uncopied):
@@ -57,7 +57,7 @@ class LeaseState(Uncopied):
         self,
         session: Session,
         grant: Grant,
-        pool: Pool,
+        pool: PoolInfo,
         memory: BlockMemory,
         *,
         consumer: Consumer | None = None,

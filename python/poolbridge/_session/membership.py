@@ -21,7 +21,7 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from poolbridge import _native
     from poolbridge._session.session import Session
-    from poolbridge._wire.messages import Channel
+    from poolbridge._wire.messages import ChannelIdentity
     from poolbridge._wire.transport import Descriptors
 
 FEATURE = "channels"
@@ -68,7 +68,12 @@ class Membership(ABC):
     """
 
     def __init__(
-        self, session: Session, channel: Channel, role: str, native: _native.Producer | _native.Consumer, member: int
+        self,
+        session: Session,
+        channel: ChannelIdentity,
+        role: str,
+        native: _native.Producer | _native.Consumer,
+        member: int,
     ) -> None:
         self.session = session
         self.channel = channel
@@ -171,7 +176,7 @@ _M = TypeVar("_M", bound=Membership)
 
 def join(
     session: Session,
-    channel: Channel,
+    channel: ChannelIdentity,
     role: str,
     make: Callable[[Any, int], _M],
     *,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from poolbridge._memory.tensor import Description
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
-    from poolbridge._wire.messages import Channel
+    from poolbridge._wire.messages import ChannelIdentity
 
 # How many packed descriptions a producer keeps. The frames of a channel normally have few different descriptions.
 _MOST_DESCRIPTIONS: Final = 256
@@ -49,7 +49,7 @@ class Producer(Membership):
 
     native: _native.Producer
 
-    def __init__(self, session: Session, channel: Channel, native: _native.Producer, member: int) -> None:
+    def __init__(self, session: Session, channel: ChannelIdentity, native: _native.Producer, member: int) -> None:
         super().__init__(session, channel, "producer", native, member)
         self.loans: dict[int, Returned] = {}
         self.over = False
@@ -194,7 +194,7 @@ class _LeaseSending(Sending):
         return result
 
 
-def producer_of(session: Session, channel: Channel) -> Flow[Producer]:
+def producer_of(session: Session, channel: ChannelIdentity) -> Flow[Producer]:
     """Return the session's producer in a channel. The first call joins the channel."""
     while (producer := session.producers.get(channel.id)) is None:
         joined = threading.Event()

@@ -13,7 +13,7 @@ from weakref import ReferenceType
 from poolbridge._session.returns import Arena, Returns, Slots
 from poolbridge._session.session_memory import SessionMemory
 from poolbridge._session.tally import SessionTally
-from poolbridge._wire.messages import Leave, Reply, Timeline, TimelineReply
+from poolbridge._wire.messages import GetTimeline, Leave, Reply, TimelineReply
 from poolbridge.errors import (
     BusyError,
     NotFoundError,
@@ -219,7 +219,7 @@ class SessionMembers(SessionMemory):
             return
         made: list[Call] = []
         made.append(
-            self.core.start(Timeline(timeline=timeline), TimelineReply, partial(self._learned, timeline, made, then))
+            self.core.start(GetTimeline(timeline=timeline), TimelineReply, partial(self._learned, timeline, made, then))
         )
         self._flush()
 

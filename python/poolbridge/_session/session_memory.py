@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from poolbridge._memory.kinds import BlockMemory, PoolMemory
     from poolbridge._memory.session_blocks import SessionBlock
     from poolbridge._order.timeline import Timeline
-    from poolbridge._wire.messages import Pool
+    from poolbridge._wire.messages import PoolInfo
 
 
 class SessionMemory(ABC):
@@ -65,7 +65,7 @@ class SessionMemory(ABC):
     def _end_if_unused(self) -> None:
         """If the client is closed and nothing needs the connection any more, end it. The caller holds the lock."""
 
-    def pool_info(self, pool_id: int) -> Pool | None:
+    def pool_info(self, pool_id: int) -> PoolInfo | None:
         """Return the description of a pool; None if this session has not opened the pool."""
         known = self.core.pools.get(pool_id)
         return known.info if known is not None else None

@@ -44,7 +44,7 @@ class Tensor(Struct, omit_defaults=True):
     offset: U = field(default=0, name="of")
 
 
-class Pool(Struct, omit_defaults=True, kw_only=True):
+class PoolInfo(Struct, omit_defaults=True, kw_only=True):
     """Describes a pool: a named, bounded arena of one kind of memory."""
 
     id: U  # pool id
@@ -79,8 +79,11 @@ class Fence(Struct, omit_defaults=True):
     value: U = field(name="v")  # value at which the fence is reached; at least 1
 
 
-class Channel(Struct, omit_defaults=True, kw_only=True):
-    """Describes a channel: a named, bounded queue of buffers of one pool."""
+class ChannelIdentity(Struct, omit_defaults=True, kw_only=True):
+    """Says which channel it is, and its settings: what stays the same while the channel exists.
+
+    A channel is a named, bounded queue of buffers of one pool.
+    """
 
     id: U  # channel id
     name: str = field(name="nm")  # name
@@ -108,7 +111,7 @@ class Grant(Struct, omit_defaults=True, kw_only=True):
     event: bytes = field(default=b"", name="ev")  # the interprocess event that came with the content
 
 
-class Stats(Struct, omit_defaults=True, kw_only=True):
+class ServiceStats(Struct, omit_defaults=True, kw_only=True):
     """Counts what a session sees."""
 
     # number of sessions that have not ended: of the asking user; for the service's own user and root all, with the one
@@ -126,7 +129,7 @@ class PoolStats(Struct, omit_defaults=True, kw_only=True):
     At all times, reserved = leased + cached + held.
     """
 
-    pool: Pool = field(name="p")  # the pool, without its export
+    pool: PoolInfo = field(name="p")  # the pool, without its export
     reserved: U = field(default=0, name="rs")  # bytes of all blocks (reserved)
     leased: U = field(default=0, name="ld")  # bytes of blocks in use (leased)
     used: U = field(default=0, name="us")  # bytes of the buffers in leased blocks (used)
@@ -137,7 +140,7 @@ class PoolStats(Struct, omit_defaults=True, kw_only=True):
     user: U = field(default=0, name="cu")  # bytes that count for the user of the asking session
 
 
-class SessionEntry(Struct, omit_defaults=True, kw_only=True):
+class SessionInfo(Struct, omit_defaults=True, kw_only=True):
     """Describes a session of the service: one connected client."""
 
     id: U  # session id
@@ -155,10 +158,10 @@ class SessionEntry(Struct, omit_defaults=True, kw_only=True):
     since: U = field(default=0, name="ws")  # since when this request waits; left out: no request waits
 
 
-class ChannelEntry(Struct, omit_defaults=True, kw_only=True):
+class ChannelInfo(Struct, omit_defaults=True, kw_only=True):
     """Describes a channel of the service, and its members."""
 
-    channel: Channel = field(name="c")  # the channel
+    channel: ChannelIdentity = field(name="c")  # the channel
     uid: U = field(name="ui")  # id of the user who made the channel
     producers: U = field(default=0, name="pr")  # number of producers
     consumers: U = field(default=0, name="cs")  # number of consumers
@@ -173,7 +176,7 @@ class ChannelEntry(Struct, omit_defaults=True, kw_only=True):
     dropped: U = field(default=0, name="dr")
 
 
-class NameEntry(Struct, omit_defaults=True, kw_only=True):
+class NameInfo(Struct, omit_defaults=True, kw_only=True):
     """Describes a name, and the buffer that is published under this name."""
 
     name: str = field(name="nm")  # name
@@ -185,7 +188,7 @@ class NameEntry(Struct, omit_defaults=True, kw_only=True):
     session: U = field(default=0, name="ss")  # session at whose end the name goes; left out: the name is kept
 
 
-class BufferEntry(Struct, omit_defaults=True, kw_only=True):
+class BufferInfo(Struct, omit_defaults=True, kw_only=True):
     """Describes a buffer, and the sessions that hold it."""
 
     id: U  # buffer id
@@ -201,7 +204,7 @@ class BufferEntry(Struct, omit_defaults=True, kw_only=True):
     in_channel: bool = field(default=False, name="ch")  # whether it is in a channel whose producer has left
 
 
-class LeaseEntry(Struct, omit_defaults=True, kw_only=True):
+class LeaseInfo(Struct, omit_defaults=True, kw_only=True):
     """Describes a lease, and the session that has it."""
 
     id: U  # lease id
@@ -220,7 +223,7 @@ class LeaseEntry(Struct, omit_defaults=True, kw_only=True):
     since: U = field(default=0, name="ws")  # since when the session waits; left out: the session does not wait
 
 
-class EventEntry(Struct, omit_defaults=True, kw_only=True):
+class HistoryEvent(Struct, omit_defaults=True, kw_only=True):
     """Describes one event of the service.
 
     A field that does not apply to the event has no value.
@@ -432,7 +435,7 @@ class Bye(Request, kw_only=True, tag="bye"):
     """
 
 
-class Timeline(Request, kw_only=True, tag="timeline"):
+class GetTimeline(Request, kw_only=True, tag="timeline"):
     """Asks for the page of a timeline.
 
     `TimelineReply` answers it.
@@ -573,7 +576,7 @@ class PoolReply(Reply, kw_only=True):
     Answers `Create` and `Open`.
     """
 
-    pool: Pool = field(name="p")  # the pool
+    pool: PoolInfo = field(name="p")  # the pool
 
 
 class TrimReply(Reply, kw_only=True):
@@ -600,7 +603,7 @@ class StatsReply(Reply, kw_only=True):
     Answers `StatsRequest`.
     """
 
-    stats: Stats = field(name="s")  # the counts
+    stats: ServiceStats = field(name="s")  # the counts
 
 
 class ListReply(Reply, kw_only=True):
@@ -609,11 +612,11 @@ class ListReply(Reply, kw_only=True):
     Answers `List`.
     """
 
-    sessions: tuple[SessionEntry, ...] = field(default=(), name="ss")  # sessions
-    channels: tuple[ChannelEntry, ...] = field(default=(), name="cs")  # channels
-    names: tuple[NameEntry, ...] = field(default=(), name="ns")  # names
-    buffers: tuple[BufferEntry, ...] = field(default=(), name="bs")  # buffers
-    leases: tuple[LeaseEntry, ...] = field(default=(), name="ls")  # leases
+    sessions: tuple[SessionInfo, ...] = field(default=(), name="ss")  # sessions
+    channels: tuple[ChannelInfo, ...] = field(default=(), name="cs")  # channels
+    names: tuple[NameInfo, ...] = field(default=(), name="ns")  # names
+    buffers: tuple[BufferInfo, ...] = field(default=(), name="bs")  # buffers
+    leases: tuple[LeaseInfo, ...] = field(default=(), name="ls")  # leases
     next: str = field(default="", name="nx")  # `af` of the next page; left out: no more pages
 
 
@@ -623,7 +626,7 @@ class EventsReply(Reply, kw_only=True):
     Answers `Events`.
     """
 
-    events: tuple[EventEntry, ...] = field(default=(), name="ev")  # events
+    events: tuple[HistoryEvent, ...] = field(default=(), name="ev")  # events
     next: U = field(default=0, name="nx")  # `af` of the next page
     lost: U = field(default=0, name="lo")  # events after `af` that the service keeps no more
 
@@ -631,7 +634,7 @@ class EventsReply(Reply, kw_only=True):
 class TimelineReply(Reply, kw_only=True):
     """Has the page of a timeline.
 
-    Answers `Timeline`.
+    Answers `GetTimeline`.
     """
 
     timeline: U = field(name="tl")  # timeline id
@@ -645,7 +648,7 @@ class ChannelReply(Reply, kw_only=True):
     Answers `MakeChannel` and `Find`.
     """
 
-    channel: Channel = field(name="c")  # the channel
+    channel: ChannelIdentity = field(name="c")  # the channel
 
 
 class JoinReply(Reply, kw_only=True):
@@ -704,7 +707,7 @@ class Working(Struct, omit_defaults=True, tag_field="n", tag="working"):
     request: U = field(default=0, name="rq")  # request number; left out: a request for which all later requests wait
 
 
-class Member(Struct, omit_defaults=True, kw_only=True, tag_field="n", tag="member"):
+class MemberCame(Struct, omit_defaults=True, kw_only=True, tag_field="n", tag="member"):
     """Gives the session the file of a member of a channel, for its own members of the other role."""
 
     channel: U = field(name="ch")  # channel id
@@ -750,7 +753,7 @@ AnyRequest = (
     | Events
     | EndSession
     | Bye
-    | Timeline
+    | GetTimeline
     | Seal
     | MakeChannel
     | Find
@@ -761,7 +764,7 @@ AnyRequest = (
     | Map
     | Doubt
 )
-AnyNotice = Recall | Goodbye | Failed | Working | Member | Wanted | Forget
+AnyNotice = Recall | Goodbye | Failed | Working | MemberCame | Wanted | Forget
 
 # The reply of each request.
 ANSWERS: dict[type[Request], type[Reply]] = {
@@ -783,7 +786,7 @@ ANSWERS: dict[type[Request], type[Reply]] = {
     Events: EventsReply,
     EndSession: Reply,
     Bye: Reply,
-    Timeline: TimelineReply,
+    GetTimeline: TimelineReply,
     Seal: Reply,
     MakeChannel: ChannelReply,
     Find: ChannelReply,

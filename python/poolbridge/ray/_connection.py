@@ -77,7 +77,7 @@ class Connection:
         client, known = self.pool(pool)
         return client, client.allocate(shape, dtype, pool=known, timeout=timeout)
 
-    def pool(self, name: str) -> tuple[poolbridge.Client, poolbridge.Pool]:
+    def pool(self, name: str) -> tuple[poolbridge.Client, poolbridge.PoolInfo]:
         """Return the client, and the pool `name` of its service. The client opens each pool only once.
 
         Raises

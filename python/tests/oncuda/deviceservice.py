@@ -43,7 +43,7 @@ class DeviceService(TimelineService):
         options = DeviceMemoryResourceOptions(ipc_enabled=True, max_size=request.max_bytes)
         memory: Any = DeviceMemoryResource(device, options)
         uuid = _cuda.devices()[ordinal]["uuid"]
-        info = m.Pool(
+        info = m.PoolInfo(
             id=self.new_id(),
             name=request.name,
             kind="device",

@@ -29,7 +29,7 @@ from poolbridge._memory import kinds as _kinds
 from poolbridge._memory.kind_legacy import LegacyPool
 from poolbridge._memory.kind_vmm import VMMPool
 from poolbridge._memory.kinds import PoolMemory
-from poolbridge._wire.messages import Pool
+from poolbridge._wire.messages import PoolInfo
 from poolbridge._wire.transport import Descriptors
 
 MIB = 1 << 20
@@ -134,8 +134,8 @@ def vmm_descriptor(size: int) -> int:
     return fd
 
 
-def pool(kind: str, uuid: str = UUID) -> Pool:
-    return Pool(id=1, name="p", kind=kind, device_uuid=uuid, max_bytes=64 * MIB)
+def pool(kind: str, uuid: str = UUID) -> PoolInfo:
+    return PoolInfo(id=1, name="p", kind=kind, device_uuid=uuid, max_bytes=64 * MIB)
 
 
 def descriptor_of(path: str) -> Descriptors:

@@ -96,7 +96,7 @@ func (s *scene) makeRoomForOne(ctx context.Context, src *source, spec mempool.Po
 	if err != nil {
 		return errors.Join(err, src.destroyPool(ctx))
 	}
-	spec.MaxBytes = b.Info().BlockBytes
+	spec.MaxBytes = b.Grant().BlockBytes
 	if err := errors.Join(b.Release(false), src.destroyPool(ctx)); err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 
 // Source is a service.
 type Source interface {
-	Stats() mempool.Stats
+	Stats() mempool.ServiceStats
 	Flows() []service.Flow
 	Counts() mempool.Counts
 }
@@ -46,28 +46,28 @@ var pools = []gauge[mempool.PoolStats]{
 	poolBytes("blocks", "Blocks of the pool.", func(p mempool.PoolStats) uint64 { return uint64(p.Blocks) }),
 }
 
-var totals = []gauge[mempool.Stats]{
-	{describe("sessions", "Sessions that have not ended, the service's own included."), prometheus.GaugeValue, func(s mempool.Stats) float64 { return float64(s.Sessions) }},
-	{describe("leases", "Leases on buffers."), prometheus.GaugeValue, func(s mempool.Stats) float64 { return float64(s.Leases) }},
-	{describe("buffers", "Buffers."), prometheus.GaugeValue, func(s mempool.Stats) float64 { return float64(s.Buffers) }},
-	{describe("names", "Names under which buffers are published."), prometheus.GaugeValue, func(s mempool.Stats) float64 { return float64(s.Names) }},
+var totals = []gauge[mempool.ServiceStats]{
+	{describe("sessions", "Sessions that have not ended, the service's own included."), prometheus.GaugeValue, func(s mempool.ServiceStats) float64 { return float64(s.Sessions) }},
+	{describe("leases", "Leases on buffers."), prometheus.GaugeValue, func(s mempool.ServiceStats) float64 { return float64(s.Leases) }},
+	{describe("buffers", "Buffers."), prometheus.GaugeValue, func(s mempool.ServiceStats) float64 { return float64(s.Buffers) }},
+	{describe("names", "Names under which buffers are published."), prometheus.GaugeValue, func(s mempool.ServiceStats) float64 { return float64(s.Names) }},
 }
 
-func ofChannel(name, help string, kind prometheus.ValueType, of func(mempool.ChannelStatus) float64) gauge[mempool.ChannelStatus] {
-	return gauge[mempool.ChannelStatus]{describe("channel_"+name, help, "channel", "pool"), kind, of}
+func ofChannel(name, help string, kind prometheus.ValueType, of func(mempool.ChannelInfo) float64) gauge[mempool.ChannelInfo] {
+	return gauge[mempool.ChannelInfo]{describe("channel_"+name, help, "channel", "pool"), kind, of}
 }
 
-var channels = []gauge[mempool.ChannelStatus]{
-	ofChannel("frames_total", "Frames that were published.", prometheus.CounterValue, func(ch mempool.ChannelStatus) float64 { return float64(ch.Published) }),
+var channels = []gauge[mempool.ChannelInfo]{
+	ofChannel("frames_total", "Frames that were published.", prometheus.CounterValue, func(ch mempool.ChannelInfo) float64 { return float64(ch.Published) }),
 	ofChannel("dropped_frames_total", "Frames that consumers missed because they were behind; of a queue, frames that no consumer got.",
-		prometheus.CounterValue, func(ch mempool.ChannelStatus) float64 { return float64(ch.Dropped) }),
+		prometheus.CounterValue, func(ch mempool.ChannelInfo) float64 { return float64(ch.Dropped) }),
 	ofChannel("used_frames", "Places of the channel that are taken up: if that is the capacity, the next frame waits, fails, or drops another.",
-		prometheus.GaugeValue, func(ch mempool.ChannelStatus) float64 { return float64(ch.Used) }),
+		prometheus.GaugeValue, func(ch mempool.ChannelInfo) float64 { return float64(ch.Used) }),
 	ofChannel("waiting_frames", "In a broadcast, frames that the slowest consumer has not taken; in a queue, frames that are not acknowledged.",
-		prometheus.GaugeValue, func(ch mempool.ChannelStatus) float64 { return float64(ch.Waiting) }),
-	ofChannel("capacity_frames", "Frames that the channel keeps.", prometheus.GaugeValue, func(ch mempool.ChannelStatus) float64 { return float64(ch.Capacity) }),
-	ofChannel("producers", "Producers that take part.", prometheus.GaugeValue, func(ch mempool.ChannelStatus) float64 { return float64(ch.Producers) }),
-	ofChannel("consumers", "Consumers that take part.", prometheus.GaugeValue, func(ch mempool.ChannelStatus) float64 { return float64(ch.Consumers) }),
+		prometheus.GaugeValue, func(ch mempool.ChannelInfo) float64 { return float64(ch.Waiting) }),
+	ofChannel("capacity_frames", "Frames that the channel keeps.", prometheus.GaugeValue, func(ch mempool.ChannelInfo) float64 { return float64(ch.Capacity) }),
+	ofChannel("producers", "Producers that take part.", prometheus.GaugeValue, func(ch mempool.ChannelInfo) float64 { return float64(ch.Producers) }),
+	ofChannel("consumers", "Consumers that take part.", prometheus.GaugeValue, func(ch mempool.ChannelInfo) float64 { return float64(ch.Consumers) }),
 }
 
 // lag has one series for each consumer of a broadcast channel, if the slot number of the consumer is less than maxSubscribers. A new
@@ -159,7 +159,7 @@ func (c Collector) Collect(to chan<- prometheus.Metric) {
 			continue // another channel may have the same name
 		}
 		for _, g := range channels {
-			to <- prometheus.MustNewConstMetric(g.desc, g.kind, g.of(ch.ChannelStatus), ch.Name, names[ch.Pool])
+			to <- prometheus.MustNewConstMetric(g.desc, g.kind, g.of(ch.ChannelInfo), ch.Name, names[ch.Pool])
 		}
 		if ch.Mode != mempool.Broadcast {
 			continue

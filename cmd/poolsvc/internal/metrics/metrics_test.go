@@ -24,37 +24,37 @@ import (
 
 // fake is a Source that returns the given values.
 type fake struct {
-	stats    mempool.Stats
+	stats    mempool.ServiceStats
 	channels []service.Flow
 	counts   mempool.Counts
 }
 
-func (f *fake) Stats() mempool.Stats   { return f.stats }
-func (f *fake) Flows() []service.Flow  { return f.channels }
-func (f *fake) Counts() mempool.Counts { return f.counts }
+func (f *fake) Stats() mempool.ServiceStats { return f.stats }
+func (f *fake) Flows() []service.Flow       { return f.channels }
+func (f *fake) Counts() mempool.Counts      { return f.counts }
 
-func channel(id uint64, name string, mode mempool.ChannelMode) mempool.ChannelInfo {
-	return mempool.ChannelInfo{ID: id, ChannelSpec: mempool.ChannelSpec{Name: name, Pool: 2, Mode: mode, Capacity: 8}}
+func channel(id uint64, name string, mode mempool.ChannelMode) mempool.ChannelIdentity {
+	return mempool.ChannelIdentity{ID: id, ChannelSpec: mempool.ChannelSpec{Name: name, Pool: 2, Mode: mode, Capacity: 8}}
 }
 
 func busy() *fake {
 	return &fake{
-		stats: mempool.Stats{Sessions: 3, Leases: 2, Buffers: 4, Names: 1, Pools: []mempool.PoolStats{
+		stats: mempool.ServiceStats{Sessions: 3, Leases: 2, Buffers: 4, Names: 1, Pools: []mempool.PoolStats{
 			{Pool: mempool.PoolInfo{ID: 1, Name: "frames", Kind: mempool.Host, MaxBytes: 9, Device: mempool.NoDevice}},
 			{Pool: mempool.PoolInfo{ID: 2, Name: "frames", Kind: mempool.Device, MaxBytes: 1000, Device: mempool.DeviceInfo{Ordinal: 1, UUID: "GPU-x"}}, Reserved: 700,
 				Leased: 500, Used: 400, Cached: 150, Held: 50, Blocks: 7},
 		}},
 		channels: []service.Flow{
-			{ChannelStatus: mempool.ChannelStatus{ChannelInfo: channel(1, "camera", mempool.Broadcast), Closed: true, Published: 1}},
+			{ChannelInfo: mempool.ChannelInfo{ChannelIdentity: channel(1, "camera", mempool.Broadcast), Closed: true, Published: 1}},
 			{
-				ChannelStatus: mempool.ChannelStatus{ChannelInfo: channel(3, "camera", mempool.Broadcast), Producers: 1, Consumers: 3,
+				ChannelInfo: mempool.ChannelInfo{ChannelIdentity: channel(3, "camera", mempool.Broadcast), Producers: 1, Consumers: 3,
 					Published: 100, Waiting: 5, Used: 6, Dropped: 40},
 				Members: []service.FlowMember{{Session: 4, Role: service.Consumer, Behind: 5}, {Session: 4, Role: service.Consumer, Slot: 63, Behind: 1},
 					{Session: 5, Role: service.Consumer, Slot: 64}, {Session: 6, Role: service.Producer, Slot: 1}},
 			},
 			{
-				ChannelStatus: mempool.ChannelStatus{ChannelInfo: channel(4, "jobs", mempool.WorkQueue), Consumers: 1},
-				Members:       []service.FlowMember{{Session: 4, Role: service.Consumer}},
+				ChannelInfo: mempool.ChannelInfo{ChannelIdentity: channel(4, "jobs", mempool.WorkQueue), Consumers: 1},
+				Members:     []service.FlowMember{{Session: 4, Role: service.Consumer}},
 			},
 		},
 		counts: mempool.Counts{Events: map[mempool.EventKind]uint64{mempool.PoolFull: 3}, Endings: map[mempool.SessionEnding]uint64{mempool.SessionLost: 2},

@@ -241,12 +241,12 @@ func (m *Model) sessions() []mempool.SessionInfo {
 }
 
 // channels returns the channels that pass the filter, in the order of the pane.
-func (m *Model) channels() []mempool.ChannelStatus {
-	list := slices.DeleteFunc(slices.Clone(m.now.channels), func(ch mempool.ChannelStatus) bool {
+func (m *Model) channels() []mempool.ChannelInfo {
+	list := slices.DeleteFunc(slices.Clone(m.now.channels), func(ch mempool.ChannelInfo) bool {
 		return !m.matches(ch.Name, m.now.pool(ch.Pool))
 	})
 	rates := m.rates()
-	slices.SortStableFunc(list, func(a, b mempool.ChannelStatus) int {
+	slices.SortStableFunc(list, func(a, b mempool.ChannelInfo) int {
 		by := 0
 		switch columns[channelsPane][m.order[channelsPane]] {
 		case "FRAMES/S":

@@ -48,7 +48,7 @@ func press(m *Model, keys ...string) {
 
 func busy() snapshot {
 	return snapshot{at: noon,
-		stats: mempool.Stats{Sessions: 3, Leases: 4, Buffers: 5, Pools: []mempool.PoolStats{{
+		stats: mempool.ServiceStats{Sessions: 3, Leases: 4, Buffers: 5, Pools: []mempool.PoolStats{{
 			Pool: mempool.PoolInfo{ID: 1, Name: "frames", Kind: mempool.Host, MaxBytes: 1 << 30, Device: mempool.NoDevice}, Reserved: 600 << 20, Leased: 500 << 20,
 			Cached: 100 << 20}}},
 		sessions: []mempool.SessionInfo{
@@ -56,7 +56,7 @@ func busy() snapshot {
 			{ID: 2, PID: 11, UID: 1000, Program: "train.py", Began: noon.Add(-time.Minute), Leases: 3, Bytes: 400 << 20},
 			{ID: 3, PID: 12, UID: 1001, Program: "evil\x1b[2J", Began: noon},
 		},
-		channels: []mempool.ChannelStatus{{ChannelInfo: mempool.ChannelInfo{ID: 7, ChannelSpec: mempool.ChannelSpec{Name: "camera", Pool: 1, Mode: mempool.Broadcast, Capacity: 8, Full: mempool.Block}},
+		channels: []mempool.ChannelInfo{{ChannelIdentity: mempool.ChannelIdentity{ID: 7, ChannelSpec: mempool.ChannelSpec{Name: "camera", Pool: 1, Mode: mempool.Broadcast, Capacity: 8, Full: mempool.Block}},
 			Producers: 1, Consumers: 2, Published: 100, Dropped: 5, Used: 8, Waiting: 8, Slowest: 2}},
 	}
 }
@@ -64,7 +64,7 @@ func busy() snapshot {
 func after(s snapshot, d time.Duration, change func(*snapshot)) snapshot {
 	s.at = s.at.Add(d)
 	s.sessions = append([]mempool.SessionInfo{}, s.sessions...)
-	s.channels = append([]mempool.ChannelStatus{}, s.channels...)
+	s.channels = append([]mempool.ChannelInfo{}, s.channels...)
 	change(&s)
 	return s
 }

@@ -16,9 +16,9 @@ import (
 type snapshot struct {
 	at       time.Time
 	epoch    mempool.Epoch
-	stats    mempool.Stats
+	stats    mempool.ServiceStats
 	sessions []mempool.SessionInfo
-	channels []mempool.ChannelStatus
+	channels []mempool.ChannelInfo
 	events   []mempool.HistoryEvent // events since the last snapshot
 	held     []mempool.BufferInfo   // buffers of the session whose details are shown, among the first maxScanned buffers
 }
@@ -156,7 +156,7 @@ func index[T any](list []T, id func(T) uint64) map[uint64]T {
 func (s *snapshot) rates(before *snapshot) map[uint64]float64 {
 	out := make(map[uint64]float64)
 	seconds := s.at.Sub(before.at).Seconds()
-	had := index(before.channels, func(ch mempool.ChannelStatus) uint64 { return ch.ID })
+	had := index(before.channels, func(ch mempool.ChannelInfo) uint64 { return ch.ID })
 	for _, ch := range s.channels {
 		if old, ok := had[ch.ID]; ok && seconds > 0 && ch.Published >= old.Published {
 			out[ch.ID] = float64(ch.Published-old.Published) / seconds

@@ -223,7 +223,7 @@ func (f *flow) another(ctx context.Context, mode mempool.ChannelMode) (*flow, er
 	return &made, err
 }
 
-func (f *flow) name() string { return f.channel.Info().Name }
+func (f *flow) name() string { return f.channel.Identity().Name }
 
 // publish lets a worker publish frames with the numbers from first to last.
 func (f *flow) publish(ctx context.Context, w *worker, first, last uint64) error {

@@ -39,7 +39,7 @@ type All struct {
 
 // Spot describes a place by hand.
 //
-//wire:go SpotInfo
+//wire:go
 type Spot struct {
 	ID   uint64 `wire:"id"`               // id
 	Kind Kind   `wire:"k" poolsvc:"sort"` // sort: `soft` or `hard`
@@ -48,16 +48,16 @@ type Spot struct {
 
 // Tensor describes content.
 //
-//wire:go Tensor
+//wire:go
 type Tensor struct {
 	DType string   `wire:"dt"`  // element type
 	Shape []uint64 `wire:"sh?"` // shape; left out: a scalar
 }
 
-// SeenEntry describes what is seen at a place. This is the second sentence.
+// SeenInfo describes what is seen at a place. This is the second sentence.
 //
-//wire:public SeenInfo SeenStatus
-type SeenEntry struct {
+//wire:public
+type SeenInfo struct {
 	Spot   Spot   `wire:"sp,embed"` // the place
 	Tensor Tensor `wire:"t"`        // content
 	At     Time   `wire:"at"`       // when it is seen
@@ -75,7 +75,7 @@ type SeenEntry struct {
 
 // SeenCount counts.
 //
-//wire:public SeenCount
+//wire:public
 type SeenCount struct {
 	WaitsFor Count `wire:"wf"` // how many wait
 }
