@@ -41,9 +41,9 @@ type connection struct {
 	unnamed uint64                        // how many requests without a number have waited
 	asked   map[uint32]asked              // requests without an answer yet, by number; for Config.Answered
 
-	sending sync.Mutex // held while a packet is sent; guards the fields below
-	out     []byte
-	unsent  bool // an export could not be sent, so Grant.Mapped may be wrong for this session
+	sending    sync.Mutex // held while a packet is sent; guards the fields below
+	out        []byte
+	exportLost bool // an export could not be sent, so Grant.Mapped may be wrong for this session
 }
 
 func (s *Server) newConn(conn *seqpacket.Conn) *connection {

@@ -143,7 +143,7 @@ func publishBuffer(s *service.Session, r *wire.Publish) error {
 func (c *connection) alloc(q uint32, r *wire.Alloc) {
 	t := convert.Tensor(r.Tensor)
 	get := func(ctx context.Context, wait time.Duration) (service.GrantedLease, error) {
-		if own := milliseconds(r.Wait); wait > own { // see another
+		if own := milliseconds(r.Wait); wait > own { // see needsRetry
 			return c.session.AllocateRecalled(ctx, r.Pool, t, own, wait)
 		}
 		return c.session.Allocate(ctx, r.Pool, t, wait)
@@ -156,7 +156,7 @@ func (c *connection) alloc(q uint32, r *wire.Alloc) {
 	c.waitFor(q, situation.Of(mempool.ErrBusy, "an allocation of %d bytes counts as a request that waits", n), func(ctx context.Context) func() {
 		defer c.tellWorking(q)()
 		g, err := get(ctx, 0)
-		g, err = c.insist(ctx, g, err, r.Wait, get)
+		g, err = c.retryGet(ctx, g, err, r.Wait, get)
 		return func() { c.replyLease(q, g, err) }
 	})
 }
@@ -191,7 +191,7 @@ func (c *connection) grant(q uint32, wait uint64, get getLease) {
 		return // without a reply, the client would not know of the lease
 	}
 	g, err := get(c.ctx, 0)
-	_, again := c.another(g, err, wait)
+	_, again := c.needsRetry(g, err, wait)
 	if again == nil {
 		c.replyLease(q, g, err)
 		return
@@ -203,7 +203,7 @@ func (c *connection) grant(q uint32, wait uint64, get getLease) {
 // `again` says why a second attempt is needed.
 func (c *connection) grantLater(q uint32, wait uint64, get getLease, g service.GrantedLease, err, again error) {
 	refused := c.wait(q, func(ctx context.Context) func() {
-		g, err := c.insist(ctx, g, err, wait, get)
+		g, err := c.retryGet(ctx, g, err, wait, get)
 		return func() { c.replyLease(q, g, err) }
 	})
 	if refused != nil {
@@ -215,10 +215,9 @@ func (c *connection) grantLater(q uint32, wait uint64, get getLease, g service.G
 	}
 }
 
-// another decides whether the server tries a second time to carry out a request for a lease, after the first attempt returned g and err. If
-// the server must try again, `again` is the reason, and `limit` is how long the second attempt may wait. Otherwise `again` is nil, and the
-// client gets the result of the first attempt.
-func (c *connection) another(g service.GrantedLease, err error, wait uint64) (limit time.Duration, again error) {
+// needsRetry says whether the server tries a second time to get a lease, after the first attempt returned g and err. If it must, `again` is
+// the reason, and `limit` is how long the second attempt may wait. Otherwise `again` is nil, and the client gets the first result.
+func (c *connection) needsRetry(g service.GrantedLease, err error, wait uint64) (limit time.Duration, again error) {
 	limit = milliseconds(wait)
 	waitable := errors.Is(err, mempool.ErrNotFound) || errors.Is(err, mempool.ErrBusy) || errors.Is(err, mempool.ErrLimit) || errors.Is(err, mempool.ErrOutOfMemory)
 	awaits := err == nil && c.mustAwaitWork(g)
@@ -237,10 +236,10 @@ func (c *connection) another(g service.GrantedLease, err error, wait uint64) (li
 	return 0, nil
 }
 
-// insist calls `get` a second time if the method `another` says so and the first call failed. A client without timelines cannot wait until
-// the work on a buffer has ended, so insist waits for this work.
-func (c *connection) insist(ctx context.Context, g service.GrantedLease, err error, wait uint64, get getLease) (service.GrantedLease, error) {
-	limit, again := c.another(g, err, wait)
+// retryGet calls `get` a second time if needsRetry says so and the first call failed. A client without timelines cannot wait until the work
+// on a buffer has ended, so retryGet waits for this work.
+func (c *connection) retryGet(ctx context.Context, g service.GrantedLease, err error, wait uint64, get getLease) (service.GrantedLease, error) {
+	limit, again := c.needsRetry(g, err, wait)
 	if again != nil && err != nil {
 		g, err = get(ctx, limit)
 	}

@@ -56,7 +56,7 @@ func (c *connection) mapBlock(q uint32, r *wire.Map) {
 	if err == nil {
 		x, files := convert.WireExport(b.Export)
 		out := &wire.MapReply{Generation: b.Generation, BlockBytes: b.Bytes, Export: *x}
-		unsent = c.transmit(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, out) })
+		unsent = c.sendLocked(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, out) })
 	}
 	c.sending.Unlock()
 	if unsent != nil {

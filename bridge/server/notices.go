@@ -8,23 +8,23 @@ import (
 
 // notices is the queue of notices for a session.
 type notices struct {
-	wake chan struct{} // buffered for one value
-	mu   sync.Mutex
-	list []service.Notice
-	told int // how many entries of `list` next has returned already
+	wake     chan struct{} // buffered for one value
+	mu       sync.Mutex
+	list     []service.Notice
+	returned int // how many entries of `list` next has returned already
 }
 
 // add adds a notice. It returns false if `limit` notices wait already.
 func (q *notices) add(n service.Notice, limit int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.list)-q.told >= limit {
+	if len(q.list)-q.returned >= limit {
 		return false
 	}
-	if q.told > len(q.list)/2 { // remove the entries that next has returned, so that the list does not grow
-		rest := copy(q.list, q.list[q.told:])
+	if q.returned > len(q.list)/2 { // remove the entries that next has returned, so that the list does not grow
+		rest := copy(q.list, q.list[q.returned:])
 		clear(q.list[rest:])
-		q.list, q.told = q.list[:rest], 0
+		q.list, q.returned = q.list[:rest], 0
 	}
 	q.list = append(q.list, n)
 	select {
@@ -38,12 +38,12 @@ func (q *notices) add(n service.Notice, limit int) bool {
 func (q *notices) next() service.Notice {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.told == len(q.list) {
-		q.list, q.told = q.list[:0], 0
+	if q.returned == len(q.list) {
+		q.list, q.returned = q.list[:0], 0
 		return nil
 	}
-	n := q.list[q.told]
-	q.list[q.told] = nil
-	q.told++
+	n := q.list[q.returned]
+	q.list[q.returned] = nil
+	q.returned++
 	return n
 }

@@ -149,17 +149,17 @@ func (c *connection) replyLease(q uint32, g service.GrantedLease, err error) {
 	first := false
 	sent := c.answer(q)
 	c.sending.Lock()
-	if !g.Mapped || c.unsent {
+	if !g.Mapped || c.exportLost {
 		var x mempool.Export
 		if x, first, err = g.Lease.Export(); first {
 			out.Export, files = convert.WireExport(x)
 		}
 	}
 	if err == nil {
-		err = c.transmit(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, &wire.GrantReply{Grant: out}) })
+		err = c.sendLocked(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, &wire.GrantReply{Grant: out}) })
 	}
 	if err != nil {
-		c.unsent = c.unsent || first
+		c.exportLost = c.exportLost || first
 		err = errors.Join(err, g.Lease.Undo(first))
 	}
 	c.sending.Unlock()
@@ -191,12 +191,11 @@ func (c *connection) failed(q uint32, sent func(result string), err error) {
 func (c *connection) send(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
 	c.sending.Lock()
 	defer c.sending.Unlock()
-	return c.transmit(files, appendTo)
+	return c.sendLocked(files, appendTo)
 }
 
-// transmit does what send does, for a caller that holds c.sending. transmit returns errors of the packet and of the files. It does not
-// return an error of the connection, because such an error ends the session.
-func (c *connection) transmit(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
+// sendLocked does what send does. It returns errors of the packet and of the files, but no error of the connection, which ends the session.
+func (c *connection) sendLocked(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
 	packet, err := appendTo(c.out[:0])
 	if err != nil {
 		return situation.Of(mempool.ErrLimit, "the answer does not fit into a packet: %v", err)

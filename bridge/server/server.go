@@ -211,7 +211,7 @@ func (s *Server) admit(c *connection) error {
 		return &service.LimitError{Limit: "user-sessions", Max: share, Who: c.peer.String(), What: "sessions", Have: have, Advice: "close one"}
 	}
 	s.conns[c] = struct{}{}
-	s.count(c, +1)
+	s.countLocked(c, +1)
 	s.idle.Stop()
 	s.accepted.Add(1)
 	return nil
@@ -226,8 +226,8 @@ func (s *Server) reserve(peer mempool.Peer, most int) int {
 	return (most + 255) / 256
 }
 
-// count adds n (+1 or −1) to the sessions of the connection's user. The caller holds mu.
-func (s *Server) count(c *connection, n int) {
+// countLocked adds n (+1 or −1) to the sessions of the connection's user.
+func (s *Server) countLocked(c *connection, n int) {
 	if s.users[c.peer.UID] += n; s.users[c.peer.UID] == 0 {
 		delete(s.users, c.peer.UID)
 	}
@@ -251,16 +251,15 @@ func (s *Server) connOf(session uint64) *connection {
 func (s *Server) dismiss(c *connection) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.forget(c)
+	s.dismissLocked(c)
 }
 
-// forget does what dismiss does, for a caller that holds mu.
-func (s *Server) forget(c *connection) {
+func (s *Server) dismissLocked(c *connection) {
 	if _, counted := s.conns[c]; !counted {
 		return
 	}
 	delete(s.conns, c)
-	s.count(c, -1)
+	s.countLocked(c, -1)
 	if c.session != nil {
 		delete(s.sessions, c.session.ID())
 	}
@@ -300,9 +299,9 @@ func (s *Server) Unused() <-chan struct{} { return s.unused }
 func (s *Server) lingers(c *connection) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.forget(c)
+	s.dismissLocked(c)
 	s.lingering++
-	s.count(c, +1)
+	s.countLocked(c, +1)
 }
 
 // reclaimed records that the process of the lingering session of c is gone, so that the session does not count any more.
@@ -310,7 +309,7 @@ func (s *Server) reclaimed(c *connection) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lingering--
-	s.count(c, -1)
+	s.countLocked(c, -1)
 }
 
 // turnAway answers the hello of a peer that may not have a session. If the server already reads the hellos of ClientLimits.Denied such

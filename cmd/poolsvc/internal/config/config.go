@@ -39,12 +39,12 @@ type Problems []*Problem
 const mostTold = 100
 
 func (all Problems) Error() string {
-	told := all[:min(len(all), mostTold)]
-	lines := make([]string, 0, len(told)+1)
-	for _, p := range told {
+	shown := all[:min(len(all), mostTold)]
+	lines := make([]string, 0, len(shown)+1)
+	for _, p := range shown {
 		lines = append(lines, p.Error())
 	}
-	if more := len(all) - len(told); more > 0 {
+	if more := len(all) - len(shown); more > 0 {
 		lines = append(lines, fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(lines, "\n")

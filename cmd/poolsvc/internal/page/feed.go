@@ -86,7 +86,7 @@ func (f *feed) join() error {
 	return nil
 }
 
-func (f *feed) leave() {
+func (f *feed) removeReader() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.readers--; f.readers == 0 {
@@ -126,7 +126,7 @@ func (f *feed) run() {
 		pause := time.NewTimer(time.Until(f.due[lookMessage]))
 		select {
 		case <-pause.C:
-			f.look()
+			f.refresh()
 		case <-idle:
 		case <-f.end:
 		}
@@ -134,7 +134,7 @@ func (f *feed) run() {
 	}
 }
 
-func (f *feed) look() {
+func (f *feed) refresh() {
 	which, most := lookMessage, 0
 	begun := time.Now()
 	if !begun.Before(f.due[mapMessage]) {

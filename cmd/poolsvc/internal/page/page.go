@@ -111,7 +111,7 @@ func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("%d pages are open already, and there may be no more: close one", maxPages), http.StatusServiceUnavailable)
 		return
 	}
-	defer p.feed.leave()
+	defer p.feed.removeReader()
 	out := http.NewResponseController(w)
 	if err := out.SetReadDeadline(time.Time{}); err != nil { // otherwise the server's limit for reading a request would end the stream
 		http.Error(w, err.Error(), http.StatusInternalServerError)

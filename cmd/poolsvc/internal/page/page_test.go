@@ -241,7 +241,7 @@ func TestNothingIsLookedAtWhileNoPageIsOpen(t *testing.T) {
 		require.NoError(t, f.join())
 		synctest.Wait()
 		assert.EqualValues(t, 1, looks.Load(), "the first page waits for nothing")
-		f.leave()
+		f.removeReader()
 		time.Sleep(time.Minute)
 		assert.EqualValues(t, 1, looks.Load())
 		f.close()
@@ -264,7 +264,7 @@ func TestAllPagesTogetherCostTheServiceOneLookASecond(t *testing.T) {
 		}
 		require.ErrorIs(t, f.join(), errFull)
 		for range 100 { // the feed does no more work if pages are opened and closed
-			f.leave()
+			f.removeReader()
 			synctest.Wait()
 			require.NoError(t, f.join())
 		}
@@ -273,12 +273,12 @@ func TestAllPagesTogetherCostTheServiceOneLookASecond(t *testing.T) {
 		assert.EqualValues(t, 60, looks.Load())
 		assert.EqualValues(t, 6, withMaps.Load(), "what holds others up for 50 ms has a rest of 10 s")
 		for range maxPages {
-			f.leave()
+			f.removeReader()
 		}
 		for range 100 {
 			require.NoError(t, f.join())
 			synctest.Wait()
-			f.leave()
+			f.removeReader()
 			synctest.Wait()
 		}
 		assert.LessOrEqual(t, looks.Load(), int64(61))
@@ -298,7 +298,7 @@ func TestAPageThatIsOpenedSoonAfterAnotherHasTheMapThatThereIs(t *testing.T) {
 		})
 		show := func() (seen [messages]string) {
 			require.NoError(t, f.join())
-			defer f.leave()
+			defer f.removeReader()
 			newest, _ := f.read()
 			for i, one := range newest {
 				seen[i] = string(one.data)

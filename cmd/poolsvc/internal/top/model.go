@@ -60,7 +60,7 @@ type looked struct {
 
 type due struct{}
 
-func (m *Model) look() tea.Cmd {
+func (m *Model) readService() tea.Cmd {
 	ctx, source, of, limit := m.ctx, m.source, m.details, max(m.interval, 5*time.Second)
 	return func() tea.Msg {
 		ctx, cancel := context.WithTimeout(ctx, limit)
@@ -71,7 +71,7 @@ func (m *Model) look() tea.Cmd {
 }
 
 // Init asks the service for the first snapshot.
-func (m *Model) Init() tea.Cmd { return m.look() }
+func (m *Model) Init() tea.Cmd { return m.readService() }
 
 // Update handles a message.
 func (m *Model) Update(message tea.Msg) (tea.Model, tea.Cmd) {
@@ -85,7 +85,7 @@ func (m *Model) Update(message tea.Msg) (tea.Model, tea.Cmd) {
 		if m.paused {
 			return m, tea.Tick(m.interval, func(time.Time) tea.Msg { return due{} })
 		}
-		return m, m.look()
+		return m, m.readService()
 	case tea.KeyPressMsg:
 		return m, m.press(message)
 	}

@@ -29,7 +29,7 @@ type state struct {
 	load  int    // number of goroutines, leases, buffers and names
 }
 
-func look(svc *service.Service) state {
+func measure(svc *service.Service) state {
 	sizes := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 	metrics.Read(sizes)
 	s := svc.Stats()
@@ -39,20 +39,20 @@ func look(svc *service.Service) state {
 // Run returns unused memory to the system until ctx ends. At each tick, it checks whether the process uses much more memory than after the
 // last garbage collection, or whether most of the goroutines, leases, buffers and names of that time are gone.
 func Run(ctx context.Context, svc *service.Service, ticks <-chan time.Time) {
-	last := look(svc)
+	last := measure(svc)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticks:
 		}
-		now := look(svc)
+		now := measure(svc)
 		grown := now.bytes >= last.bytes+moreBytes
 		gone := now.load+fewerThings <= last.load && now.load <= last.load/2
 		if !grown && !gone {
 			continue
 		}
 		debug.FreeOSMemory()
-		last = look(svc)
+		last = measure(svc)
 	}
 }

@@ -50,10 +50,10 @@ func TestMemoryGoesBackToTheSystemAfterAStorm(t *testing.T) {
 			if during > 0 {
 				tick(during)
 			}
-			high := look(svc).bytes
+			high := measure(svc).bytes
 			over()
 			tick(1)
-			assert.Less(t, look(svc).bytes, high/2)
+			assert.Less(t, measure(svc).bytes, high/2)
 			cancel()
 			<-ended
 		})

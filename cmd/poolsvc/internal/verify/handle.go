@@ -174,7 +174,7 @@ func handleInAFile(ctx context.Context, s *scene) error {
 		if err != nil {
 			return err
 		}
-		return s.look(ctx, name, doubled, nil)
+		return s.compareBuffer(ctx, name, doubled, nil)
 	})
 }
 

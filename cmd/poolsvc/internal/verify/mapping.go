@@ -79,7 +79,7 @@ func mappedTwice(ctx context.Context, s *scene) error {
 		if err := s.tell(ctx, twice{name, p}); err != nil {
 			return err
 		}
-		return s.look(ctx, name, p, nil)
+		return s.compareBuffer(ctx, name, p, nil)
 	})
 }
 
@@ -90,7 +90,7 @@ func forbidden(ctx context.Context, s *scene) error {
 		if err := s.tell(ctx, readOnly{name, p}); err != nil {
 			return err
 		}
-		return s.look(ctx, name, p, nil)
+		return s.compareBuffer(ctx, name, p, nil)
 	})
 }
 

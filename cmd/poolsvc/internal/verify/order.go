@@ -265,7 +265,7 @@ func slowConsumer(ctx context.Context, t *transit, next *Pattern, takes time.Dur
 	if err := t.worker.do(ctx, endRead{}, nil); err != nil {
 		return err
 	}
-	return t.look(ctx, t.read.Name, next, nil)
+	return t.compareBuffer(ctx, t.read.Name, next, nil)
 }
 
 // begin lets the worker queue a comparison, and returns how long the worker's calls of the library took. The worker's stream must still be

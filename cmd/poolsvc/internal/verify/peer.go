@@ -86,7 +86,7 @@ func peer(ctx context.Context, s *scene) error {
 		if err != nil || s.consumer != goConsumer || !reaches && s.kind != mempool.Pinned {
 			return err
 		}
-		return s.look(ctx, name, second, nil)
+		return s.compareBuffer(ctx, name, second, nil)
 	})
 }
 

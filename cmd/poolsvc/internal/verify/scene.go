@@ -170,8 +170,8 @@ func (s *scene) published(ctx context.Context, p *Pattern, f func(name string) e
 	})
 }
 
-// look compares the named buffer with the pattern p. If `then` is not nil, look writes it after the comparison.
-func (s *scene) look(ctx context.Context, name string, p, then *Pattern) error {
+// compareBuffer compares the named buffer with the pattern p. If `then` is not nil, compareBuffer writes it after the comparison.
+func (s *scene) compareBuffer(ctx context.Context, name string, p, then *Pattern) error {
 	l, err := s.client.Get(ctx, name, bridge.LeaseOptions{Write: then != nil})
 	if err != nil {
 		return fmt.Errorf("after the worker: %w", err)

@@ -200,7 +200,7 @@ func (s *scene) flowing(ctx context.Context, mode mempool.ChannelMode, run func(
 				return err
 			}
 		}
-		if f, err = f.another(ctx, mode); err == nil {
+		if f, err = f.newChannel(ctx, mode); err == nil {
 			err = run(f)
 		}
 		for _, w := range s.hired {
@@ -215,8 +215,8 @@ func (s *scene) flowing(ctx context.Context, mode mempool.ChannelMode, run func(
 	})
 }
 
-// another makes another channel in the pool of the flow, for the same workers.
-func (f *flow) another(ctx context.Context, mode mempool.ChannelMode) (*flow, error) {
+// newChannel makes another channel in the pool of the flow, for the same workers.
+func (f *flow) newChannel(ctx context.Context, mode mempool.ChannelMode) (*flow, error) {
 	made := *f
 	var err error
 	made.channel, err = f.client.CreateChannel(ctx, mempool.ChannelSpec{Name: f.uniqueName(string(mode)), Pool: f.pool.Info().ID, Mode: mode, Capacity: ringSlots})
@@ -246,8 +246,8 @@ func (f *flow) fill(ctx context.Context, w *worker) error {
 	return nil
 }
 
-// take lets a worker take frames, and returns an error unless they have the numbers from first to last, in this order.
-func (f *flow) take(ctx context.Context, w *worker, first, last uint64, with take) error {
+// takeFrames lets a worker take frames, and returns an error unless they have the numbers from first to last, in this order.
+func (f *flow) takeFrames(ctx context.Context, w *worker, first, last uint64, with take) error {
 	with.Channel, with.Count = f.name(), int(last-first+1)
 	var taken []frame
 	if err := w.do(ctx, with, &taken); err != nil {
@@ -324,7 +324,7 @@ func (f *flow) ring(ctx context.Context, producer, one *worker) error {
 	if err := f.publish(ctx, producer, 1, 1); err != nil {
 		return err
 	}
-	if err := f.take(ctx, one, 1, 1, take{Oldest: true, Keep: true}); err != nil {
+	if err := f.takeFrames(ctx, one, 1, 1, take{Oldest: true, Keep: true}); err != nil {
 		return err
 	}
 	if err := f.fill(ctx, producer); err != nil {
@@ -336,7 +336,7 @@ func (f *flow) ring(ctx context.Context, producer, one *worker) error {
 	began := time.Now()
 	err := together(ctx, func(ctx context.Context) error {
 		return errors.Join(f.publish(ctx, producer, ringSlots+1, streamFrames), f.channel.Close(ctx))
-	}, func(ctx context.Context) error { return f.take(ctx, one, 2, streamFrames, take{}) })
+	}, func(ctx context.Context) error { return f.takeFrames(ctx, one, 2, streamFrames, take{}) })
 	if err != nil {
 		return err
 	}
@@ -356,14 +356,14 @@ func broadcast(ctx context.Context, s *scene) error {
 			return err
 		}
 		for _, w := range []*worker{f.one, f.other} {
-			if err := f.take(ctx, w, 1, 1, take{Oldest: true}); err != nil {
+			if err := f.takeFrames(ctx, w, 1, 1, take{Oldest: true}); err != nil {
 				return err
 			}
 		}
 		return together(ctx,
 			func(ctx context.Context) error { return f.publish(ctx, f.producer, 2, streamFrames) },
-			func(ctx context.Context) error { return f.take(ctx, f.one, 2, streamFrames, take{}) },
-			func(ctx context.Context) error { return f.take(ctx, f.other, 2, streamFrames, take{}) })
+			func(ctx context.Context) error { return f.takeFrames(ctx, f.one, 2, streamFrames, take{}) },
+			func(ctx context.Context) error { return f.takeFrames(ctx, f.other, 2, streamFrames, take{}) })
 	})
 }
 
@@ -375,7 +375,7 @@ func queue(ctx context.Context, s *scene) error {
 		}
 		for i, w := range []*worker{f.one, f.other} { // each worker keeps one frame
 			n := uint64(i) + 1
-			if err := f.take(ctx, w, n, n, take{Keep: true}); err != nil {
+			if err := f.takeFrames(ctx, w, n, n, take{Keep: true}); err != nil {
 				return err
 			}
 		}
@@ -403,7 +403,7 @@ func queue(ctx context.Context, s *scene) error {
 // broadcast must go on, and another consumer must get the frames of the queue.
 func consumerKilled(ctx context.Context, s *scene) error {
 	return s.flowing(ctx, mempool.Broadcast, func(f *flow) error {
-		q, err := f.another(ctx, mempool.WorkQueue)
+		q, err := f.newChannel(ctx, mempool.WorkQueue)
 		if err != nil {
 			return err
 		}
@@ -411,10 +411,10 @@ func consumerKilled(ctx context.Context, s *scene) error {
 		for _, step := range []func() error{
 			func() error { return f.publish(ctx, f.producer, 1, 1) },
 			func() error { return q.publish(ctx, f.producer, 1, ringSlots) },
-			func() error { return q.take(ctx, victim, 1, 2, take{Keep: true}) },
-			func() error { return q.take(ctx, f.other, 3, ringSlots, take{Keep: true}) },
-			func() error { return f.take(ctx, victim, 1, 1, take{Oldest: true, Keep: true}) },
-			func() error { return f.take(ctx, f.other, 1, 1, take{Oldest: true}) },
+			func() error { return q.takeFrames(ctx, victim, 1, 2, take{Keep: true}) },
+			func() error { return q.takeFrames(ctx, f.other, 3, ringSlots, take{Keep: true}) },
+			func() error { return f.takeFrames(ctx, victim, 1, 1, take{Oldest: true, Keep: true}) },
+			func() error { return f.takeFrames(ctx, f.other, 1, 1, take{Oldest: true}) },
 			func() error { return f.fill(ctx, f.producer) },
 		} {
 			if err := step(); err != nil {
@@ -424,7 +424,7 @@ func consumerKilled(ctx context.Context, s *scene) error {
 		victim.kill()
 		err = together(ctx,
 			func(ctx context.Context) error { return f.publish(ctx, f.producer, ringSlots+1, streamFrames) },
-			func(ctx context.Context) error { return f.take(ctx, f.other, 2, streamFrames, take{}) })
+			func(ctx context.Context) error { return f.takeFrames(ctx, f.other, 2, streamFrames, take{}) })
 		if err = errors.Join(err, q.channel.Close(ctx)); err != nil {
 			return err
 		}
@@ -452,10 +452,10 @@ func producerKilled(ctx context.Context, s *scene) error {
 		}
 		for _, step := range []func() error{
 			func() error { return f.publish(ctx, victim, 1, 1) },
-			func() error { return f.take(ctx, f.one, 1, 1, take{Oldest: true}) },
-			func() error { return f.take(ctx, f.other, 1, 1, take{Oldest: true}) },
+			func() error { return f.takeFrames(ctx, f.one, 1, 1, take{Oldest: true}) },
+			func() error { return f.takeFrames(ctx, f.other, 1, 1, take{Oldest: true}) },
 			func() error { return f.publish(ctx, victim, 2, ringSlots) },
-			func() error { return f.take(ctx, f.other, 2, ringSlots, take{}) },
+			func() error { return f.takeFrames(ctx, f.other, 2, ringSlots, take{}) },
 			func() error { return f.other.do(ctx, leave{}, nil) },
 		} {
 			if err := step(); err != nil {
@@ -463,12 +463,12 @@ func producerKilled(ctx context.Context, s *scene) error {
 			}
 		}
 		victim.kill()
-		if err := f.take(ctx, f.one, 2, ringSlots, take{}); err != nil {
+		if err := f.takeFrames(ctx, f.one, 2, ringSlots, take{}); err != nil {
 			return err
 		}
 		return together(ctx,
 			func(ctx context.Context) error { return f.publish(ctx, f.producer, ringSlots+1, streamFrames) },
-			func(ctx context.Context) error { return f.take(ctx, f.one, ringSlots+1, streamFrames, take{}) })
+			func(ctx context.Context) error { return f.takeFrames(ctx, f.one, ringSlots+1, streamFrames, take{}) })
 	})
 }
 
@@ -476,7 +476,7 @@ func producerKilled(ctx context.Context, s *scene) error {
 // the frames. The consumer of the broadcast must get every frame.
 func stageReplaced(ctx context.Context, s *scene) error {
 	return s.flowing(ctx, mempool.WorkQueue, func(in *flow) error {
-		out, err := in.another(ctx, mempool.Broadcast)
+		out, err := in.newChannel(ctx, mempool.Broadcast)
 		if err != nil {
 			return err
 		}
@@ -487,8 +487,8 @@ func stageReplaced(ctx context.Context, s *scene) error {
 		for _, step := range []func() error{
 			func() error { return in.publish(ctx, in.producer, 1, ringSlots) },
 			func() error { return relay(ctx, in, out, victim, 2) },
-			func() error { return out.take(ctx, in.other, 1, 2, take{Oldest: true}) },
-			func() error { return in.take(ctx, victim, 3, 3, take{Keep: true}) },
+			func() error { return out.takeFrames(ctx, in.other, 1, 2, take{Oldest: true}) },
+			func() error { return in.takeFrames(ctx, victim, 3, 3, take{Keep: true}) },
 		} {
 			if err := step(); err != nil {
 				return err

@@ -84,7 +84,7 @@ func roundTripOf(ctx context.Context, s *scene, n uint64) error {
 		if err := w.do(ctx, check{name, first, second}, nil); err != nil {
 			return err
 		}
-		return s.look(ctx, name, second, nil)
+		return s.compareBuffer(ctx, name, second, nil)
 	})
 }
 
@@ -101,7 +101,7 @@ func produced(ctx context.Context, s *scene) error {
 		if err := w.do(ctx, produce{pool.Info().Name, name, first}, nil); err != nil {
 			return err
 		}
-		if err := s.look(ctx, name, first, second); err != nil {
+		if err := s.compareBuffer(ctx, name, first, second); err != nil {
 			return err
 		}
 		return w.do(ctx, check{name, second, nil}, nil)
@@ -119,7 +119,7 @@ func cpuAndGPU(ctx context.Context, s *scene) error {
 		if err := w.do(ctx, both{name, s.options.written(n), s.options.answered(n)}, nil); err != nil {
 			return err
 		}
-		return s.look(ctx, name, s.options.answered(n), nil)
+		return s.compareBuffer(ctx, name, s.options.answered(n), nil)
 	})
 }
 
