@@ -296,7 +296,7 @@ def test_what_cannot_be_shared_is_said(client):
             return (1, 0)
 
     with pytest.raises(poolbridge.InvalidArgumentError, match="DLPack type 10 with 8 bits"):
-        _sources.look(Tiny())
+        _sources.source_of(Tiny())
 
 
 def test_the_token_adds_no_reference_to_the_array(client):

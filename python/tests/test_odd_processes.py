@@ -215,9 +215,9 @@ class Exporter:
 @pytest.mark.parametrize("version", [None, (1, 0)])
 def test_a_used_capsule_is_not_read(version):
     capsule = np.arange(3).__dlpack__(max_version=version)
-    assert _dlpack.look(capsule).shape == (3,)
+    assert _dlpack.read_tensor(capsule).shape == (3,)
     np.from_dlpack(Exporter(capsule))
     with pytest.raises(poolbridge.InvalidArgumentError, match="used"):
-        _dlpack.look(capsule)
+        _dlpack.read_tensor(capsule)
     with pytest.raises(poolbridge.InvalidArgumentError, match="no DLPack capsule"):
-        _dlpack.look(object())
+        _dlpack.read_tensor(object())

@@ -83,7 +83,7 @@ def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
     if isinstance(source, np.ndarray):
         return source
     if _sources.on_device(source):
-        found = _sources.look(source)
+        found = _sources.source_of(source)
         description = state.description
         if (
             found.contiguous
@@ -107,7 +107,7 @@ def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
         # NumPy may not know the element type of `source`, for example bfloat16; DLPack may know it, or says why not.
         if not hasattr(source, "__dlpack_device__"):
             raise
-        return _sources.look(source).to_host()
+        return _sources.source_of(source).to_host()
 
 
 def _to_bfloat16(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

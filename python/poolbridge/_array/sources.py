@@ -143,7 +143,7 @@ def check_meaning(array: Any, inside: tuple[int, ...] = ()) -> None:
                 )
 
 
-def look(array: Any) -> Source:
+def source_of(array: Any) -> Source:
     """Read the layout of an array of any library, without waiting for its data.
 
     Raises
@@ -197,7 +197,7 @@ def _exported(array: Any) -> Source:
         source = _interface(array, interface, _element(array, interface))
         source.ordinal, source.stream = ordinal, interface.get("stream")
         return source
-    seen = _dlpack.look(capsule, getattr(array, "dtype", None))
+    seen = _dlpack.read_tensor(capsule, getattr(array, "dtype", None))
     source = Source(array, seen.address, seen.shape, seen.strides, _tensor.element_type(seen.name), ordinal)
     source.by_dlpack = True
     source.lasting = not unordered
@@ -299,7 +299,7 @@ def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Descripti
     writing = session.write_states(pool)
     if not writing and not session.sent_states:
         return None
-    source = look(given)
+    source = source_of(given)
     for state in writing:
         first = state.memory.address(write=True)
         if not first <= source.address < first + state.grant.nbytes:

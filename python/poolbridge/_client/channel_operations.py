@@ -157,7 +157,7 @@ def _publish_copy(
     producer: Producer, given: Any, *, texts: Mapping[str, str], timeout: float | None, stream: Any
 ) -> Flow[int]:
     """Let a stream of the GPU, or the CPU, copy `given` into a new buffer, and publish the buffer."""
-    session, source = producer.session, _sources.look(given)
+    session, source = producer.session, _sources.source_of(given)
     description = _tensor.describe(source.shape, source.element.name)
     state = yield from allocate(session, description, producer.channel.pool, timeout=timeout)
     try:

@@ -28,7 +28,7 @@ def put(
 ) -> Flow[LeaseState]:
     """Copy an array into a new buffer of the pool whose id is `pool`, and publish the buffer."""
     name, timeout = _operations.check_name(name, "buffer"), _operations.check_timeout(timeout)
-    source = _sources.look(given)
+    source = _sources.source_of(given)
     _sources.check_not_sent(session, source)
     description = _tensor.describe(source.shape, source.element.name)
     state = yield from _operations.allocate(session, description, pool, timeout=timeout)

@@ -159,7 +159,7 @@ def by_cpu(dl_device: object, stream: object) -> bool:
     return dl_device is None and stream is None
 
 
-def look(capsule: object, dtype: object = None) -> Seen:
+def read_tensor(capsule: object, dtype: object = None) -> Seen:
     """Read the tensor of a capsule without consuming the capsule. `dtype` names the element type in the error.
 
     Raises

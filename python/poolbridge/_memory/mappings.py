@@ -126,8 +126,8 @@ class Mappings:
         """
         self._lock.later(partial(self._give_up, mapping, then))
 
-    def leave(self) -> None:
-        """Unmap nothing any more, because the interpreter is about to end. Wait for a thread that is unmapping now.
+    def stop_unmapping(self) -> None:
+        """Stop, because the interpreter is about to end. Wait for a thread that is unmapping now.
 
         If a thread is still in a function of cuda.core when the interpreter ends, the process ends with SIGABRT as soon
         as that function returns.
@@ -174,5 +174,5 @@ class Mappings:
 
 MAPPINGS = Mappings()
 """The mappings of this process."""
-atexit.register(MAPPINGS.leave)
+atexit.register(MAPPINGS.stop_unmapping)
 os.register_at_fork(after_in_child=MAPPINGS.start_anew)

@@ -228,7 +228,7 @@ class Pages:
     def __len__(self) -> int:
         return len(self._pages)
 
-    def take(self, epoch: bytes, timeline: int, fd: int, *, write: bool = False) -> Page:
+    def map_page(self, epoch: bytes, timeline: int, fd: int, *, write: bool = False) -> Page:
         """Map a page, or count one more holder of a mapped page. The caller closes the descriptor."""
         key = (epoch, timeline)
         with self._lock:

@@ -140,7 +140,7 @@ class Timeline:
         try:
             if self.closed:
                 return None
-            word = self.words.get(key) or self._take(key)
+            word = self.words.get(key) or self._assign_word(key)
             self._write(key, word, word.value + 1)
             word.value += 1
             return Fence(self.id, word.index, word.value)
@@ -184,7 +184,7 @@ class Timeline:
             if self.closed:
                 return False
             _cuda_stream.refuse_capture(key.ordinal, key.handle)
-            word = self.words.get(key) or self._take(key)
+            word = self.words.get(key) or self._assign_word(key)
             word.value += 1
             try:
                 say((Fence(self.id, word.index, word.value),))
@@ -255,7 +255,7 @@ class Timeline:
                     "and each takes a word of this client's timeline: release and unpublish some of them"
                 )
             self._promises += 1
-            word = self._take(StreamKey(_NO_DEVICE, self._promises))
+            word = self._assign_word(StreamKey(_NO_DEVICE, self._promises))
             word.value += 1
             return Fence(self.id, word.index, word.value)
 
@@ -282,10 +282,10 @@ class Timeline:
     def upcoming(self, key: StreamKey) -> tuple[int, int]:
         """Return the index of a stream's word and the value that the stream will write next."""
         with self.lock:
-            word = self.words.get(key) or self._take(key)
+            word = self.words.get(key) or self._assign_word(key)
             return word.index, word.value + 1
 
-    def _take(self, key: StreamKey) -> Word:
+    def _assign_word(self, key: StreamKey) -> Word:
         """Assign a word to a stream or a promise: an unused word, or a word whose last stream or promise is done."""
         if len(self.words) < TIMELINE_WORDS:
             word = self.words[key] = Word(len(self.words), key)

@@ -40,7 +40,7 @@ class Timelines:
         self._epoch = epoch
         if timeline in self.pages:
             return False
-        page = self.pages[timeline] = PAGES.take(epoch, timeline, fd, write=own)
+        page = self.pages[timeline] = PAGES.map_page(epoch, timeline, fd, write=own)
         if own:
             self.own = Timeline(timeline, page)
         return True

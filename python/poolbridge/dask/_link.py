@@ -246,7 +246,7 @@ class Link:
             strides, dtype = given.strides, given.dtype.str
             return found, {"offset": offset, "shape": given.shape, "strides": strides, "dtype": dtype}
         try:
-            source = _sources.look(given)
+            source = _sources.source_of(given)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:  # e.g. a tensor that requires a gradient
             return f"{library} does not export the array: {error}"
         found = _owners.owner(session_of(self._client), source.array, source.address)

@@ -136,7 +136,7 @@ class Transport:
             if not self.options.fallback or _sources.on_device(array):
                 raise
             reason = f"{type(error).__name__}: {error}"
-        host = array if isinstance(array, np.ndarray) else _sources.look(array).to_host()
+        host = array if isinstance(array, np.ndarray) else _sources.source_of(array).to_host()
         _cluster.keep(obj_id, index, host)
         ends.append(partial(_cluster.drop, obj_id))
         COUNTS.add("sent_by_ray", host.nbytes, f"array {index} of {obj_id}", reason)
@@ -144,7 +144,7 @@ class Transport:
 
     def _share(self, array: Any, name: str, ends: list[Callable[[], None]]) -> Shared:
         client, pool = CONNECTION.pool(self.options.pool)
-        source = _sources.look(array)
+        source = _sources.source_of(array)
         found = _sharing.find(client, source)
         if isinstance(found, str):
             if (pool.kind in ON_CPU) != (source.ordinal is None):

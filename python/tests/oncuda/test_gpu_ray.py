@@ -171,7 +171,7 @@ class Worker:
         with self.on_stream():
             if self.consumer is None:
                 finish(self.stream)
-                host = _sources.look(array).to_host()
+                host = _sources.source_of(array).to_host()
             elif self.library == "torch":
                 host = array.cpu().numpy()
             elif self.library == "cupy":
