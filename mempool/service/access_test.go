@@ -20,19 +20,19 @@ func TestAPoolIsClosedToStrangersHoweverTheyCome(t *testing.T) {
 	stranger := openClient(t, svc, mempool.Peer{UID: mempool.Self().UID + 1})
 	ctx := context.Background()
 
-	_, err := stranger.OpenPool(ctx, p.info.Name, 0)
+	_, err := stranger.OpenPool(ctx, p.rec.Info.Name, 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
-	_, err = stranger.FindPool(p.info.ID)
+	_, err = stranger.FindPool(p.rec.Info.ID)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
-	_, err = stranger.allocate(ctx, p.info.ID, mempool.Bytes(1), 0)
+	_, err = stranger.allocate(ctx, p.rec.Info.ID, mempool.Bytes(1), 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
 	_, err = stranger.getLease(ctx, "x", false, 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
 	_, err = stranger.leaseOf(ctx, info.Buffer, info.Generation, false, patience)
 	assert.ErrorIs(t, err, mempool.ErrStale)
-	_, err = stranger.TrimPool(p.info.ID, 0)
+	_, err = stranger.TrimPool(p.rec.Info.ID, 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
-	assert.ErrorIs(t, stranger.DestroyPool(p.info.ID), mempool.ErrNotFound)
+	assert.ErrorIs(t, stranger.DestroyPool(p.rec.Info.ID), mempool.ErrNotFound)
 	assert.ErrorIs(t, stranger.Unpublish("x"), mempool.ErrNotFound)
 	_, err = stranger.CreatePool(mempool.PoolSpec{Name: "mine", Kind: fake, MaxBytes: 512})
 	assert.ErrorIs(t, err, mempool.ErrDenied)
@@ -46,7 +46,7 @@ func TestAUserOfAPoolMayNotDestroyIt(t *testing.T) {
 	p := createPool(t, open(t, svc), mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 1 << 20,
 		Access: mempool.Access{UIDs: []uint32{self.UID, self.UID + 1}}})
 	user := openClient(t, svc, mempool.Peer{UID: self.UID + 1})
-	assert.ErrorIs(t, user.DestroyPool(p.info.ID), mempool.ErrDenied)
+	assert.ErrorIs(t, user.DestroyPool(p.rec.Info.ID), mempool.ErrDenied)
 	assert.Len(t, user.Stats().Pools, 1)
 }
 
@@ -72,19 +72,19 @@ func TestAPoolsMakerAndTheServicesUserMayAlwaysDestroyIt(t *testing.T) {
 			Access: mempool.Access{UIDs: []uint32{listed.UID}}})
 		s := openClient(t, svc, c.peer)
 		assert.Len(t, s.Stats().Pools, c.sees, c.who)
-		assert.ErrorIs(t, s.DestroyPool(p.info.ID), c.fails, c.who)
+		assert.ErrorIs(t, s.DestroyPool(p.rec.Info.ID), c.fails, c.who)
 		if c.fails == nil {
-			_, err := s.FindPool(p.info.ID)
+			_, err := s.FindPool(p.rec.Info.ID)
 			assert.ErrorIs(t, err, mempool.ErrNotFound, "it is gone")
 			continue
 		}
-		_, err := openClient(t, svc, maker).FindPool(p.info.ID)
+		_, err := openClient(t, svc, maker).FindPool(p.rec.Info.ID)
 		assert.ErrorIs(t, err, mempool.ErrDenied, "to destroy it is not to use it")
-		require.NoError(t, openClient(t, svc, mempool.Self()).DestroyPool(p.info.ID))
+		require.NoError(t, openClient(t, svc, mempool.Self()).DestroyPool(p.rec.Info.ID))
 	}
 	both := createPool(t, openClient(t, svc, maker).Session, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 512,
 		Access: mempool.Access{UIDs: []uint32{creator.UID}}})
-	assert.NoError(t, openClient(t, svc, creator).DestroyPool(both.info.ID), "who may create pools may destroy those that it may use")
+	assert.NoError(t, openClient(t, svc, creator).DestroyPool(both.rec.Info.ID), "who may create pools may destroy those that it may use")
 }
 
 func TestTheListIsTheSpecsNoMore(t *testing.T) {
@@ -92,7 +92,7 @@ func TestTheListIsTheSpecsNoMore(t *testing.T) {
 	uids := []uint32{mempool.Self().UID}
 	p := createPool(t, open(t, svc), mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 512, Access: mempool.Access{UIDs: uids}})
 	uids[0]++
-	_, err := open(t, svc).FindPool(p.info.ID)
+	_, err := open(t, svc).FindPool(p.rec.Info.ID)
 	assert.NoError(t, err)
 }
 

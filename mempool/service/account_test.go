@@ -38,7 +38,7 @@ func (p process) leave(pool *Pool, n uint64) (reclaimed <-chan struct{}) {
 }
 
 func tryAllocate(s *Session, p *Pool, n uint64) error {
-	_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(n), 0)
+	_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(n), 0)
 	return err
 }
 
@@ -99,7 +99,7 @@ func TestABlockThatIsAskedBackCountsForThoseWhoStillMapIt(t *testing.T) {
 	block := mapBlock(t, l)
 	release(t, l)
 	assert.Zero(t, slow.Stats().Pools[0].Session, "others can have it")
-	_, err := quick.TrimPool(pool.info.ID, 0)
+	_, err := quick.TrimPool(pool.rec.Info.ID, 0)
 	require.NoError(t, err)
 	require.ErrorIs(t, tryAllocate(slow.Session, pool, 1), mempool.ErrRecalling)
 	assert.EqualValues(t, 512, slow.Stats().Pools[0].Session)
@@ -125,7 +125,7 @@ func TestABlockWithWorkUnderWayIsTakenWhereThereIsNoOther(t *testing.T) {
 	bad, good := hire(t, svc), hire(t, svc)
 	stalled, unreached := stall(t, bad, p, 512)
 
-	var leases []*Lease
+	var leases []Lease
 	for range 3 {
 		l := allocate(t, good.Session, p, 512)
 		assert.NotEqual(t, stalled, l.Grant().Block, "the pool has room")
@@ -160,7 +160,7 @@ func TestABlockWithoutWorkIsFoundAmongManyThatHaveSome(t *testing.T) {
 	owner := open(t, svc)
 	p, arena := fakePool(t, owner, 64*512)
 	bad := hire(t, svc)
-	var leases []*Lease
+	var leases []Lease
 	for range 64 {
 		leases = append(leases, allocate(t, bad.Session, p, 512))
 	}
@@ -207,7 +207,7 @@ func TestAPendingBlockCountsForThoseWhoseWorkIsUnderWay(t *testing.T) {
 		release(t, own)
 		got := make(chan error)
 		go func() {
-			_, err := bad.allocate(context.Background(), p.info.ID, mempool.Bytes(512), patience)
+			_, err := bad.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(512), patience)
 			got <- err
 		}()
 		synctest.Wait()
@@ -225,7 +225,7 @@ func TestOneLookAtBlocksWithWorkUnderWayIsForAllWhoWaitAndIsShort(t *testing.T) 
 		owner := open(t, svc)
 		p := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 2 * blocks * 512, SessionBytes: blocks * 512})
 		w := hire(t, svc)
-		leases := make([]*Lease, blocks)
+		leases := make([]Lease, blocks)
 		for i := range leases {
 			leases[i] = allocate(t, w.Session, p, 512)
 		}
@@ -236,7 +236,7 @@ func TestOneLookAtBlocksWithWorkUnderWayIsForAllWhoWaitAndIsShort(t *testing.T) 
 		got := make(chan error, waiters)
 		for range waiters {
 			go func() {
-				_, err := w.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
+				_, err := w.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1024), patience)
 				got <- err
 			}()
 		}
@@ -246,7 +246,7 @@ func TestOneLookAtBlocksWithWorkUnderWayIsForAllWhoWaitAndIsShort(t *testing.T) 
 			require.NoError(t, <-got)
 		}
 		svc.mu.Lock()
-		left := len(p.charged)
+		left := p.rec.Charged()
 		svc.mu.Unlock()
 		assert.GreaterOrEqual(t, left, blocks-2*manyCharged, "however many wait")
 		checkBooks(t, svc)
@@ -260,7 +260,7 @@ func TestATrimmedPoolGivesBackWhatWorkIsUnderWayOnOnceItIsDone(t *testing.T) {
 		p, arena := fakePool(t, owner, 4096)
 		w := hire(t, svc)
 		_, unreached := stall(t, w, p, 512)
-		_, err := owner.TrimPool(p.info.ID, 0)
+		_, err := owner.TrimPool(p.rec.Info.ID, 0)
 		require.NoError(t, err)
 		st := w.Stats().Pools[0]
 		assert.Equal(t, []uint64{512, 512}, []uint64{st.Held, st.Session})

@@ -1,5 +1,7 @@
 package service
 
+import "github.com/poolbridge/poolbridge/mempool/service/ledger"
+
 // awaited is a name: requests wait until a session publishes a buffer under this name. Each name has its own signal, so that a publication
 // wakes only the requests that wait for the published name. Service.mu guards awaited.
 type awaited struct {
@@ -24,6 +26,6 @@ func (a *awaited) leave() {
 	a.svc.mu.Lock()
 	defer a.svc.mu.Unlock()
 	if a.waiters--; a.waiters == 0 {
-		remove(&a.svc.awaited, &a.svc.most.awaited, a.text)
+		ledger.RemoveKey(&a.svc.awaited, &a.svc.most.awaited, a.text)
 	}
 }

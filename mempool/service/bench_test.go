@@ -15,7 +15,7 @@ func BenchmarkAllocateRelease(b *testing.B) {
 	ctx, what := context.Background(), mempool.Bytes(1<<16)
 	b.ReportAllocs()
 	for b.Loop() {
-		g, err := s.Allocate(ctx, p.info.ID, what, 0)
+		g, err := s.Allocate(ctx, p.rec.Info.ID, what, 0)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -54,7 +54,7 @@ func BenchmarkAllocateReleaseOfManySessions(b *testing.B) {
 	b.RunParallel(func(pb *testing.PB) {
 		s := open(b, svc)
 		for pb.Next() {
-			g, err := s.Allocate(ctx, p.info.ID, what, 0)
+			g, err := s.Allocate(ctx, p.rec.Info.ID, what, 0)
 			if err != nil {
 				b.Error(err)
 				return

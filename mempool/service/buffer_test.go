@@ -59,7 +59,7 @@ func TestLeasesThatConflictWaitForEachOther(t *testing.T) {
 		ctx := context.Background()
 		r, err := s.getLease(ctx, "x", false, 0)
 		require.NoError(t, err)
-		got := make(chan *Lease)
+		got := make(chan Lease)
 		get := func(write bool) {
 			l, err := other.getLease(ctx, "x", write, patience)
 			assert.NoError(t, err)
@@ -128,9 +128,9 @@ func TestAWaitForABufferThatGoesAwayIsStale(t *testing.T) {
 }
 
 func TestWhatWasNotFinishedHasFailedForEverybody(t *testing.T) {
-	for how, end := range map[string]func(*Session, *Lease){
-		"released incomplete": func(_ *Session, l *Lease) { _ = l.Release(true) },
-		"session ended":       func(s *Session, _ *Lease) { s.End(nil) },
+	for how, end := range map[string]func(*Session, Lease){
+		"released incomplete": func(_ *Session, l Lease) { _ = l.Release(true) },
+		"session ended":       func(s *Session, _ Lease) { s.End(nil) },
 	} {
 		t.Run(how, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

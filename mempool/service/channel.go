@@ -11,6 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // channel is a named stream of buffers. Members write and read the frames in memory that they share, so the frames do not go through the
@@ -27,7 +28,7 @@ type channel struct {
 	last    uint64             // the greatest id of a member
 	// The keys of `kept` are buffers of producers that have left: the buffers that the channel or a consumer may still need. The value of each
 	// key is a list of the producers that may have published this buffer.
-	kept   map[*buffer][]*member
+	kept   map[*ledger.Buffer][]*member
 	tended bool        // the goroutine of tend runs
 	rests  time.Time   // the goroutine of tend does not call tidy before this time
 	doubts journal.Gap // frames whose records contradicted themselves
@@ -60,31 +61,31 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 	if err != nil {
 		return mempool.ChannelIdentity{}, err
 	}
-	old, err := claim(s, "channel", spec.Name, svc.channels[spec.Name])
+	old, err := ledger.Claim(s.rec, "channel", spec.Name, svc.channels[spec.Name])
 	switch {
 	case err != nil:
 		return mempool.ChannelIdentity{}, err
 	case old != nil:
 		if old.info.ChannelSpec != spec {
 			return mempool.ChannelIdentity{}, situation.Of(mempool.ErrExists, "there is a channel %q already, in pool %q, with mode %s, capacity %d and policy %s",
-				spec.Name, old.pool.info.Name, old.info.Mode, old.info.Capacity, old.info.Full)
+				spec.Name, old.pool.rec.Info.Name, old.info.Mode, old.info.Capacity, old.info.Full)
 		}
 		return old.info, nil
 	}
-	if p.closing {
-		return mempool.ChannelIdentity{}, p.ended()
+	if p.rec.Closing {
+		return mempool.ChannelIdentity{}, p.rec.Ending()
 	}
-	if p.channels >= mempool.MaxChannels {
-		return mempool.ChannelIdentity{}, situation.Of(mempool.ErrLimit, "pool %q has %d channels, which is the limit", p.info.Name, p.channels)
+	if p.rec.Channels >= mempool.MaxChannels {
+		return mempool.ChannelIdentity{}, situation.Of(mempool.ErrLimit, "pool %q has %d channels, which is the limit", p.rec.Info.Name, p.rec.Channels)
 	}
-	ch, err := p.newChannel(spec, s.peer.UID)
+	ch, err := p.newChannel(spec, s.rec.Peer.UID)
 	if err != nil {
 		return mempool.ChannelIdentity{}, err
 	}
 	svc.channels[spec.Name] = ch
-	svc.channelByID.set(ch.info.ID, ch)
+	svc.channelByID.Set(ch.info.ID, ch)
 	svc.channeled.broadcast()
-	ch.note(s.about(mempool.ChannelMade, "%s made channel %q in pool %q: %s, %d frames, %s when it is full", s.who(), spec.Name, p.info.Name, spec.Mode, spec.Capacity,
+	ch.note(s.about(mempool.ChannelMade, "%s made channel %q in pool %q: %s, %d frames, %s when it is full", s.rec.Who(), spec.Name, p.rec.Info.Name, spec.Mode, spec.Capacity,
 		spec.Full))
 	svc.watchChannels()
 	return ch.info, nil
@@ -104,7 +105,7 @@ func (s *Session) FindChannel(ctx context.Context, name string, role MemberRole,
 	svc.mu.Lock()
 	defer svc.unlock()
 	for {
-		if err := s.alive(); err != nil {
+		if err := s.rec.Alive(); err != nil {
 			return mempool.ChannelIdentity{}, err
 		}
 		var ch *channel
@@ -112,26 +113,29 @@ func (s *Session) FindChannel(ctx context.Context, name string, role MemberRole,
 			ch = s.draining(name)
 		}
 		if ch == nil {
-			ch = find(s, svc.channels[name])
+			ch = ledger.Find(s.rec, svc.channels[name])
 		}
 		if ch != nil {
-			if !ch.pool.access.Allows(s.peer) {
-				return mempool.ChannelIdentity{}, ch.pool.denied(s.peer)
+			if !ch.pool.rec.Access.Allows(s.rec.Peer) {
+				return mempool.ChannelIdentity{}, ch.pool.rec.Denied(s.rec.Peer)
 			}
 			return ch.info, nil
 		}
 		if !w.wait(svc.channeled.next()) {
-			return mempool.ChannelIdentity{}, w.cause(missing(wait, "there is no channel %q in a pool that user %d may use", name, s.peer.UID))
+			return mempool.ChannelIdentity{}, w.cause(missing(wait, "there is no channel %q in a pool that user %d may use", name, s.rec.Peer.UID))
 		}
 	}
 }
+
+// VisibleTo says whether a session may see the channel.
+func (ch *channel) VisibleTo(s *ledger.Session) bool { return ch.pool.rec.VisibleTo(s) }
 
 // draining finds the oldest closed queue of a name with frames that wait for a consumer. If the name has no such queue and no open channel
 // either, draining finds a queue whose consumers have not acknowledged all frames: if one of them ends, its frames need another consumer.
 // The caller holds Service.mu.
 func (s *Session) draining(name string) (busy *channel) {
-	for ch := range s.svc.channelByID.all() {
-		if ch.info.Name != name || !ch.drains() || !ch.pool.access.Allows(s.peer) {
+	for ch := range s.svc.channelByID.All() {
+		if ch.info.Name != name || !ch.drains() || !ch.pool.rec.Access.Allows(s.rec.Peer) {
 			continue
 		}
 		if ch.host.Used() > 0 {
@@ -141,7 +145,7 @@ func (s *Session) draining(name string) (busy *channel) {
 			busy = ch
 		}
 	}
-	if find(s, s.svc.channels[name]) != nil {
+	if ledger.Find(s.rec, s.svc.channels[name]) != nil {
 		return nil
 	}
 	return busy
@@ -152,15 +156,15 @@ func (ch *channel) drains() bool { return ch.closed && ch.host.Waiting() > 0 }
 
 // channel finds an open channel by id. The session must be allowed to use the channel. The caller holds Service.mu.
 func (s *Session) channel(id uint64) (*channel, error) {
-	if err := s.alive(); err != nil {
+	if err := s.rec.Alive(); err != nil {
 		return nil, err
 	}
-	ch := find(s, s.svc.channelByID.get(id))
+	ch := ledger.Find(s.rec, s.svc.channelByID.Get(id))
 	switch {
 	case ch == nil:
-		return nil, situation.Of(mempool.ErrClosed, "there is no channel %d in a pool that user %d may use: it is closed, or it never was there", id, s.peer.UID)
-	case !ch.pool.access.Allows(s.peer):
-		return nil, ch.pool.denied(s.peer)
+		return nil, situation.Of(mempool.ErrClosed, "there is no channel %d in a pool that user %d may use: it is closed, or it never was there", id, s.rec.Peer.UID)
+	case !ch.pool.rec.Access.Allows(s.rec.Peer):
+		return nil, ch.pool.rec.Denied(s.rec.Peer)
 	case ch.closed:
 		return nil, situation.Of(mempool.ErrClosed, "channel %q is closed", ch.info.Name)
 	}
@@ -175,23 +179,23 @@ func (p *Pool) newChannel(spec mempool.ChannelSpec, uid uint32) (*channel, error
 	if err := timelinesWork(); err != nil { // a channel needs the same seals as a timeline
 		return nil, err
 	}
-	if err := svc.mayMakeChannel(); err != nil {
-		return nil, err
+	if have, most := svc.channelByID.Len(), svc.ledger.Limits.Channels; have >= most {
+		return nil, &LimitError{Limit: "channels", Max: most, Who: "the service", What: "channels", Have: have, Advice: "close some"}
 	}
 	host, err := shmchannel.NewHost(shmchannel.Spec{Mode: hostModes[spec.Mode], Capacity: spec.Capacity, Policy: hostPolicies[spec.Full]})
 	if err != nil {
 		return nil, mempool.HostError("make the memory of a channel", err)
 	}
 	svc.lastChannel++
-	p.channels++
-	p.indexLent()
+	p.rec.Channels++
+	p.streams = true
 	return &channel{info: mempool.ChannelIdentity{ID: svc.lastChannel, ChannelSpec: spec}, pool: p, uid: uid, host: host,
-		members: make(map[uint64]*member), kept: make(map[*buffer][]*member)}, nil
+		members: make(map[uint64]*member), kept: make(map[*ledger.Buffer][]*member)}, nil
 }
 
 // anyChannel finds an open or closed channel by id. The session must be allowed to use the channel. The caller holds Service.mu.
 func (s *Session) anyChannel(id uint64) (*channel, error) {
-	if ch := find(s, s.svc.channelByID.get(id)); ch != nil && !s.ended && ch.pool.access.Allows(s.peer) {
+	if ch := ledger.Find(s.rec, s.svc.channelByID.Get(id)); ch != nil && !s.rec.Ended && ch.pool.rec.Access.Allows(s.rec.Peer) {
 		return ch, nil
 	}
 	return s.channel(id)
@@ -212,13 +216,13 @@ func (s *Session) CloseChannel(id uint64) error {
 	if err != nil {
 		return err
 	}
-	if ch.uid != s.peer.UID {
+	if ch.uid != s.rec.Peer.UID {
 		return situation.Of(mempool.ErrDenied, "channel %q belongs to user %d", ch.info.Name, ch.uid)
 	}
 	s.noteUse()
 	ch.close()
 	ch.logFailed("a channel could not be closed", ch.host.Close())
-	e := s.about(mempool.ChannelClosed, "%s closed channel %q after %d frames", s.who(), ch.info.Name, ch.host.Published())
+	e := s.about(mempool.ChannelClosed, "%s closed channel %q after %d frames", s.rec.Who(), ch.info.Name, ch.host.Published())
 	if n := ch.host.Waiting(); n > 0 {
 		e.Text += fmt.Sprintf(", of which %d are not acknowledged", n)
 	}
@@ -247,10 +251,10 @@ func (ch *channel) destroy(why string) {
 
 // endChannels ends at once all channels of a pool that is being destroyed. The caller holds Service.mu.
 func (s *Service) endChannels(p *Pool) {
-	for ch := range s.channelByID.all() {
+	for ch := range s.channelByID.All() {
 		if ch.pool == p {
 			if !ch.closed {
-				ch.note(mempool.HistoryEvent{Kind: mempool.ChannelClosed, Text: fmt.Sprintf("channel %q ended with pool %q", ch.info.Name, p.info.Name)})
+				ch.note(mempool.HistoryEvent{Kind: mempool.ChannelClosed, Text: fmt.Sprintf("channel %q ended with pool %q", ch.info.Name, p.rec.Info.Name)})
 			}
 			ch.close()
 			ch.destroy("its pool was destroyed")
@@ -292,5 +296,5 @@ func (ch *channel) logFailed(what string, err error) {
 // note adds an event of the channel to the history. The caller holds Service.mu.
 func (ch *channel) note(e mempool.HistoryEvent) {
 	e.Channel = ch.info.Name
-	ch.pool.svc.note(e, ch.pool)
+	ch.pool.svc.note(e, ch.pool.rec)
 }

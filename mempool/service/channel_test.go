@@ -19,14 +19,14 @@ func TestChannelsAreForWhoMayUseThePool(t *testing.T) {
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
 	_, err = stranger.JoinChannel(r.info.ID, MemberSpec{Role: Consumer})
 	assert.ErrorIs(t, err, mempool.ErrClosed)
-	_, err = stranger.MakeChannel(mempool.ChannelSpec{Name: "mine", Pool: r.pool.info.ID, Capacity: 1})
+	_, err = stranger.MakeChannel(mempool.ChannelSpec{Name: "mine", Pool: r.pool.rec.Info.ID, Capacity: 1})
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
 	assert.ErrorIs(t, stranger.CloseChannel(r.info.ID), mempool.ErrClosed)
 }
 
 func TestChannelsAreFoundByName(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
-	ctx, s, pool := t.Context(), hire(t, r.svc), r.pool.info.ID
+	ctx, s, pool := t.Context(), hire(t, r.svc), r.pool.rec.Info.ID
 	same, err := s.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: pool, Mode: mempool.Broadcast, Capacity: 2, Full: mempool.Block})
 	require.NoError(t, err)
 	assert.Equal(t, r.info, same)
@@ -63,12 +63,12 @@ func TestChannelsAreFoundByName(t *testing.T) {
 func TestTheChannelsOfAPoolAreBounded(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
 	for i := range mempool.MaxChannels - 1 {
-		_, err := r.owner.MakeChannel(mempool.ChannelSpec{Name: fmt.Sprint("channel ", i), Pool: r.pool.info.ID, Capacity: 1})
+		_, err := r.owner.MakeChannel(mempool.ChannelSpec{Name: fmt.Sprint("channel ", i), Pool: r.pool.rec.Info.ID, Capacity: 1})
 		require.NoError(t, err)
 	}
-	_, err := r.owner.MakeChannel(mempool.ChannelSpec{Name: "more", Pool: r.pool.info.ID, Capacity: 1})
+	_, err := r.owner.MakeChannel(mempool.ChannelSpec{Name: "more", Pool: r.pool.rec.Info.ID, Capacity: 1})
 	assert.ErrorIs(t, err, mempool.ErrLimit)
-	require.NoError(t, r.owner.DestroyPool(r.pool.info.ID))
+	require.NoError(t, r.owner.DestroyPool(r.pool.rec.Info.ID))
 	assert.True(t, r.nothingLeft())
 }
 
@@ -78,9 +78,9 @@ func TestAPoolThatIsDestroyedTakesNoOtherChannelsName(t *testing.T) {
 	require.NoError(t, r.owner.CloseChannel(r.info.ID))
 	require.False(t, r.nothingLeft(), "it lives until its consumer leaves")
 	other := createPool(t, r.owner, mempool.PoolSpec{Name: "other", Kind: fake, MaxBytes: 1 << 20})
-	again, err := r.owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: other.info.ID, Capacity: 2})
+	again, err := r.owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: other.rec.Info.ID, Capacity: 2})
 	require.NoError(t, err)
-	require.NoError(t, r.owner.DestroyPool(r.pool.info.ID))
+	require.NoError(t, r.owner.DestroyPool(r.pool.rec.Info.ID))
 	found, err := r.owner.FindChannel(context.Background(), "frames", Consumer, 0)
 	require.NoError(t, err)
 	assert.Equal(t, again, found)

@@ -22,12 +22,12 @@ func TestFramesOfAProducerThatDiedStayUntilNobodyNeedsThem(t *testing.T) {
 			r := newChannelRig(t, mempool.ChannelSpec{Capacity: 4, Mode: mode}, 8)
 			p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 			p.send()
-			kept := p.send().buffer
+			kept := p.send().rec.Buffer
 			p.alloc() // this buffer is not published
 			f := c.next()
 			gone, reclaimed := p.end()
 			assert.Equal(t, 2, r.kept())
-			assert.False(t, kept.failed, "records say when a frame is complete")
+			assert.False(t, kept.Failed, "records say when a frame is complete")
 			leased, held := r.stands()
 			assert.EqualValues(t, 2, leased)
 			assert.EqualValues(t, 1, held, "the process may still write it")
@@ -37,7 +37,7 @@ func TestFramesOfAProducerThatDiedStayUntilNobodyNeedsThem(t *testing.T) {
 			r.awaitStands(2, 0)
 
 			g := c.next()
-			assert.Equal(t, kept.id, g.Buffer)
+			assert.Equal(t, kept.ID, g.Buffer)
 			c.done(g, mempool.Fence{})
 			c.done(f, mempool.Fence{})
 			if mode == mempool.Broadcast { // the channel keeps frames for new consumers
@@ -80,7 +80,7 @@ func TestABlockWithSeveralFramesStaysUntilTheLastFrameIsNotNeeded(t *testing.T) 
 					taken = append(taken, c.next())
 				}
 				r.awaitStands(1, 0)
-				assert.False(t, arena.buffer.failed)
+				assert.False(t, arena.rec.Buffer.Failed)
 				if mode == mempool.Broadcast {
 					require.NoError(t, r.owner.CloseChannel(r.info.ID))
 				}
@@ -131,7 +131,7 @@ func TestABlockOfADeadProducerIsNotUsedAgainWhileAConsumerUsesIt(t *testing.T) {
 	fence := c.fence()
 	c.done(f, fence)
 	r.awaitStands(1, 0)
-	l, err := r.owner.allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
+	l, err := r.owner.allocate(t.Context(), r.pool.rec.Info.ID, mempool.Bytes(10), 0)
 	require.NoError(t, err)
 	assert.Equal(t, first, l.Grant().Block)
 	assert.Equal(t, []mempool.Fence{fence}, l.Grant().Wait, "the consumer's work is not done")
@@ -174,9 +174,9 @@ func TestABlockOfAProducerThatLeftWaitsForItsOwnWork(t *testing.T) {
 	require.ErrorIs(t, p.Release(false, nil, l.ID()), mempool.ErrReleased)
 	assert.Equal(t, 1, r.kept())
 	require.NoError(t, r.owner.CloseChannel(r.info.ID))
-	next, err := r.owner.allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
+	next, err := r.owner.allocate(t.Context(), r.pool.rec.Info.ID, mempool.Bytes(10), 0)
 	require.NoError(t, err)
-	other, err := r.owner.allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
+	other, err := r.owner.allocate(t.Context(), r.pool.rec.Info.ID, mempool.Bytes(10), 0)
 	require.NoError(t, err)
 	assert.Equal(t, []mempool.Fence{fence}, slices.Concat(next.Grant().Wait, other.Grant().Wait))
 	p.reach(fence)
@@ -194,18 +194,18 @@ func TestABlockThatCameBackToAProducerThatDiedWaitsForTheConsumersWork(t *testin
 			c.done(c.next(), fence)
 			other := r.produce(hire(t, r.svc))
 			other.send() // the channel keeps no block of the first producer any more
-			assert.Equal(t, []*Lease{first}, p.back())
+			assert.Equal(t, []Lease{first}, p.back())
 			if leaves {
 				p.leave()
 			}
 			gone, _ := p.end()
 			gone()
-			l, err := r.owner.allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
+			l, err := r.owner.allocate(t.Context(), r.pool.rec.Info.ID, mempool.Bytes(10), 0)
 			require.NoError(t, err)
 			assert.Equal(t, []mempool.Fence{fence}, l.Grant().Wait)
 			c.reach(fence)
 			release(t, l)
-			assert.True(t, first.buffer.failed, "it was not in the channel")
+			assert.True(t, first.rec.Buffer.Failed, "it was not in the channel")
 		})
 	}
 }
@@ -240,7 +240,7 @@ func TestLeasesEndWithTheLastProducerOfTheirSessionInTheChannel(t *testing.T) {
 	for range 2 {
 		second.send()
 	}
-	assert.Equal(t, []*Lease{b}, second.back(), "it is the second producer's, and has come back to it")
+	assert.Equal(t, []Lease{b}, second.back(), "it is the second producer's, and has come back to it")
 	second.leave()
 	require.ErrorIs(t, w.Release(false, nil, a.ID()), mempool.ErrReleased, "its frame is in hand")
 	require.NoError(t, w.Release(false, nil, b.ID()))
@@ -260,10 +260,10 @@ func TestAProducerCannotLeaveWhileItCannotBeToldWhatIsNeeded(t *testing.T) {
 	l := p.send()
 	cursor[2], cursor[512] = 1, 1 // the consumer holds frame 1, but has not written the frame's block yet
 	require.ErrorIs(t, p.LeaveChannel(r.info.ID, p.member.ID), mempool.ErrBusy)
-	require.NotNil(t, p.Session.leases[l.id])
+	require.NotNil(t, p.rec.Leases[l.ID()])
 	cursor[513] = l.Grant().Block
 	p.leave()
-	require.Nil(t, p.Session.leases[l.id])
+	require.Nil(t, p.rec.Leases[l.ID()])
 }
 
 // The producer's session ends while a consumer is taking a frame. At this moment, the service cannot know which block the frame has.
@@ -290,7 +290,7 @@ func TestABufferOfWhichItCannotBeToldIsNotCompleteBeforeItCan(t *testing.T) {
 			taking(1, 0)
 			gone, _ := p.end()
 			gone()
-			lease := func(l *Lease) error {
+			lease := func(l Lease) error {
 				got, err := r.owner.leaseOf(t.Context(), l.Grant().Buffer, l.Grant().Generation, false, 0)
 				if err == nil {
 					release(t, got)
@@ -361,7 +361,7 @@ func TestFencesOfADeadConsumerAreLetGo(t *testing.T) {
 	c.done(c.next(), fence)
 	gone, _ := c.end()
 	p.send()
-	assert.Equal(t, []*Lease{l}, p.back())
+	assert.Equal(t, []Lease{l}, p.back())
 	assert.False(t, c.page.Passed(fence.Word, fence.Value))
 	gone()
 	assert.True(t, c.page.Passed(fence.Word, fence.Value))
@@ -446,7 +446,7 @@ func TestNobodyLooksAtAChannelWhoseMembersAreAlive(t *testing.T) {
 	tended := func() bool {
 		r.svc.mu.Lock()
 		defer r.svc.mu.Unlock()
-		return r.svc.channelByID.get(r.info.ID).tended
+		return r.svc.channelByID.Get(r.info.ID).tended
 	}
 	assert.False(t, tended())
 	gone, _ := p.end()
@@ -518,7 +518,7 @@ func TestMembersThatWriteNonsenseStopNobody(t *testing.T) {
 			s.die()
 		}
 		checkBooks(t, r.svc)
-		require.NoError(t, r.owner.DestroyPool(r.pool.info.ID))
+		require.NoError(t, r.owner.DestroyPool(r.pool.rec.Info.ID))
 		<-r.pool.closed
 		assert.True(t, r.nothingLeft())
 	}

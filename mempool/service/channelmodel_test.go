@@ -118,7 +118,7 @@ func (r *troupe) end(w *worker) {
 func (v *viewer) isOver() bool {
 	v.svc.mu.Lock()
 	defer v.svc.mu.Unlock()
-	return v.ended
+	return v.rec.Ended
 }
 
 // reach completes the oldest job.
@@ -152,7 +152,7 @@ func (r *troupe) publishSome(a *player) {
 		b.Fences = nil // the slice belongs to the producer, and the test already knows the jobs
 		a.back = append(a.back, b)
 	}
-	var l *Lease
+	var l Lease
 	for i, b := range a.back {
 		if len(r.pending(b.Block)) > 0 {
 			continue
@@ -160,12 +160,12 @@ func (r *troupe) publishSome(a *player) {
 		a.back = append(a.back[:i], a.back[i+1:]...)
 		if l = a.leases[b.Block]; r.pick(2) == 0 {
 			release(r, l)
-			l = nil
+			l = Lease{}
 		}
 		break
 	}
-	if l == nil {
-		l, err = a.allocate(r.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
+	if l.rec == nil {
+		l, err = a.allocate(r.Context(), r.pool.rec.Info.ID, mempool.Bytes(10), 0)
 		if errors.Is(err, mempool.ErrLimit) {
 			return
 		}
@@ -227,9 +227,9 @@ func (r *troupe) check() {
 	defer r.svc.mu.Unlock()
 	for _, v := range r.sinks {
 		for _, f := range v.hand {
-			b := r.svc.buffers.get(f.Buffer)
+			b := r.svc.ledger.Buffers.Get(f.Buffer)
 			require.NotNil(r, b, "frame %d is in the hands of %v", f.Number, v)
-			require.Equal(r, f.Block, b.block.id)
+			require.Equal(r, f.Block, b.Block.ID)
 		}
 	}
 }

@@ -29,7 +29,7 @@ func newChannelRig(t testing.TB, spec mempool.ChannelSpec, blocks uint64) *chann
 	svc := newService(t)
 	owner := open(t, svc)
 	p := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: blocks * 4096})
-	spec.Name, spec.Pool = "frames", p.info.ID
+	spec.Name, spec.Pool = "frames", p.rec.Info.ID
 	info, err := owner.MakeChannel(spec)
 	require.NoError(t, err)
 	return &channelRig{t, svc, owner, p, info}
@@ -90,12 +90,12 @@ func (s *seat) leave() {
 type source struct {
 	*seat
 	*shmchannel.Producer
-	leases map[uint64]*Lease // by block
+	leases map[uint64]Lease // by block
 }
 
 func (r *channelRig) produce(w *worker) *source {
 	r.Helper()
-	s := &source{seat: r.sit(w, MemberSpec{Role: Producer}), leases: make(map[uint64]*Lease)}
+	s := &source{seat: r.sit(w, MemberSpec{Role: Producer}), leases: make(map[uint64]Lease)}
 	var err error
 	s.Producer, err = shmchannel.OpenProducer(s.config())
 	require.NoError(r, err)
@@ -110,7 +110,7 @@ func (s *source) meet() {
 	s.arrived(Consumer, s.AddCursor)
 }
 
-func (s *source) alloc() *Lease {
+func (s *source) alloc() Lease {
 	s.rig.Helper()
 	l := allocate(s.rig, s.Session, s.rig.pool, 10)
 	s.leases[l.Grant().Block] = l
@@ -118,7 +118,7 @@ func (s *source) alloc() *Lease {
 }
 
 // publish publishes a block of the producer, and returns the number of the frame.
-func (s *source) publish(l *Lease, ready mempool.Fence) uint64 {
+func (s *source) publish(l Lease, ready mempool.Fence) uint64 {
 	s.rig.Helper()
 	s.meet()
 	info := l.Grant()
@@ -129,7 +129,7 @@ func (s *source) publish(l *Lease, ready mempool.Fence) uint64 {
 }
 
 // send allocates a block and publishes that block.
-func (s *source) send() *Lease {
+func (s *source) send() Lease {
 	s.rig.Helper()
 	l := s.alloc()
 	s.publish(l, mempool.Fence{})
@@ -137,7 +137,7 @@ func (s *source) send() *Lease {
 }
 
 // back returns the leases whose blocks the consumers have released.
-func (s *source) back() (leases []*Lease) {
+func (s *source) back() (leases []Lease) {
 	s.rig.Helper()
 	s.meet()
 	returned, err := s.Reclaim()
@@ -213,7 +213,7 @@ func (r *channelRig) stands() (leased, held uint64) {
 	r.svc.mu.Lock()
 	defer r.svc.mu.Unlock()
 	r.pool.recharge()
-	return r.pool.leased / 4096, r.pool.held / 4096
+	return r.pool.rec.Leased / 4096, r.pool.rec.Held / 4096
 }
 
 // awaitStands waits until stands returns the given counts: the service reads shared memory only from time to time.
@@ -237,20 +237,20 @@ func (r *channelRig) eventually(so func() bool) {
 func (r *channelRig) nothingLeft() bool {
 	r.svc.mu.Lock()
 	defer r.svc.mu.Unlock()
-	return r.svc.channelByID.len() == 0 && r.svc.members == 0 && r.pool.channels == 0 && len(r.pool.producers) == 0
+	return r.svc.channelByID.Len() == 0 && r.svc.members == 0 && r.pool.rec.Channels == 0 && len(r.pool.producers) == 0
 }
 
 // kept returns how many buffers the channel keeps.
 func (r *channelRig) kept() int {
 	r.svc.mu.Lock()
 	defer r.svc.mu.Unlock()
-	return len(r.svc.channelByID.get(r.info.ID).kept)
+	return len(r.svc.channelByID.Get(r.info.ID).kept)
 }
 
 // room says whether a block can be allocated now.
 func (r *channelRig) room() bool {
 	r.Helper()
-	l, err := r.owner.allocate(context.Background(), r.pool.info.ID, mempool.Bytes(10), 0)
+	l, err := r.owner.allocate(context.Background(), r.pool.rec.Info.ID, mempool.Bytes(10), 0)
 	if errors.Is(err, mempool.ErrLimit) {
 		return false
 	}

@@ -15,7 +15,7 @@ import (
 
 // lives says whether the channel still has its shared memory. The caller holds Service.mu.
 func (ch *channel) lives() bool {
-	return ch.pool.svc.channelByID.get(ch.info.ID) == ch
+	return ch.pool.svc.channelByID.Get(ch.info.ID) == ch
 }
 
 // tidy frees the slots and buffers of members that left, if nothing needs them any more. It also frees the channel if the channel is over.
@@ -50,8 +50,7 @@ func (ch *channel) sweep() {
 // reached says whether a fence from shared memory needs no wait: the fence is reached, or its timeline has ended. The caller holds
 // Service.mu.
 func (s *Service) reached(t shmchannel.Fence) bool {
-	own := s.timelines[t.Timeline]
-	return own == nil || fence{own, t.Word, t.Value}.over()
+	return s.over(mempool.Fence{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
 }
 
 // over says whether the channel can be freed: it is closed, has no consumer and, if it is a queue, no frame waits any more or the frames
@@ -69,7 +68,7 @@ func (ch *channel) over() bool {
 
 // patience returns how long a closed queue waits for a consumer. The caller holds Service.mu.
 func (ch *channel) patience() time.Duration {
-	return time.Duration(ch.pool.svc.limits.ClosedQueueSeconds) * time.Second
+	return time.Duration(ch.pool.svc.ledger.Limits.ClosedQueueSeconds) * time.Second
 }
 
 // consumed says whether the channel has a consumer that may still take frames or use frames. The caller holds Service.mu.
@@ -91,8 +90,8 @@ func (ch *channel) free() {
 	for _, m := range ch.members {
 		m.forget()
 	}
-	ch.pool.svc.channelByID.remove(ch.info.ID)
-	ch.pool.channels--
+	ch.pool.svc.channelByID.Remove(ch.info.ID)
+	ch.pool.rec.Channels--
 	if err := ch.host.Free(); err != nil {
 		ch.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: fmt.Sprintf("the memory of channel %q could not be freed: %v", ch.info.Name, err)})
 	}

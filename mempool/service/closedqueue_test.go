@@ -146,7 +146,7 @@ func TestTheFramesOfAClosedQueueAreLostWhenNoWorkerComes(t *testing.T) {
 
 func TestFramesOfAQueueThatEndWithTheirPoolAreCountedAsLost(t *testing.T) {
 	r, _ := closedQueue(t, 3)
-	require.NoError(t, r.owner.DestroyPool(r.pool.info.ID))
+	require.NoError(t, r.owner.DestroyPool(r.pool.rec.Info.ID))
 	assert.Equal(t, 3, one(t, r.svc, mempool.FrameLost).Count)
 	assert.True(t, r.nothingLeft())
 }

@@ -17,7 +17,7 @@ func TestEveryCallOfTheDriverIsCountedAndEveryErrorOfIt(t *testing.T) {
 	s, c := open(t, svc), openClient(t, svc, mempool.Self())
 	p, arena := fakePool(t, s, 1<<20)
 	arena.set("Allocate", mempool.ErrOutOfMemory)
-	_, err := s.allocate(t.Context(), p.info.ID, mempool.Bytes(512), 0)
+	_, err := s.allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(512), 0)
 	require.ErrorIs(t, err, mempool.ErrOutOfMemory)
 	arena.set("Allocate", nil)
 	l := allocate(t, c.Session, p, 512)
@@ -27,11 +27,11 @@ func TestEveryCallOfTheDriverIsCountedAndEveryErrorOfIt(t *testing.T) {
 	release(t, l)
 	release(t, allocate(t, c.Session, p, 512)) // the same block again: no driver call
 	arena.set("Free", errors.New("no"))
-	_, err = s.TrimPool(p.info.ID, 0)
+	_, err = s.TrimPool(p.rec.Info.ID, 0)
 	require.Error(t, err)
 	arena.set("Free", nil)
 	arena.set("Close", errors.New("no"))
-	require.Error(t, s.DestroyPool(p.info.ID))
+	require.Error(t, s.DestroyPool(p.rec.Info.ID))
 	counts := svc.Counts()
 	assert.Equal(t, map[string]uint64{"create": 1, "allocate": 2, "export": 1, "free": 2, "close": 1}, counts.DriverCalls)
 	assert.Equal(t, map[string]uint64{"create": 0, "allocate": 1, "export": 1, "free": 1, "close": 1}, counts.DriverErrors)
@@ -77,7 +77,10 @@ func TestRequestsThatWaitAreCountedByWhatTheyWaitFor(t *testing.T) {
 		info := l.Grant()
 		ended := make(chan error, 5)
 		for _, wait := range []func() error{
-			func() error { _, err := s.allocate(t.Context(), p.info.ID, mempool.Bytes(512), time.Hour); return err },
+			func() error {
+				_, err := s.allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(512), time.Hour)
+				return err
+			},
 			func() error {
 				_, err := s.leaseOf(t.Context(), info.Buffer, info.Generation, false, time.Hour)
 				return err

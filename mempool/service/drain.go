@@ -1,6 +1,10 @@
 package service
 
-import "time"
+import (
+	"time"
+
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
+)
 
 // This file polls the fences of blocks that the service can free or reuse only when the GPU work on them is done. The service must poll,
 // because a stream that writes a word of a timeline does not notify the service. A goroutine polls as long as there is such a block. The
@@ -11,9 +15,9 @@ const (
 )
 
 // drain calls next, with Service.mu held, once no GPU work uses b any more. The caller of drain holds Service.mu.
-func (s *Service) drain(b *block, next func()) {
+func (s *Service) drain(b *ledger.Block, next func()) {
 	if s.draining == nil {
-		s.draining = make(map[*block]func())
+		s.draining = make(map[*ledger.Block]func())
 	}
 	s.draining[b] = next
 	if len(s.draining) == 1 {
@@ -30,7 +34,7 @@ func (s *Service) drainAll() {
 			if looks--; looks < 0 {
 				break
 			}
-			if b.quiet() {
+			if s.quiet(b) {
 				delete(s.draining, b)
 				next()
 				pause = drainPause
@@ -42,12 +46,6 @@ func (s *Service) drainAll() {
 			return
 		}
 	}
-}
-
-// quiet says whether all fences of b are reached. The caller holds Service.mu.
-func (b *block) quiet() bool {
-	b.fences = b.fences.pending()
-	return len(b.fences) == 0
 }
 
 // soon returns a signal that fires after drainRest. Callers use it to poll counter words.

@@ -8,14 +8,15 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // note adds an event to the journal, and the event is logged when the lock is released. The parameter `pool` is the pool that the event
 // concerns, or nil. The caller holds s.mu.
-func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
+func (s *Service) note(e mempool.HistoryEvent, pool *ledger.Pool) {
 	one := journal.Entry{HistoryEvent: e}
 	if pool != nil {
-		one.Pool, one.Maker, one.Access = pool.info.Name, pool.uid, pool.access
+		one.Pool, one.Maker, one.Access = pool.Info.Name, pool.Maker, pool.Access
 	}
 	s.journal.Note(one)
 	s.mu.noted = true
@@ -23,15 +24,18 @@ func (s *Service) note(e mempool.HistoryEvent, pool *Pool) {
 
 // about makes an event about the session.
 func (s *Session) about(kind mempool.EventKind, format string, args ...any) mempool.HistoryEvent {
-	return mempool.HistoryEvent{Kind: kind, Session: s.id, PID: s.peer.PID, UID: s.peer.UID, Program: s.program, Text: fmt.Sprintf(format, args...)}
+	return mempool.HistoryEvent{Kind: kind, Session: s.rec.ID, PID: s.rec.Peer.PID, UID: s.rec.Peer.UID, Program: s.rec.Program, Text: fmt.Sprintf(format, args...)}
 }
 
-// who returns the session's name for the text of an event. The caller holds Service.mu.
-func (s *Session) who() string {
-	if s.program == "" {
-		return fmt.Sprintf("session %d (pid %d, user %d)", s.id, s.peer.PID, s.peer.UID)
+// tells says whether the session may see an event.
+func (s *Session) tells(e *journal.Entry) bool {
+	switch {
+	case s.rec.Owner:
+		return true
+	case e.Access != nil:
+		return s.rec.MayUse(e.Maker, e.Access)
 	}
-	return fmt.Sprintf("session %d (%q, pid %d, user %d)", s.id, s.program, s.peer.PID, s.peer.UID)
+	return e.Session != 0 && e.UID == s.rec.Peer.UID
 }
 
 // Events returns the oldest events that have a number greater than `after`, at most `most` events. The oldest event comes first. If there
@@ -63,7 +67,7 @@ func (s *Session) Events(ctx context.Context, after uint64, most int, wait time.
 	}
 	select {
 	case <-s.over:
-		return mempool.EventPage{}, s.hasEnded()
+		return mempool.EventPage{}, s.rec.HasEnded()
 	default:
 	}
 	if wait == 0 {
@@ -72,14 +76,14 @@ func (s *Session) Events(ctx context.Context, after uint64, most int, wait time.
 	if s.eventWaits.Add(1) > MaxEventWaits {
 		s.eventWaits.Add(-1)
 		return mempool.EventPage{}, situation.Of(mempool.ErrLimit, "%d requests of session %d wait for events, which is the limit: wait for an answer, or cancel one",
-			MaxEventWaits, s.id)
+			MaxEventWaits, s.rec.ID)
 	}
 	defer s.eventWaits.Add(-1)
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	page, over, err := s.svc.journal.Await(ctx, after, most, s.tells, timer.C, s.over)
 	if over {
-		err = s.hasEnded()
+		err = s.rec.HasEnded()
 	}
 	return page, err
 }

@@ -160,20 +160,20 @@ func TestAPoolAndItsChannelsHaveAHistory(t *testing.T) {
 	s := begin(t, svc, mempool.Self(), "maker")
 	p, _ := fakePool(t, s, 1<<20)
 	made := one(t, svc, mempool.PoolMade)
-	assert.Equal(t, p.info.Name, made.Pool)
+	assert.Equal(t, p.rec.Info.Name, made.Pool)
 	assert.EqualValues(t, 1<<20, made.Bytes)
-	assert.Equal(t, []any{s.id, s.peer.PID, s.peer.UID, "maker"}, []any{made.Session, made.PID, made.UID, made.Program})
+	assert.Equal(t, []any{s.rec.ID, s.rec.Peer.PID, s.rec.Peer.UID, "maker"}, []any{made.Session, made.PID, made.UID, made.Program})
 	assert.Contains(t, made.Text, `"maker"`)
 	for _, name := range []string{"a", "b"} {
-		_, err := s.MakeChannel(mempool.ChannelSpec{Name: name, Pool: p.info.ID, Capacity: 1})
+		_, err := s.MakeChannel(mempool.ChannelSpec{Name: name, Pool: p.rec.Info.ID, Capacity: 1})
 		require.NoError(t, err)
 	}
 	require.NoError(t, s.CloseChannel(svc.channels["a"].info.ID))
 	assert.Equal(t, "a", one(t, svc, mempool.ChannelClosed).Channel)
-	require.NoError(t, s.DestroyPool(p.info.ID))
+	require.NoError(t, s.DestroyPool(p.rec.Info.ID))
 	assert.Equal(t, "b", happened(t, svc, mempool.ChannelClosed)[1].Channel)
 	assert.Len(t, happened(t, svc, mempool.ChannelMade), 2)
-	assert.Equal(t, p.info.Name, one(t, svc, mempool.PoolDestroyed).Pool)
+	assert.Equal(t, p.rec.Info.Name, one(t, svc, mempool.PoolDestroyed).Pool)
 }
 
 func TestASessionsEndSaysHowAndWhatItHad(t *testing.T) {
@@ -188,7 +188,7 @@ func TestASessionsEndSaysHowAndWhatItHad(t *testing.T) {
 		assert.EqualValues(t, 512, e.Bytes)
 		assert.Contains(t, e.Text, "a reason")
 		assert.NotContains(t, e.Text, "\x1b", "a terminal is not told what to do")
-		assert.Equal(t, s.id, one(t, svc, mempool.SessionBegan).Session)
+		assert.Equal(t, s.rec.ID, one(t, svc, mempool.SessionBegan).Session)
 	}
 }
 
@@ -217,16 +217,16 @@ func TestABeginningIsToldOfAtTheFirstUseOfMemoryOrAChannel(t *testing.T) {
 	maker := begin(t, svc, mempool.Self(), "maker")
 	p, _ := fakePool(t, maker, 1<<20)
 	began := one(t, svc, mempool.SessionBegan)
-	assert.True(t, began.At.Equal(maker.began))
+	assert.True(t, began.At.Equal(maker.rec.Began))
 	assert.Less(t, began.Number, one(t, svc, mempool.PoolMade).Number)
-	ch, err := maker.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: p.info.ID, Capacity: 2})
+	ch, err := maker.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: p.rec.Info.ID, Capacity: 2})
 	require.NoError(t, err)
 	l := allocate(t, maker, p, 512)
 	publish(t, l, mempool.Publication{Name: "weights"})
 	release(t, l)
 	for what, use := range map[string]func(s *Session) error{
-		"open a pool": func(s *Session) error { _, err := s.OpenPool(t.Context(), p.info.Name, 0); return err },
-		"find a pool": func(s *Session) error { _, err := s.FindPool(p.info.ID); return err },
+		"open a pool": func(s *Session) error { _, err := s.OpenPool(t.Context(), p.rec.Info.Name, 0); return err },
+		"find a pool": func(s *Session) error { _, err := s.FindPool(p.rec.Info.ID); return err },
 		"lease":       func(s *Session) error { _, err := s.Get(t.Context(), "weights", false, 0); return err },
 		"join":        func(s *Session) error { _, err := s.JoinChannel(ch.ID, MemberSpec{Role: Consumer}); return err },
 	} {
@@ -237,12 +237,12 @@ func TestABeginningIsToldOfAtTheFirstUseOfMemoryOrAChannel(t *testing.T) {
 		assert.Equal(t, what, told[len(told)-1].Program)
 		<-s.End(nil)
 		ended := happened(t, svc, mempool.SessionEnded)
-		assert.Equal(t, s.id, ended[len(ended)-1].Session)
+		assert.Equal(t, s.rec.ID, ended[len(ended)-1].Session)
 		assert.Len(t, ended, len(told)-1, "each is told of once, and the maker is there")
 	}
 	closer, destroyer := begin(t, svc, mempool.Self(), "closer"), begin(t, svc, mempool.Self(), "destroyer")
 	require.NoError(t, closer.CloseChannel(ch.ID))
-	require.NoError(t, destroyer.DestroyPool(p.info.ID))
+	require.NoError(t, destroyer.DestroyPool(p.rec.Info.ID))
 	told := happened(t, svc, mempool.SessionBegan)
 	assert.Equal(t, []string{"closer", "destroyer"}, []string{told[len(told)-2].Program, told[len(told)-1].Program})
 }
@@ -292,7 +292,7 @@ func TestARefusalForWantOfRoomIsToldOfOnceInAWhile(t *testing.T) {
 		p, _ := fakePool(t, s, 1024)
 		allocate(t, hog, p, 1024)
 		refuse := func() {
-			_, err := s.Allocate(t.Context(), p.info.ID, mempool.Bytes(512), 0)
+			_, err := s.Allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(512), 0)
 			require.ErrorIs(t, err, mempool.ErrLimit)
 			s.Refused(err)
 		}
@@ -300,8 +300,8 @@ func TestARefusalForWantOfRoomIsToldOfOnceInAWhile(t *testing.T) {
 			refuse()
 		}
 		e := one(t, svc, mempool.PoolFull)
-		assert.Equal(t, p.info.Name, e.Pool)
-		assert.Equal(t, s.id, e.Session)
+		assert.Equal(t, p.rec.Info.Name, e.Pool)
+		assert.Equal(t, s.rec.ID, e.Session)
 		assert.Contains(t, e.Text, `"hog"`, "it says who has the most")
 		time.Sleep(journal.Rest)
 		refuse()
@@ -318,7 +318,7 @@ func TestALimitThatIsMetIsToldOf(t *testing.T) {
 	s := begin(t, svc, mempool.Self(), "greedy")
 	p, _ := fakePool(t, s, 1<<20)
 	allocate(t, s, p, 512)
-	_, err := s.Allocate(t.Context(), p.info.ID, mempool.Bytes(512), 0)
+	_, err := s.Allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(512), 0)
 	require.ErrorIs(t, err, mempool.ErrLimit)
 	s.Refused(err)
 	s.Refused(err)
@@ -342,7 +342,7 @@ func TestWhoKeepsOthersWaitingForLongIsToldOf(t *testing.T) {
 				failed <- err
 			}()
 			go func() {
-				_, err := s.Allocate(t.Context(), p.info.ID, mempool.Bytes(512), 2*time.Minute)
+				_, err := s.Allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(512), 2*time.Minute)
 				failed <- err
 			}()
 			synctest.Wait()
@@ -353,12 +353,12 @@ func TestWhoKeepsOthersWaitingForLongIsToldOf(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		e := one(t, svc, mempool.LeaseLong)
-		assert.Equal(t, holder.id, e.Session)
+		assert.Equal(t, holder.rec.ID, e.Session)
 		assert.Equal(t, info.Buffer, e.Buffer)
-		assert.Equal(t, p.info.Name, e.Pool)
+		assert.Equal(t, p.rec.Info.Name, e.Pool)
 		assert.Equal(t, time.Minute, e.Took)
 		assert.Contains(t, e.Text, `"waiter"`)
-		assert.Equal(t, s.id, one(t, svc, mempool.PoolFull).Session)
+		assert.Equal(t, s.rec.ID, one(t, svc, mempool.PoolFull).Session)
 		err := errors.Join(<-failed, <-failed)
 		assert.ErrorIs(t, err, mempool.ErrBusy)
 		assert.ErrorIs(t, err, mempool.ErrLimit)
@@ -378,7 +378,7 @@ func TestAWriterThatDiesIsToldOfIfOthersCanReachWhatItWrote(t *testing.T) {
 	allocate(t, writer, p, 512) // this buffer is not published
 	writer.EndAs(mempool.SessionLost, "", nil)
 	e := one(t, svc, mempool.WriterDied)
-	assert.Equal(t, writer.id, e.Session)
+	assert.Equal(t, writer.rec.ID, e.Session)
 	assert.Equal(t, 1, e.Count)
 	assert.EqualValues(t, 512, e.Bytes)
 	_, err = s.Get(t.Context(), "weights", false, 0)
@@ -390,10 +390,10 @@ func TestTroubleWithTheDriverIsToldOf(t *testing.T) {
 	s := begin(t, svc, mempool.Self(), "unlucky")
 	p, arena := fakePool(t, s, 1<<20)
 	arena.set("Allocate", mempool.ErrOutOfMemory)
-	_, err := s.Allocate(t.Context(), p.info.ID, mempool.Bytes(512), 0)
+	_, err := s.Allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(512), 0)
 	require.ErrorIs(t, err, mempool.ErrOutOfMemory)
 	e := one(t, svc, mempool.DriverError)
-	assert.Equal(t, p.info.Name, e.Pool)
+	assert.Equal(t, p.rec.Info.Name, e.Pool)
 	assert.EqualValues(t, 512, e.Bytes)
 	arena.set("Allocate", nil)
 	release(t, allocate(t, s, p, 512))
@@ -542,7 +542,7 @@ func TestAStrangerIsToldOfEventsOfItsOwnAlone(t *testing.T) {
 	stranger.noteUse()
 	friend.noteUse()
 	svc.mu.Unlock()
-	require.NoError(t, s.DestroyPool(p.info.ID))
+	require.NoError(t, s.DestroyPool(p.rec.Info.ID))
 	<-p.closed
 	kinds := func(s *Session) (kinds []mempool.EventKind) {
 		page, err := s.Events(t.Context(), 0, 99, 0)

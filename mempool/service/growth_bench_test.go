@@ -32,7 +32,7 @@ func BenchmarkALineForOneBlock(b *testing.B) {
 	for range 500 {
 		line.Go(func() {
 			for taken.Add(1) <= int64(b.N) {
-				l, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
+				l, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1024), patience)
 				if err != nil {
 					b.Error(err)
 					return
@@ -56,7 +56,7 @@ func BenchmarkAskingForOneOfManyIdleBlocks(b *testing.B) {
 	svc := newService(b)
 	p, _ := fakePool(b, open(b, svc), blocks*512)
 	c := openClient(b, svc, mempool.Self())
-	leases := make([]*Lease, blocks)
+	leases := make([]Lease, blocks)
 	for i := range leases {
 		leases[i] = allocate(b, c.Session, p, 512)
 		mapBlock(b, leases[i])

@@ -63,7 +63,7 @@ func TestAnAllocationThatTheMachineHasNoMemoryForTakesNone(t *testing.T) {
 	svc := m.service()
 	s := open(t, svc)
 	p := createPool(t, s, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 60 << 20})
-	_, err := s.allocate(t.Context(), p.info.ID, mempool.Bytes(32<<20), 0)
+	_, err := s.allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(32<<20), 0)
 	require.ErrorIs(t, err, mempool.ErrOutOfMemory)
 	assert.EqualError(t, err, "out of memory: 33554432 bytes (32 MiB) are asked for, and 16777216 bytes (16 MiB) are available: "+
 		"the machine has 20971520 bytes (20 MiB) left of 67108864 bytes (64 MiB), and 4194304 bytes (4 MiB) of them are left to others; ask for fewer, or free memory")

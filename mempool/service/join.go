@@ -100,12 +100,12 @@ func (s *Session) JoinChannel(channel uint64, spec MemberSpec) (Member, error) {
 
 // mayJoin checks a session's request to join, and translates the spec for package shmchannel. The caller holds Service.mu.
 func (s *Session) mayJoin(ch *channel, spec MemberSpec) (shmchannel.MemberSpec, error) {
-	how := shmchannel.MemberSpec{PID: uint32(s.peer.PID), Oldest: spec.Oldest}
+	how := shmchannel.MemberSpec{PID: uint32(s.rec.Peer.PID), Oldest: spec.Oldest}
 	name := ch.info.Name
 	switch {
 	case s.notify == nil:
 		return how, situation.Of(mempool.ErrInvalid, "session %d gets no notices, and cannot join channel %q",
-			s.id, name)
+			s.rec.ID, name)
 	case spec.Role == Consumer && ch.info.Mode == mempool.WorkQueue && spec.Full != "":
 		return how, situation.Of(mempool.ErrInvalid, "channel %q is a queue, which has one policy for all: a consumer cannot choose its own", name)
 	case spec.Role == Consumer:
@@ -121,6 +121,18 @@ func (s *Session) mayJoin(ch *channel, spec MemberSpec) (shmchannel.MemberSpec, 
 	}
 	how.Policy = hostPolicies[policy]
 	return how, s.mayTakePart()
+}
+
+// mayTakePart says whether the session may have one more member of a channel. The caller holds Service.mu.
+func (s *Session) mayTakePart() error {
+	if have, most := s.svc.members, s.svc.ledger.Limits.Members; have >= most {
+		return &LimitError{Limit: "members", Max: most, Who: "the service", What: "members of channels", Have: have, Advice: "wait until some have left"}
+	}
+	if n := len(s.members); n >= mempool.MaxMembers {
+		return situation.Of(mempool.ErrLimit, "session %d has %d members of channels, which is the limit: leave some channels, or drop "+
+			"arrays of closed subscriptions, or connect once more", s.rec.ID, n)
+	}
+	return nil
 }
 
 // EnterChannel activates a member. The member's process must have mapped the member's files before. EnterChannel first announces the new
@@ -173,14 +185,14 @@ func (ch *channel) introduce(m *member) (others []MemberCame) {
 		}
 		others = append(others, o.came())
 		if o.timeline != nil {
-			o.timeline.shown[m.session] = struct{}{}
+			o.timeline.shown[m.session.rec] = struct{}{}
 		}
-		if _, again := told[o.session]; again || o.session.ended {
+		if _, again := told[o.session]; again || o.session.rec.Ended {
 			continue
 		}
 		told[o.session] = struct{}{}
 		if m.timeline != nil {
-			m.timeline.shown[o.session] = struct{}{}
+			m.timeline.shown[o.session.rec] = struct{}{}
 		}
 		if o.session != m.session {
 			o.session.tell(m.came())

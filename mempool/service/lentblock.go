@@ -7,6 +7,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // This file handles blocks that producers have published as frames in channels. Consumers map these blocks. If a producer leaves a channel,
@@ -26,46 +27,53 @@ type MappedBlock struct {
 // Errors: [mempool.ErrNotFound] if no buffer of the pool uses the block, [mempool.ErrDenied] if the session has no consumer in the channel,
 // [mempool.ErrLimit], [mempool.ErrClosed]; the driver's errors.
 func (s *Session) MapBlock(channel, id uint64) (MappedBlock, error) {
-	b, info, err := s.mapBlock(channel, id)
+	b, memory, info, err := s.mapBlock(channel, id)
 	if err != nil {
 		return MappedBlock{}, err
 	}
-	if info.Export, err = b.exportOnce(); err == nil {
+	if info.Export, err = memory.exportOnce(s.svc.journal); err == nil {
 		return info, nil
 	}
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	if s.mapped[b.id] == b {
-		b.pool.unmap(s, b)
+	if s.rec.Mapped[b.ID] == b {
+		s.unmap(b)
 	}
 	return MappedBlock{}, err
 }
 
 // mapBlock notes that the session maps a block, so that the block is not freed.
-func (s *Session) mapBlock(channel, id uint64) (*block, MappedBlock, error) {
+func (s *Session) mapBlock(channel, id uint64) (*ledger.Block, *blockMemory, MappedBlock, error) {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
 	ch, err := s.anyChannel(channel)
 	if err != nil {
-		return nil, MappedBlock{}, err
+		return nil, nil, MappedBlock{}, err
 	}
 	if !ch.consumedBy(s) {
-		return nil, MappedBlock{}, situation.Of(mempool.ErrDenied, "session %d is no consumer of channel %q", s.id, ch.info.Name)
+		return nil, nil, MappedBlock{}, situation.Of(mempool.ErrDenied, "session %d is no consumer of channel %q", s.rec.ID, ch.info.Name)
 	}
-	b := ch.pool.lent[id]
+	b := ch.pool.lent(id)
 	if b == nil {
-		return nil, MappedBlock{}, situation.Of(mempool.ErrNotFound, "no buffer of pool %q uses block %d", ch.pool.info.Name, id)
+		return nil, nil, MappedBlock{}, situation.Of(mempool.ErrNotFound, "no buffer of pool %q uses block %d", ch.pool.rec.Info.Name, id)
 	}
-	if _, again := s.mapped[id]; !again {
-		if err := s.mayMap(); err != nil {
-			return nil, MappedBlock{}, err
+	if _, again := s.rec.Mapped[id]; !again {
+		if err := svc.ledger.MayMap(s.rec); err != nil {
+			return nil, nil, MappedBlock{}, err
 		}
-		b.mapped.add(s)
-		s.mapped[id] = b
+		s.rec.Map(b)
 	}
-	return b, MappedBlock{Generation: b.generation, Bytes: b.size}, nil
+	return b, svc.memoryOf(b), MappedBlock{Generation: b.Generation, Bytes: b.Size}, nil
+}
+
+// lent finds a block of the pool that a buffer uses, or returns nil. The caller holds Service.mu.
+func (p *Pool) lent(id uint64) *ledger.Block {
+	if b := p.svc.ledger.Blocks.Get(id); b != nil && b.Pool == p.rec && b.State == ledger.BlockLeased {
+		return b
+	}
+	return nil
 }
 
 // consumedBy says whether the session has a consumer in the channel. The caller holds Service.mu.
@@ -76,27 +84,6 @@ func (ch *channel) consumedBy(s *Session) bool {
 		}
 	}
 	return false
-}
-
-// indexLent makes the map p.lent, which maps ids to the blocks that buffers of the pool use. The service makes this map when it makes the
-// first channel of the pool. The caller holds Service.mu.
-func (p *Pool) indexLent() {
-	if p.lent != nil {
-		return
-	}
-	p.lent = make(map[uint64]*block)
-	for b := range p.svc.buffers.all() {
-		if b.block.pool == p {
-			p.lend(b.block)
-		}
-	}
-}
-
-// lend adds a block that a buffer uses to the index, if the pool has an index. The caller holds Service.mu.
-func (p *Pool) lend(b *block) {
-	if p.lent != nil {
-		p.lent[b.id] = b
-	}
 }
 
 // lending is for producers that leave their channels. It has one glance for each of these channels. The glance says which of these
@@ -119,8 +106,8 @@ func (ch *channel) look(producers []*member) *glance {
 }
 
 // needs says whether the channel needs, or may need, a block that one of these producers may have published.
-func (g *glance) needs(b *block, producers []*member) bool {
-	return slices.ContainsFunc(producers, func(m *member) bool { return g.Unsure(m.Member) || g.Names(m.Member, b.id) })
+func (g *glance) needs(b *ledger.Block, producers []*member) bool {
+	return slices.ContainsFunc(producers, func(m *member) bool { return g.Unsure(m.Member) || g.Names(m.Member, b.ID) })
 }
 
 // unsure says whether there is a producer for which the service could not read which blocks the channel needs.
@@ -129,14 +116,14 @@ func (g *glance) unsure() bool {
 }
 
 // names says whether the channel certainly needs a block that one of these producers published.
-func (g *glance) names(b *block, producers []*member) bool {
-	return slices.ContainsFunc(producers, func(m *member) bool { return g.Names(m.Member, b.id) })
+func (g *glance) names(b *ledger.Block, producers []*member) bool {
+	return slices.ContainsFunc(producers, func(m *member) bool { return g.Names(m.Member, b.ID) })
 }
 
 // needs says whether one of the channels needs, or may need, a block. The caller holds Service.mu.
-func (of lending) needs(b *block) bool {
+func (of lending) needs(b *ledger.Block) bool {
 	for ch, g := range of {
-		if ch.pool == b.pool && g.needs(b, g.producers) {
+		if ch.pool.rec == b.Pool && g.needs(b, g.producers) {
 			return true
 		}
 	}
@@ -147,21 +134,21 @@ func (of lending) needs(b *block) bool {
 // leave. The result is true if a channel needs the buffer or may need it. keep also adds a buffer that no channel needs any more, because
 // consumers' work on the buffer may still run: later, releaseKept reads the fences of this work. If it is not certain that a channel needs
 // the buffer, keep marks the buffer as doubted. The caller holds Service.mu.
-func (of lending) keep(l *Lease) (needed bool) {
-	b := l.buffer
+func (of lending) keep(l *ledger.Lease) (needed bool) {
+	b := l.Buffer
 	named := false
 	for ch, g := range of {
-		if ch.pool != b.block.pool || !l.write {
+		if ch.pool.rec != b.Block.Pool || !l.Write {
 			continue
 		}
 		if ch.kept[b] == nil {
-			b.frames++
+			b.Frames++
 		}
 		ch.kept[b] = append(ch.kept[b], g.producers...)
-		named = named || g.names(b.block, g.producers)
+		named = named || g.names(b.Block, g.producers)
 	}
-	needed = of.needs(b.block)
-	b.doubted = needed && !named
+	needed = of.needs(b.Block)
+	b.Doubted = needed && !named
 	return needed
 }
 
@@ -181,7 +168,7 @@ func (ch *channel) releaseKept() {
 	if len(ch.kept) == 0 {
 		return
 	}
-	var free []*buffer
+	var free []*ledger.Buffer
 	of := make(map[*member]struct{})
 	for _, producers := range ch.kept {
 		for _, m := range producers {
@@ -190,11 +177,11 @@ func (ch *channel) releaseKept() {
 	}
 	found := ch.look(slices.Collect(maps.Keys(of)))
 	for b, producers := range ch.kept {
-		if b.doubted && found.names(b.block, producers) {
-			b.doubted = false
-			b.changed.broadcast()
+		if b.Doubted && found.names(b.Block, producers) {
+			b.Doubted = false
+			ch.pool.svc.changedBuffer(b)
 		}
-		if !found.needs(b.block, producers) {
+		if !found.needs(b.Block, producers) {
 			free = append(free, b)
 		}
 	}
@@ -207,22 +194,22 @@ func (ch *channel) releaseKept() {
 	}
 	for _, b := range free {
 		writer := ch.kept[b][0].session // all producers of the list belong to one session
-		work := done.union(writer.timeline.outstanding())
+		work := done.Union(writer.timeline.outstanding())
 		delete(ch.kept, b)
-		b.block.fences = work.union(b.block.fences).pending()
-		b.frames--
-		if b.doubted && b.frames == 0 {
-			b.doubted, b.failed = false, true
+		b.Block.Fences = ch.pool.svc.pending(work.Union(b.Block.Fences))
+		b.Frames--
+		if b.Doubted && b.Frames == 0 {
+			b.Doubted, b.Failed = false, true
 			writer.breaks(b)
 			defer writer.noteBroken()
 		}
-		b.recycleUnused()
+		ch.pool.svc.recycleUnused(b)
 	}
 }
 
 // consumersDone returns the fences of the consumers' work on frames, without the fences that are already reached. If a consumer is writing
 // a fence at this moment, the result `ok` is false. The caller holds Service.mu.
-func (ch *channel) consumersDone() (done fences, ok bool) {
+func (ch *channel) consumersDone() (done ledger.Fences, ok bool) {
 	var found []shmchannel.Fence
 	at := make(map[mempool.Fence]int) // the index of each fence in done, by timeline and word
 	for _, m := range ch.host.Members(nil, shmchannel.ConsumerRole) {
@@ -238,8 +225,8 @@ func (ch *channel) consumersDone() (done fences, ok bool) {
 			one := own.promise(t.Word, t.Value)
 			key := mempool.Fence{Timeline: own.id, Word: t.Word}
 			if i, again := at[key]; again { // another consumer of the same session has a fence of this word
-				done[i].value = max(done[i].value, one.value)
-			} else if !one.over() {
+				done[i].Value = max(done[i].Value, one.Value)
+			} else if !ch.pool.svc.over(one) {
 				at[key] = len(done)
 				done = append(done, one)
 			}

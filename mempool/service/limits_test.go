@@ -41,7 +41,7 @@ func TestASessionHasSoManyLeasesAndOthersHaveTheirs(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.getLease(context.Background(), "x", false, patience)
 	refused(t, err, "session-leases", 2, s.String())
-	_, err = s.allocate(context.Background(), p.info.ID, mempool.Bytes(8), patience)
+	_, err = s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(8), patience)
 	refused(t, err, "session-leases", 2, s.String())
 	_, err = other.getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
@@ -56,7 +56,7 @@ func TestTheServiceHasSoManyBuffersAndLeases(t *testing.T) {
 	for _, name := range []string{"x", "y"} {
 		publish(t, allocate(t, s, p, 8), mempool.Publication{Name: name})
 	}
-	_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(8), 0)
+	_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(8), 0)
 	refused(t, err, "buffers", 2, "the service")
 	_, err = open(t, svc).getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
@@ -69,12 +69,12 @@ func TestLimitsOfARunningServiceCanBeChanged(t *testing.T) {
 	svc, s := limited(t, Limits{SessionLeases: 1})
 	p, _ := fakePool(t, s, 1<<16)
 	allocate(t, s, p, 8)
-	_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(8), 0)
+	_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(8), 0)
 	refused(t, err, "session-leases", 1, s.String())
 	svc.SetLimits(Limits{SessionLeases: 2})
 	allocate(t, s, p, 8)
 	svc.SetLimits(Limits{SessionLeases: 1})
-	_, err = s.allocate(context.Background(), p.info.ID, mempool.Bytes(8), 0)
+	_, err = s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(8), 0)
 	refused(t, err, "session-leases", 1, s.String())
 	checkBooks(t, svc)
 }
@@ -89,12 +89,12 @@ func TestAUserHasSoManyNamesOfAllSessionsAndThoseThatAreKept(t *testing.T) {
 	publish(t, allocate(t, s, p, 8), mempool.Publication{Name: "x"})
 	l = allocate(t, s, p, 8)
 	err := l.Publish(mempool.Publication{Name: "y"})
-	refused(t, err, "user-names", 2, s.peer.String())
+	refused(t, err, "user-names", 2, s.rec.Peer.String())
 	publish(t, l, mempool.Publication{Name: "x", Replace: true})
 	require.NoError(t, s.Unpublish("kept"))
 	publish(t, allocate(t, s, p, 8), mempool.Publication{Name: "y"})
 	s.End(nil)
-	assert.Empty(t, svc.namesOf)
+	assert.Zero(t, svc.ledger.Names.Len())
 	checkBooks(t, svc)
 }
 
@@ -127,30 +127,16 @@ func TestAUserMakesSoManyPoolsAtATime(t *testing.T) {
 	require.NoError(t, err)
 	spec.Name = "b"
 	_, err = s.CreatePool(spec)
-	refused(t, err, "user-pools", 1, s.peer.String())
+	refused(t, err, "user-pools", 1, s.rec.Peer.String())
 	l := allocate(t, s, p, 8)
-	require.NoError(t, s.DestroyPool(p.info.ID))
+	require.NoError(t, s.DestroyPool(p.rec.Info.ID))
 	_, err = s.CreatePool(spec)
-	refused(t, err, "user-pools", 1, s.peer.String()) // the pool's memory is not freed yet
+	refused(t, err, "user-pools", 1, s.rec.Peer.String()) // the pool's memory is not freed yet
 	release(t, l)
 	_, err = s.CreatePool(spec)
 	require.NoError(t, err)
 	svc.Close()
-	assert.Empty(t, svc.poolsOf)
-}
-
-func TestLimitsAreSetByName(t *testing.T) {
-	var l Limits
-	require.NoError(t, l.Set("user-names", 7))
-	assert.Equal(t, Limits{UserNames: 7}, l)
-	full := l.filled()
-	assert.Equal(t, 7, full.UserNames)
-	for _, one := range full.all() {
-		assert.Positive(t, *one.value, one.name)
-	}
-	assert.ErrorIs(t, l.Set("names", 7), mempool.ErrInvalid)
-	assert.ErrorContains(t, l.Set("names", 7), "user-names")
-	assert.ErrorContains(t, l.Set("buffers", 0), "1 or more")
+	checkBooks(t, svc)
 }
 
 // While one allocation waits, other allocations may reach a limit. The service must then refuse the allocation that waited.
@@ -163,7 +149,7 @@ func TestAllocationsThatWaitTogetherPassNoLimit(t *testing.T) {
 			line := make(chan error, 3)
 			for range cap(line) {
 				go func() {
-					_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(8), 0)
+					_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(8), 0)
 					line <- err
 				}()
 			}
@@ -183,7 +169,7 @@ func TestAllocationsThatWaitTogetherPassNoLimit(t *testing.T) {
 				line := make(chan error, 3)
 				for range cap(line) {
 					go func() {
-						_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(512), patience)
+						_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(512), patience)
 						line <- err
 					}()
 				}

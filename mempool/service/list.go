@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // The methods in this file list the sessions, channels, buffers, names and leases of the service, page by page. A session of the user that
@@ -34,23 +34,20 @@ func (s *Session) Introduce(program string) {
 	}
 	s.svc.mu.Lock()
 	defer s.svc.mu.Unlock()
-	s.program = program
+	s.rec.Program = program
 }
 
 // Sessions lists the sessions that the asking session may see, ordered by id.
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (s *Session) Sessions(after string, most int, into []mempool.SessionInfo) (Page[mempool.SessionInfo], error) {
-	return listByID(s, &s.svc.sessions, after, most, into, func(one *Session) mempool.SessionInfo { return one.info(s) })
+	return listByID(s, &s.svc.ledger.Sessions, after, most, into, func(one *ledger.Session) mempool.SessionInfo { return s.svc.sessionOf(one).info(s.rec) })
 }
 
 // info describes the session for the session `to`, or for the service if `to` is nil. The caller holds Service.mu.
-func (s *Session) info(to *Session) mempool.SessionInfo {
-	info := mempool.SessionInfo{ID: s.id, UID: s.peer.UID, PID: s.peer.PID, Program: s.program, Began: s.began,
-		Leases: len(s.leases), Blocks: len(s.mapped), Members: len(s.members)}
-	for _, a := range s.accounts {
-		info.Bytes += a.bytes
-	}
+func (s *Session) info(to *ledger.Session) mempool.SessionInfo {
+	info := mempool.SessionInfo{ID: s.rec.ID, UID: s.rec.Peer.UID, PID: s.rec.Peer.PID, Program: s.rec.Program, Began: s.rec.Began,
+		Leases: len(s.rec.Leases), Blocks: len(s.rec.Mapped), Members: len(s.members), Bytes: s.rec.Bytes()}
 	info.Waits = len(s.waits)
 	info.WaitsFor, info.Since = s.waitsFor(to)
 	return info
@@ -79,7 +76,7 @@ func (ch *channel) status() mempool.ChannelInfo {
 			behind, need := ch.host.Behind(m.Member), ch.host.Needs(m.Member)
 			status.Waiting = max(status.Waiting, behind)
 			if late := behind > 0 || need == uint64(ch.info.Capacity); late && need > needs {
-				needs, status.Slowest = need, m.session.id
+				needs, status.Slowest = need, m.session.rec.ID
 			}
 		}
 	}
@@ -90,39 +87,26 @@ func (ch *channel) status() mempool.ChannelInfo {
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (s *Session) Buffers(after string, most int, into []mempool.BufferInfo) (Page[mempool.BufferInfo], error) {
-	return listByID(s, &s.svc.buffers, after, most, into, func(b *buffer) mempool.BufferInfo {
-		info := mempool.BufferInfo{ID: b.id, Generation: b.generation, Pool: b.block.pool.info.ID, Bytes: b.bytes, BlockBytes: b.block.size,
-			Tensor: *b.tensor, Reads: b.readers.len(), Names: int(b.names), InChannel: b.frames > 0,
-			Readers: b.readersOf()}
-		if b.writer != nil {
-			info.Writer = b.writer.session.id
+	return listByID(s, &s.svc.ledger.Buffers, after, most, into, func(b *ledger.Buffer) mempool.BufferInfo {
+		info := mempool.BufferInfo{ID: b.ID, Generation: b.Generation, Pool: b.Block.Pool.Info.ID, Bytes: b.Bytes, BlockBytes: b.Block.Size,
+			Tensor: *b.Tensor, Reads: b.Readers.Len(), Names: int(b.Names), InChannel: b.Frames > 0,
+			Readers: b.ReadersOf()}
+		if b.Writer != nil {
+			info.Writer = b.Writer.Session.ID
 		}
 		return info
 	})
-}
-
-// readersOf returns the ids of sessions that have read leases on the buffer, at most [mempool.MaxReaders] of them. The caller holds
-// Service.mu.
-func (b *buffer) readersOf() []uint64 {
-	ids := slices.Grow([]uint64(nil), min(b.readers.len(), mempool.MaxReaders))
-	for l := range b.readers.all() {
-		if len(ids) == mempool.MaxReaders {
-			break
-		}
-		ids = append(ids, l.session.id)
-	}
-	return ids
 }
 
 // Names lists the names that the asking session may see, in alphabetical order.
 //
 // Errors: [mempool.ErrClosed].
 func (s *Session) Names(after string, most int, into []mempool.NameInfo) (Page[mempool.NameInfo], error) {
-	return list(s, &s.svc.names, after, most, into, func(text string) string { return text }, func(n *name) mempool.NameInfo {
-		b := n.buffer
-		info := mempool.NameInfo{Name: n.text, Buffer: b.id, Pool: b.block.pool.info.ID, Bytes: b.bytes, Tensor: *b.tensor, UID: n.uid}
-		if n.owner != nil {
-			info.Session = n.owner.id
+	return list(s, &s.svc.ledger.Names, after, most, into, func(text string) string { return text }, func(n *ledger.Name) mempool.NameInfo {
+		b := n.Buffer
+		info := mempool.NameInfo{Name: n.Text, Buffer: b.ID, Pool: b.Block.Pool.Info.ID, Bytes: b.Bytes, Tensor: *b.Tensor, UID: n.UID}
+		if n.Owner != nil {
+			info.Session = n.Owner.ID
 		}
 		return info
 	})
@@ -137,12 +121,16 @@ func (s *Session) Leases(after string, most int, into []mempool.LeaseInfo) (Page
 		what  string
 		since time.Time
 	}
+	var holder *Session            // of the last entry: often, many leases in a row belong to one session
 	var waits map[*Session]awaited // only for sessions that have waiting requests or channel members
-	return listByID(s, &svc.leases, after, most, into, func(l *Lease) mempool.LeaseInfo {
-		b, holder := l.buffer, l.session
-		status := mempool.LeaseInfo{ID: l.id, Session: holder.id, UID: holder.peer.UID, PID: holder.peer.PID, Program: holder.program, Buffer: b.id,
-			Pool: b.block.pool.info.ID, Bytes: b.bytes, BlockBytes: b.block.size, Write: l.write,
-			Began: svc.began.Add(time.Duration(l.began) * time.Second).Truncate(time.Second)}
+	return listByID(s, &svc.ledger.Leases, after, most, into, func(l *ledger.Lease) mempool.LeaseInfo {
+		b, of := l.Buffer, l.Session
+		if holder == nil || holder.rec != of {
+			holder = svc.sessionOf(of)
+		}
+		status := mempool.LeaseInfo{ID: l.ID, Session: of.ID, UID: of.Peer.UID, PID: of.Peer.PID, Program: of.Program, Buffer: b.ID,
+			Pool: b.Block.Pool.Info.ID, Bytes: b.Bytes, BlockBytes: b.Block.Size, Write: l.Write,
+			Began: svc.began.Add(time.Duration(l.Began) * time.Second).Truncate(time.Second)}
 		if len(holder.waits) == 0 && len(holder.members) == 0 {
 			return status
 		}
@@ -151,7 +139,7 @@ func (s *Session) Leases(after string, most int, into []mempool.LeaseInfo) (Page
 			if waits == nil {
 				waits = make(map[*Session]awaited)
 			}
-			w.what, w.since = holder.waitsFor(s)
+			w.what, w.since = holder.waitsFor(s.rec)
 			waits[holder] = w
 		}
 		status.WaitsFor, status.Since = w.what, w.since
@@ -162,13 +150,13 @@ func (s *Session) Leases(after string, most int, into []mempool.LeaseInfo) (Page
 // waitsFor returns what the session waits for, and since when. If the session waits for several things, waitsFor returns the wait that
 // began first. A producer sends no request when it waits for room in a full channel, so waitsFor also checks the session's channels. If the
 // session `to` sees only some of the pools, waitsFor ignores waits for other things. The caller holds Service.mu.
-func (s *Session) waitsFor(to *Session) (what string, since time.Time) {
-	all := to == nil || s.visibleTo(to)
-	if w := s.longest(func(w *wait) bool { return all || w.pool != nil && w.pool.visibleTo(to) }); w != nil {
+func (s *Session) waitsFor(to *ledger.Session) (what string, since time.Time) {
+	all := to == nil || s.rec.VisibleTo(to)
+	if w := s.longest(func(w *wait) bool { return all || w.pool != nil && w.pool.VisibleTo(to) }); w != nil {
 		what, since = w.String(), w.since
 	}
 	for m := range s.members {
-		if m.role() != Producer || !m.entered || m.left || m.channel.closed || !all && !m.channel.visibleTo(to) {
+		if m.role() != Producer || !m.entered || m.left || m.channel.closed || !all && !m.channel.VisibleTo(to) {
 			continue
 		}
 		if why, full := m.channel.blocked(); why != "" && (what == "" || full.Before(since)) {
@@ -185,7 +173,7 @@ func (ch *channel) blocked() (why string, since time.Time) {
 		return "its frames wait for a consumer", ch.full.Since
 	}
 	if slow := ch.slow(); slow != nil {
-		return fmt.Sprintf("session %d is behind", slow.session.id), slow.behind.Since
+		return fmt.Sprintf("session %d is behind", slow.session.rec.ID), slow.behind.Since
 	}
 	return "", since
 }
@@ -208,7 +196,7 @@ func (ch *channel) slow() (slow *member) {
 const maxWaitText = 300
 
 // listByID does the same as list, for entries whose keys are ids.
-func listByID[V visible, T any](s *Session, all *index[uint64, V], after string, most int, into []T, describe func(V) T) (Page[T], error) {
+func listByID[V ledger.Visible, T any](s *Session, all *ledger.Index[uint64, V], after string, most int, into []T, describe func(V) T) (Page[T], error) {
 	from := uint64(0)
 	if after != "" {
 		var err error
@@ -225,19 +213,19 @@ const listPause = 16
 // list makes a page of entries, in the order of their keys. The page has only entries whose key is greater than the argument `after` and
 // that the session may see. The argument `most` is the greatest number of entries in the page. list does not read the entries of earlier
 // pages, and stops when the page is full. The key of an entry never changes, so an entry appears only once in consecutive pages.
-func list[K cmp.Ordered, V visible, T any](s *Session, all *index[K, V], after K, most int, into []T, cursor func(K) string,
+func list[K cmp.Ordered, V ledger.Visible, T any](s *Session, all *ledger.Index[K, V], after K, most int, into []T, cursor func(K) string,
 	describe func(V) T) (page Page[T], err error) {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
-	if err := s.alive(); err != nil {
+	if err := s.rec.Alive(); err != nil {
 		return page, err
 	}
 	page.Entries = into[:0]
 	var last K
 	passed := 0
-	for key, value := range all.after(after) {
-		if value.visibleTo(s) {
+	for key, value := range all.After(after) {
+		if value.VisibleTo(s.rec) {
 			if len(page.Entries) == most {
 				page.Next = cursor(last)
 				break

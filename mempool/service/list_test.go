@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // all returns the entries of all pages.
@@ -58,16 +59,16 @@ func TestAListTellsWhoHoldsABuffer(t *testing.T) {
 	p, _ := fakePool(t, s, 1<<20)
 	l := allocate(t, s, p, 100)
 	b := all(t, 9, s.Buffers)[0]
-	assert.Equal(t, s.id, b.Writer)
+	assert.Equal(t, s.rec.ID, b.Writer)
 	assert.EqualValues(t, 100, b.Bytes)
-	assert.Equal(t, p.info.ID, b.Pool)
+	assert.Equal(t, p.rec.Info.ID, b.Pool)
 	publish(t, l, mempool.Publication{Name: "x"})
-	readers := []uint64{s.id}
+	readers := []uint64{s.rec.ID}
 	for range mempool.MaxReaders + 2 {
 		other := open(t, svc)
 		_, err := other.getLease(t.Context(), "x", false, 0)
 		require.NoError(t, err)
-		readers = append(readers, other.id)
+		readers = append(readers, other.rec.ID)
 	}
 	b = all(t, 9, s.Buffers)[0]
 	assert.Zero(t, b.Writer)
@@ -87,7 +88,7 @@ func TestAListOfChannelsCountsWhoTakesPart(t *testing.T) {
 	r.produce(hire(t, r.svc))
 	sink := r.consume(hire(t, r.svc), MemberSpec{})
 	r.sit(hire(t, r.svc), MemberSpec{Role: Consumer}) // this member has not entered
-	want := mempool.ChannelInfo{ChannelIdentity: r.info, UID: r.owner.peer.UID, Producers: 1, Consumers: 1}
+	want := mempool.ChannelInfo{ChannelIdentity: r.info, UID: r.owner.rec.Peer.UID, Producers: 1, Consumers: 1}
 	assert.Equal(t, []mempool.ChannelInfo{want}, all(t, 9, r.owner.Channels))
 	require.NoError(t, r.owner.CloseChannel(r.info.ID))
 	want.Closed = true
@@ -101,7 +102,7 @@ func TestAStrangerIsToldOfItsOwnAlone(t *testing.T) {
 	s := open(t, svc)
 	p, _ := fakePool(t, s, 1<<20)
 	publish(t, allocate(t, s, p, 100), mempool.Publication{Name: "x"})
-	_, err := s.MakeChannel(mempool.ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 1})
+	_, err := s.MakeChannel(mempool.ChannelSpec{Name: "c", Pool: p.rec.Info.ID, Capacity: 1})
 	require.NoError(t, err)
 	stranger, err := svc.OpenSession(mempool.Peer{UID: 4711, PID: 17}, func(Notice) {})
 	require.NoError(t, err)
@@ -124,7 +125,7 @@ func TestAListHasOnceWhatIsThereAllTheTimeWhileOthersComeAndGo(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	p, _ := fakePool(t, s, 64<<20)
-	const stay = 3 * indexChunk
+	const stay = 400
 	var want []uint64
 	for range stay {
 		want = append(want, allocate(t, s, p, 512).Grant().Buffer)
@@ -135,9 +136,9 @@ func TestAListHasOnceWhatIsThereAllTheTimeWhileOthersComeAndGo(t *testing.T) {
 		other := open(t, svc)
 		churn.Go(func() {
 			for ctx.Err() == nil {
-				var came []*Lease
+				var came []Lease
 				for range 100 {
-					l, err := other.allocate(ctx, p.info.ID, mempool.Bytes(512), 0)
+					l, err := other.allocate(ctx, p.rec.Info.ID, mempool.Bytes(512), 0)
 					if err == nil {
 						came = append(came, l)
 					}
@@ -186,16 +187,16 @@ func TestAListThatBeginsAnewSeesWhatCameSince(t *testing.T) {
 // counted counts how many entries a list passes.
 type counted struct{ passed *int }
 
-func (c counted) visibleTo(*Session) bool { *c.passed++; return true }
+func (c counted) VisibleTo(*ledger.Session) bool { *c.passed++; return true }
 
 func TestAPagePassesItsOwnEntriesAndTheNextOne(t *testing.T) {
 	s := open(t, newService(t))
 	passed := 0
-	var all index[uint64, counted]
-	for id := range uint64(5 * indexChunk) {
-		all.set(id+1, counted{&passed})
+	var all ledger.Index[uint64, counted]
+	for id := range uint64(640) {
+		all.Set(id+1, counted{&passed})
 	}
-	for _, after := range []string{"", "7", fmt.Sprint(3 * indexChunk), fmt.Sprint(5*indexChunk - 7)} {
+	for _, after := range []string{"", "7", fmt.Sprint(384), fmt.Sprint(640 - 7)} {
 		passed = 0
 		page, err := listByID(s, &all, after, 7, nil, func(counted) int { return 0 })
 		require.NoError(t, err)

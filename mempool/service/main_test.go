@@ -2,6 +2,8 @@ package service
 
 import (
 	"context"
+	"flag"
+	"os"
 	"testing"
 	"time"
 
@@ -12,7 +14,13 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if flag.Lookup("test.bench").Value.String() == "" { // a benchmark measures the service without checks
+		_ = os.Setenv("POOLBRIDGE_CHECK_LEASES", "1")
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // patience is the limit of waits that must succeed. It is longer than any test.
 const patience = time.Hour
@@ -58,7 +66,7 @@ func (c *client) asked() []uint64 {
 
 // mapBlock asks for the export of a lease's block. A client does the same when it maps the block. From then on, the service counts the
 // block as mapped by the session.
-func mapBlock(t testing.TB, l *Lease) uint64 {
+func mapBlock(t testing.TB, l Lease) uint64 {
 	t.Helper()
 	_, _, err := l.Export()
 	require.NoError(t, err)
@@ -79,158 +87,82 @@ func fakePool(t testing.TB, s *Session, maxBytes uint64) (*Pool, *fakeArena) {
 	return p, p.arena.(*fakeArena)
 }
 
-func allocate(t testing.TB, s *Session, p *Pool, n uint64) *Lease {
+func allocate(t testing.TB, s *Session, p *Pool, n uint64) Lease {
 	t.Helper()
-	l, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(n), 0)
+	l, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(n), 0)
 	require.NoError(t, err)
 	return l
 }
 
 // allocate does the same as Allocate, but returns only the lease. In the same way, getLease calls Get, and leaseOf calls Lease.
-func (s *Session) allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (*Lease, error) {
+func (s *Session) allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (Lease, error) {
 	g, err := s.Allocate(ctx, pool, t, wait)
 	return g.Lease, err
 }
 
-func (s *Session) getLease(ctx context.Context, text string, write bool, wait time.Duration) (*Lease, error) {
+func (s *Session) getLease(ctx context.Context, text string, write bool, wait time.Duration) (Lease, error) {
 	g, err := s.Get(ctx, text, write, wait)
 	return g.Lease, err
 }
 
-func (s *Session) leaseOf(ctx context.Context, buffer, generation uint64, write bool, wait time.Duration) (*Lease, error) {
+func (s *Session) leaseOf(ctx context.Context, buffer, generation uint64, write bool, wait time.Duration) (Lease, error) {
 	g, err := s.Lease(ctx, buffer, generation, write, wait)
 	return g.Lease, err
 }
 
 // The following methods are for tests that have a lease. Most of them call a method of the lease's session, and pass the lease's id.
 
-func (l *Lease) ID() uint64 { return l.id }
+func (l Lease) ID() uint64 { return l.rec.ID }
 
-func (l *Lease) Publish(p mempool.Publication) error { return l.session.Publish(l.id, p) }
+func (l Lease) Publish(p mempool.Publication) error { return l.session.Publish(l.ID(), p) }
 
-func (l *Lease) Release(incomplete bool) error { return l.ReleaseAt(incomplete, nil) }
+func (l Lease) Release(incomplete bool) error { return l.ReleaseAt(incomplete, nil) }
 
-func (l *Lease) ReleaseAt(incomplete bool, done []mempool.Fence) error {
-	return l.session.Release(incomplete, done, l.id)
+func (l Lease) ReleaseAt(incomplete bool, done []mempool.Fence) error {
+	return l.session.Release(incomplete, done, l.ID())
 }
 
 // Grant describes the lease as it is now.
-func (l *Lease) Grant() mempool.Grant {
+func (l Lease) Grant() mempool.Grant {
 	svc := l.session.svc
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
-	return l.describe()
+	return svc.describe(l.rec)
 }
 
 // hasFailed says whether the content of a lease's buffer will never be complete.
-func hasFailed(l *Lease) bool {
+func hasFailed(l Lease) bool {
 	svc := l.session.svc
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
-	return l.buffer.failed
+	return l.rec.Buffer.Failed
 }
 
 // memory returns the memory of a lease's block.
-func memory(l *Lease) mempool.Memory { return l.buffer.block.mem }
+func memory(l Lease) mempool.Memory {
+	svc := l.session.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	return svc.memoryOf(l.rec.Buffer.Block)
+}
 
-func release(t testing.TB, l *Lease) {
+func release(t testing.TB, l Lease) {
 	t.Helper()
 	require.NoError(t, l.Release(false))
 }
 
-// checkBooks asserts that the service's sums are right, and that the arena's own count agrees. No call of the driver may be under way.
+// checkBooks asserts that every rule of the ledger holds, and that the arenas' own counts agree. No call of the driver may be under way.
 func checkBooks(t testing.TB, svc *Service) {
 	t.Helper()
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
-	for _, p := range svc.poolByID {
-		assert.Equal(t, p.reserved, p.leased+p.cached+p.held, "reserved = leased + cached + held")
-		assert.LessOrEqual(t, p.used, p.leased)
-		assert.LessOrEqual(t, p.reserved, p.info.MaxBytes)
-		cached, used, loose := uint64(0), uint64(0), 0
-		for _, list := range p.cache {
-			for _, b := range list {
-				assert.Equal(t, blockCached, b.state)
-				cached += b.size
-				if b.mapped.len() == 0 {
-					loose++
-				}
-			}
-		}
-		for size, l := range p.pending {
-			count := 0
-			for _, e := range l.all {
-				if !e.stale() {
-					assert.Equal(t, blockCached, e.block.state)
-					cached += size
-					count++
-				}
-			}
-			assert.Positive(t, count)
-			assert.Equal(t, count, l.count)
-		}
-		for b := range svc.buffers.all() {
-			if b.block.pool == p {
-				assert.Equal(t, blockLeased, b.block.state)
-				used += b.bytes
-			}
-		}
-		assert.Equal(t, cached, p.cached)
-		assert.Equal(t, loose, p.loose)
-		assert.Equal(t, used, p.used)
+	assert.Empty(t, svc.ledger.Check())
+	for _, p := range svc.pools {
 		inUse, err := p.arena.InUse()
 		assert.NoError(t, err)
-		assert.Equal(t, inUse, p.reserved, "what the arena says is in use")
+		assert.Equal(t, inUse, p.rec.Reserved, "what the arena says is in use")
 	}
-	for _, p := range svc.poolByID {
-		checkCounts(t, p)
-	}
-	leases := 0
-	for s := range svc.sessions.all() {
-		leases += len(s.leases)
-		for p, account := range s.accounts {
-			sum := uint64(0)
-			for b := range svc.buffers.all() {
-				if b.account == account {
-					assert.Equal(t, p, b.block.pool)
-					sum += b.block.size
-				}
-			}
-			assert.Equal(t, sum, account.bytes)
-		}
-	}
-	assert.Equal(t, leases, svc.leases.len())
-}
-
-// checkCounts checks the bytes that count against the limits of a pool: each block counts once for each session, process and user.
-// The caller holds Service.mu.
-func checkCounts(t testing.TB, p *Pool) {
-	t.Helper()
-	p.recharge()
-	users, kept := make(tally), make(map[*keeper]uint64)
-	for b := range p.svc.buffers.all() {
-		if b.block.pool == p {
-			users.add(b.account.uid, int(b.block.size))
-			if b.block.kept != nil {
-				assert.Empty(t, b.block.kept.keepers, "the buffer's account has it")
-			}
-		}
-	}
-	for b := range p.charged {
-		of := make(map[uint32]struct{})
-		for _, k := range b.kept.keepers {
-			kept[k] += b.size
-			of[k.uid] = struct{}{}
-		}
-		for uid := range of {
-			users.add(uid, int(b.size))
-		}
-	}
-	assert.Equal(t, users, p.users)
-	for k, bytes := range kept {
-		assert.Equal(t, bytes, k.kept[p])
-	}
-	for s := range p.svc.sessions.all() {
-		assert.Equal(t, kept[s.keeper], s.keeper.kept[p])
-	}
+	assert.Equal(t, svc.ledger.Blocks.Len(), svc.blocks.Len())
+	assert.Equal(t, svc.ledger.Sessions.Len()+svc.ledger.Ended.Len(), len(svc.sessions))
+	assert.Equal(t, len(svc.ledger.Pools), len(svc.pools))
 }

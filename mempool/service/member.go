@@ -45,7 +45,7 @@ func (s *Session) member(channel, id uint64) (*member, error) {
 	case m == nil && (id == 0 || id > ch.last):
 		return nil, situation.Of(mempool.ErrNotFound, "channel %q has no member %d", ch.info.Name, id)
 	case m == nil || m.session != s:
-		return nil, situation.Of(mempool.ErrClosed, "session %d has no member %d in channel %q: it has left, or it is another session's", s.id, id,
+		return nil, situation.Of(mempool.ErrClosed, "session %d has no member %d in channel %q: it has left, or it is another session's", s.rec.ID, id,
 			ch.info.Name)
 	}
 	return m, nil
@@ -96,14 +96,14 @@ func (m *member) leaveProducer() error {
 		return situation.Of(mempool.ErrBusy, "a consumer of channel %q takes or releases a frame at this moment; try again", ch.info.Name)
 	}
 	m.leave(true)
-	for _, l := range slices.Collect(maps.Values(m.session.leases)) {
-		switch b := l.buffer; {
-		case !l.write || b.block.pool != ch.pool:
-		case lent.needs(b.block):
+	for _, l := range slices.Collect(maps.Values(m.session.rec.Leases)) {
+		switch b := l.Buffer; {
+		case !l.Write || b.Block.Pool != ch.pool.rec:
+		case lent.needs(b.Block):
 			lent.keep(l)
-			l.end(false, nil)
+			m.session.endLease(l, false, nil)
 		default:
-			b.block.fences = b.block.fences.more(done)
+			b.Block.Fences = ch.pool.svc.more(b.Block.Fences, done)
 		}
 	}
 	ch.tidy()
@@ -172,7 +172,7 @@ func (s *Session) DoubtFrame(channel, id, number uint64) error {
 		return situation.Of(mempool.ErrInvalid, "member %d of channel %q is no consumer", id, ch.info.Name)
 	}
 	if count, now := ch.doubts.Tell(); now {
-		e := s.about(mempool.FrameDoubted, "%s found a frame that contradicts itself, number %d of channel %q: a producer wrote what it must not", s.who(), number,
+		e := s.about(mempool.FrameDoubted, "%s found a frame that contradicts itself, number %d of channel %q: a producer wrote what it must not", s.rec.Who(), number,
 			ch.info.Name)
 		e.Count = count
 		ch.note(e)

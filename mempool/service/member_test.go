@@ -164,7 +164,7 @@ func TestAChannelHasSoManyProducers(t *testing.T) {
 func TestTheServiceHasSoManyChannelsAndMembers(t *testing.T) {
 	svc, owner := limited(t, Limits{Channels: 1, Members: 2})
 	p := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 8 * 4096})
-	spec := mempool.ChannelSpec{Name: "a", Pool: p.info.ID, Capacity: 2}
+	spec := mempool.ChannelSpec{Name: "a", Pool: p.rec.Info.ID, Capacity: 2}
 	info, err := owner.MakeChannel(spec)
 	require.NoError(t, err)
 	spec.Name = "b"
@@ -245,7 +245,7 @@ func TestAConsumerMapsTheBlocksOfThePoolThatBuffersUse(t *testing.T) {
 	release(t, l) // although the buffer is in the channel: a mistake of the producer
 	_, err = c.MapBlock(r.info.ID, block)
 	require.ErrorIs(t, err, mempool.ErrNotFound, "no buffer uses it")
-	_, err = r.owner.TrimPool(r.pool.info.ID, 0)
+	_, err = r.owner.TrimPool(r.pool.rec.Info.ID, 0)
 	require.NoError(t, err)
 	assert.Equal(t, []Recall{{Blocks: []uint64{block}}}, told[Recall](c.worker))
 	_, held := r.stands()
@@ -258,7 +258,7 @@ func TestAConsumerMapsTheBlocksOfThePoolThatBuffersUse(t *testing.T) {
 
 func TestAConsumerMapsSoManyBlocks(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
-	r.svc.limits.SessionBlocks = 1
+	r.svc.ledger.Limits.SessionBlocks = 1
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	first, second := p.send().Grant().Block, p.send().Grant().Block
 	_, err := c.MapBlock(r.info.ID, first)
@@ -274,7 +274,7 @@ func TestABlockWhoseExportCannotBeMadeIsNotMapped(t *testing.T) {
 	svc := newService(t)
 	owner := open(t, svc)
 	pool, arena := fakePool(t, owner, 1<<16)
-	info, err := owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2})
+	info, err := owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: pool.rec.Info.ID, Capacity: 2})
 	require.NoError(t, err)
 	r := &channelRig{t, svc, owner, pool, info}
 	p, c := r.produce(hire(t, svc)), r.consume(hire(t, svc), MemberSpec{})
@@ -282,11 +282,11 @@ func TestABlockWhoseExportCannotBeMadeIsNotMapped(t *testing.T) {
 	arena.set("Export", mempool.ErrInternal)
 	_, err = c.MapBlock(info.ID, l.Grant().Block)
 	require.ErrorIs(t, err, mempool.ErrInternal)
-	assert.Empty(t, c.mapped)
+	assert.Empty(t, c.rec.Mapped)
 	arena.set("Export", nil)
 	_, err = c.MapBlock(info.ID, l.Grant().Block)
 	require.NoError(t, err)
-	assert.Len(t, c.mapped, 1)
+	assert.Len(t, c.rec.Mapped, 1)
 }
 
 func TestAChannelThatIsClosedGoesWithItsLastConsumer(t *testing.T) {
@@ -326,14 +326,14 @@ func TestADestroyedPoolsChannelLetsConsumersFinish(t *testing.T) {
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	first, second := p.send(), p.send()
 	f := c.next()
-	require.NoError(t, r.owner.DestroyPool(r.pool.info.ID))
-	assert.Equal(t, []Wanted{{Pool: r.pool.info.ID}}, told[Wanted](p.worker))
+	require.NoError(t, r.owner.DestroyPool(r.pool.rec.Info.ID))
+	assert.Equal(t, []Wanted{{Pool: r.pool.rec.Info.ID}}, told[Wanted](p.worker))
 	_, err := c.try()
 	require.ErrorIs(t, err, shmchannel.ErrDestroyed)
-	assert.Equal(t, []*Lease{second}, p.back(), "the other frame is in hand")
+	assert.Equal(t, []Lease{second}, p.back(), "the other frame is in hand")
 	release(t, second)
 	c.done(f, mempool.Fence{})
-	assert.Equal(t, []*Lease{first}, p.back())
+	assert.Equal(t, []Lease{first}, p.back())
 	select {
 	case <-r.pool.closed:
 		t.Fatal("a buffer is left")

@@ -71,7 +71,7 @@ func BenchmarkTakes(b *testing.B) {
 	takes("buffer-and-lease", any, func(b *testing.B, svc *Service, n int) func(int) {
 		s := connect(b, svc)
 		p := hostPool(b, s, n)
-		var leases []*Lease
+		var leases []Lease
 		for range n {
 			l := allocate(b, s, p, 4096)
 			_, _, err := l.Export()
@@ -111,7 +111,7 @@ func BenchmarkTakes(b *testing.B) {
 	takes("name", any, func(b *testing.B, svc *Service, n int) func(int) {
 		s := connect(b, svc)
 		p := hostPool(b, s, n)
-		leases := make([]*Lease, n)
+		leases := make([]Lease, n)
 		for i := range leases {
 			leases[i] = allocate(b, s, p, 4096)
 		}
@@ -121,14 +121,14 @@ func BenchmarkTakes(b *testing.B) {
 		s := connect(b, svc)
 		p := hostPool(b, s, 1)
 		return func(i int) {
-			_, err := s.MakeChannel(mempool.ChannelSpec{Name: names[i], Pool: p.info.ID, Capacity: 16})
+			_, err := s.MakeChannel(mempool.ChannelSpec{Name: names[i], Pool: p.rec.Info.ID, Capacity: 16})
 			require.NoError(b, err)
 		}
 	})
 	for role, most := range map[MemberRole]int{Producer: 63, Consumer: 1024} {
 		takes(string(role), most, func(b *testing.B, svc *Service, n int) func(int) {
 			s := connect(b, svc)
-			ch, err := s.MakeChannel(mempool.ChannelSpec{Name: "c", Pool: hostPool(b, s, 1).info.ID, Capacity: 16})
+			ch, err := s.MakeChannel(mempool.ChannelSpec{Name: "c", Pool: hostPool(b, s, 1).rec.Info.ID, Capacity: 16})
 			require.NoError(b, err)
 			return func(i int) {
 				if i%60 == 0 { // a session may have only mempool.MaxMembers members

@@ -21,7 +21,7 @@ func TestALiveBufferTakesLittleOfTheService(t *testing.T) {
 	owner := open(t, svc)
 	p := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: buffers * 4096})
 	w := hire(t, svc)
-	leases := make([]*Lease, buffers)
+	leases := make([]Lease, buffers)
 	before := liveBytes()
 	for i := range leases {
 		leases[i] = allocate(t, w.Session, p, 4096)
@@ -57,7 +57,7 @@ func TestWhatIsGoneTakesNoRoomInTheService(t *testing.T) {
 		},
 		"leases, buffers and names of a session that lives on": func(n int) {
 			p := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: uint64(n) * 4096})
-			leases := make([]*Lease, n)
+			leases := make([]Lease, n)
 			for i := range leases {
 				leases[i] = allocate(t, owner, p, 4096)
 				publish(t, leases[i], mempool.Publication{Name: fmt.Sprint(i)})
@@ -66,7 +66,7 @@ func TestWhatIsGoneTakesNoRoomInTheService(t *testing.T) {
 				release(t, l)
 				require.NoError(t, owner.Unpublish(fmt.Sprint(i)))
 			}
-			require.NoError(t, owner.DestroyPool(p.info.ID))
+			require.NoError(t, owner.DestroyPool(p.rec.Info.ID))
 		},
 	} {
 		storm(100) // makes the objects that the service makes only once

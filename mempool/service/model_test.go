@@ -32,7 +32,7 @@ type modelName struct {
 }
 
 type modelLease struct {
-	lease  *Lease
+	lease  Lease
 	buffer *modelBuffer
 	actor  *actor
 	write  bool
@@ -134,7 +134,7 @@ func (p *play) step() {
 	case 16:
 		p.answer(a)
 	case 17:
-		_, err := a.TrimPool(p.pool.info.ID, p.random.Uint64N(1<<15))
+		_, err := a.TrimPool(p.pool.rec.Info.ID, p.random.Uint64N(1<<15))
 		require.NoError(p, err)
 	case 18:
 		if p.random.IntN(4) == 0 {
@@ -153,12 +153,12 @@ func (p *play) name() string { return string(rune('a' + p.random.IntN(4))) }
 func (p *play) allocate(a *actor) {
 	n := p.random.Uint64N(1 << (4 + p.random.IntN(12)))
 	before := p.svc.Stats().Pools[0]
-	l, err := a.allocate(context.Background(), p.pool.info.ID, mempool.Bytes(n), 0)
-	size, tooLarge := p.pool.blockSize(n)
+	l, err := a.allocate(context.Background(), p.pool.rec.Info.ID, mempool.Bytes(n), 0)
+	size, tooLarge := p.pool.rec.BlockSize(n)
 	if err != nil {
 		require.NoError(p, tooLarge)
 		if errors.Is(err, mempool.ErrOutOfMemory) { // enough bytes are free, but not in one piece
-			require.Equal(p, mempool.Host, p.pool.info.Kind)
+			require.Equal(p, mempool.Host, p.pool.rec.Info.Kind)
 			return
 		}
 		require.ErrorIs(p, err, mempool.ErrLimit)
@@ -182,11 +182,11 @@ func (p *play) allocate(a *actor) {
 func (p *play) charged(a *actor) (sum uint64) {
 	p.svc.mu.Lock()
 	defer p.svc.mu.Unlock()
-	bytes, _ := a.counts(p.pool)
+	bytes, _ := a.rec.Counts(p.pool.rec)
 	return bytes
 }
 
-func (p *play) granted(a *actor, l *Lease, b *modelBuffer, write bool) {
+func (p *play) granted(a *actor, l Lease, b *modelBuffer, write bool) {
 	info := l.Grant()
 	require.Equal(p, write, info.Write)
 	require.Equal(p, b.id, info.Buffer)

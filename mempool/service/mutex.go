@@ -14,6 +14,7 @@ type mutex struct {
 	woken   []chan struct{}
 	noted   bool // the journal has events for the log
 	journal *journal.Journal
+	check   func() (fault string) // looks for faults in the state; nil: nothing looks for them
 }
 
 // wake makes the next Unlock close ch. The caller holds the lock.
@@ -21,6 +22,13 @@ func (b *mutex) wake(ch chan struct{}) { b.woken = append(b.woken, ch) }
 
 // Unlock unlocks the mutex, and then closes the channels that callers have passed to the method wake, and has the journal log the noted events.
 func (b *mutex) Unlock() {
+	if b.check != nil {
+		if fault := b.check(); fault != "" {
+			b.check = nil // those who unlock the mutex while the panic unwinds shall not panic again
+			b.Mutex.Unlock()
+			panic(fault)
+		}
+	}
 	woken, noted := b.woken, b.noted
 	b.woken, b.noted = nil, false
 	b.Mutex.Unlock()

@@ -16,8 +16,8 @@ func TestAWaiterForRoomIsWokenWhenTheLockIsFree(t *testing.T) {
 	svc.mu.Lock()
 	place := p.waiters.join(1024)
 	wake := place.wait(p.waiters.changes, false)
-	held.end(false, nil)
-	assert.NotZero(t, p.cached, "there is room")
+	s.endLease(held.rec, false, nil)
+	assert.NotZero(t, p.rec.Cached, "there is room")
 	select {
 	case <-wake:
 		t.Error("it was woken while the lock is held")

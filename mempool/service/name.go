@@ -4,18 +4,10 @@ import (
 	"context"
 	"time"
 
-	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
-
-// name keeps a published buffer alive and lets other sessions find the buffer. Service.mu guards names.
-type name struct {
-	text   string
-	buffer *buffer
-	uid    uint32   // the user who may replace or remove the name
-	owner  *Session // the name is removed when this session ends; nil: the name stays
-}
 
 // Publish gives the buffer of a write lease a name, and makes the lease a read lease. The content may become complete only later: when p's
 // fence is reached, or when p's event has happened. Publish does not wait until the content is complete, but readers of the buffer do.
@@ -30,107 +22,69 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	l, err := s.findLease(lease)
+	l, err := s.rec.Lease(lease)
 	if err != nil {
 		return err
 	}
+	b := l.Buffer
 	if p.Tensor != nil {
-		if err := l.fits(*p.Tensor); err != nil {
+		if err := b.Fits(*p.Tensor); err != nil {
 			return err
 		}
 	}
-	b := l.buffer
 	switch {
-	case !l.write:
-		return situation.Of(mempool.ErrInvalid, "lease %d is a read lease: only a write lease can be published", l.id)
-	case b.block.pool.closing:
-		return situation.Of(mempool.ErrClosed, "pool %q is being destroyed", b.block.pool.info.Name)
+	case !l.Write:
+		return situation.Of(mempool.ErrInvalid, "lease %d is a read lease: only a write lease can be published", l.ID)
+	case b.Block.Pool.Closing:
+		return b.Block.Pool.Ending()
 	case p.Event != nil && p.Ready == nil:
 		return situation.Of(mempool.ErrInvalid, "an interprocess event comes beside a fence, and this one comes without")
 	}
-	ready, err := l.ready(p.Ready)
+	ready, err := s.ready(b, p.Ready)
 	if err != nil {
 		return err
 	}
-	old, err := claim(s, "buffer", p.Name, svc.names.get(p.Name))
-	switch {
-	case err != nil:
+	if err := svc.ledger.MayName(s.rec, b, p.Name, p.Replace); err != nil {
 		return err
-	case old == nil:
-	case old.uid != s.peer.UID:
-		return situation.Of(mempool.ErrDenied, "the name %q belongs to user %d", p.Name, old.uid)
-	case !p.Replace && old.buffer != b:
-		return situation.Of(mempool.ErrExists, "the name %q is taken; replace it explicitly, or unpublish it first", p.Name)
 	}
-	if old == nil {
-		if err := s.mayName(); err != nil {
-			return err
-		}
-	}
-	n := &name{text: p.Name, buffer: b, uid: s.peer.UID}
-	b.names++ // before old.remove, which could otherwise recycle the same buffer
-	if old != nil {
-		old.remove()
-	}
-	if !p.Keep {
-		n.owner = s
-		s.names[p.Name] = n
-	}
-	svc.names.set(p.Name, n)
-	svc.namesOf.add(n.uid, 1)
-	b.block.pool.has.names++
+	old := svc.ledger.SetName(p.Name, b, s.rec, p.Keep)
 	if p.Tensor != nil {
-		b.tensor = s.describe(*p.Tensor)
+		b.Tensor = s.rec.Describe(*p.Tensor)
 	}
-	b.ready, b.event = ready, p.Event
-	b.writer, l.write = nil, false
-	b.readers.add(l)
-	b.changed.broadcast()
+	b.Ready = ready
+	if p.Event != nil {
+		svc.ledger.SetEvent(b, p.Event.Handle())
+	}
+	l.Demote()
+	svc.changedBuffer(b)
+	if old != nil {
+		svc.recycleUnused(old.Buffer)
+	}
 	if a := svc.awaited[p.Name]; a != nil {
 		a.broadcast()
 	}
 	return nil
 }
 
-// ready returns the fences at which the content of the lease's buffer is complete: the fence `*at`, and the fences of earlier writers that
-// are not reached yet. The caller holds Service.mu.
-func (l *Lease) ready(at *mempool.Fence) (fences, error) {
-	var now fences
+// ready returns the fences at which the content of a buffer that the session has leased is complete: the fence `*at`, and the fences of
+// earlier writers that are not reached yet. The caller holds Service.mu.
+func (s *Session) ready(b *ledger.Buffer, at *mempool.Fence) (ledger.Fences, error) {
+	var now ledger.Fences
 	if at != nil {
-		t, err := l.session.fence(*at)
+		t, err := s.fence(*at)
 		if err != nil {
 			return nil, err
 		}
-		now = fences{t}.incomplete()
+		now = s.svc.incomplete(ledger.Fences{t})
 	}
-	l.buffer.ready = l.buffer.ready.pending()
-	return l.buffer.ready.union(now), nil
+	b.Ready = s.svc.pending(b.Ready)
+	return b.Ready.Union(now), nil
 }
 
-// fits says whether t can describe the content of the lease's buffer.
-func (l *Lease) fits(t mempool.Tensor) error {
-	need, err := t.Extent()
-	if err != nil {
-		return err
-	}
-	if l.buffer.bytes < need {
-		return situation.Of(mempool.ErrInvalid, "a %s of shape %v needs %s, buffer %d has %s", t.DType, t.Shape, bytesize.Text(need), l.buffer.id,
-			bytesize.Text(l.buffer.bytes))
-	}
-	return nil
-}
-
-// remove removes the name, and recycles the name's buffer if nothing else holds the buffer. The caller holds Service.mu.
-func (n *name) remove() {
-	svc := n.buffer.block.pool.svc
-	svc.names.remove(n.text)
-	svc.namesOf.add(n.uid, -1)
-	n.buffer.block.pool.has.names--
-	if n.owner != nil {
-		remove(&n.owner.names, &n.owner.most.names, n.text)
-	}
-	n.buffer.names--
-	n.buffer.recycleUnused()
+// removeName removes a name, and recycles the name's buffer if nothing else holds the buffer. The caller holds s.mu.
+func (s *Service) removeName(n *ledger.Name) {
+	s.ledger.RemoveName(n)
+	s.recycleUnused(n.Buffer)
 }
 
 // Unpublish removes a name. The buffer stays as long as sessions have leases on it.
@@ -140,22 +94,18 @@ func (s *Session) Unpublish(text string) error {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	if err := s.alive(); err != nil {
+	if err := s.rec.Alive(); err != nil {
 		return err
 	}
-	n := find(s, svc.names.get(text))
+	n := ledger.Find(s.rec, svc.ledger.Names.Get(text))
 	if n == nil {
-		return s.unpublished(text)
+		return s.rec.Unpublished(text)
 	}
-	if n.uid != s.peer.UID {
-		return situation.Of(mempool.ErrDenied, "the name %q belongs to user %d", text, n.uid)
+	if n.UID != s.rec.Peer.UID {
+		return situation.Of(mempool.ErrDenied, "the name %q belongs to user %d", text, n.UID)
 	}
-	n.remove()
+	svc.removeName(n)
 	return nil
-}
-
-func (s *Session) unpublished(text string) error {
-	return situation.Of(mempool.ErrNotFound, "nothing is published as %q in a pool that user %d may use", text, s.peer.UID)
 }
 
 // Get leases the buffer that is published under a name. It waits until the name exists and until leases that exclude the new lease have
@@ -174,11 +124,11 @@ func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Du
 			a.leave()
 		}
 	}()
-	return s.lease(ctx, text, write, wait, func() (*buffer, *signal, error) {
-		if n := find(s, svc.names.get(text)); n != nil {
-			return n.buffer, nil, nil
+	return s.lease(ctx, text, write, wait, func() (*ledger.Buffer, *signal, error) {
+		if n := ledger.Find(s.rec, svc.ledger.Names.Get(text)); n != nil {
+			return n.Buffer, nil, nil
 		}
-		missing := s.unpublished(text)
+		missing := s.rec.Unpublished(text)
 		if wait <= 0 {
 			return nil, nil, missing
 		}
@@ -194,13 +144,13 @@ func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Du
 // Errors: [mempool.ErrStale] for a buffer that the session does not see, or that has another generation, [mempool.ErrBusy], [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's error.
 func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, wait time.Duration) (GrantedLease, error) {
 	svc := s.svc
-	return s.lease(ctx, "", write, wait, func() (*buffer, *signal, error) {
-		b := find(s, svc.buffers.get(id))
+	return s.lease(ctx, "", write, wait, func() (*ledger.Buffer, *signal, error) {
+		b := ledger.Find(s.rec, svc.ledger.Buffers.Get(id))
 		switch {
 		case b == nil:
-			return nil, nil, situation.Of(mempool.ErrStale, "there is no buffer %d in a pool that user %d may use: it is gone, or it never was there", id, s.peer.UID)
-		case b.generation != generation:
-			return nil, nil, situation.Of(mempool.ErrStale, "buffer %d is of generation %d, not %d", id, b.generation, generation)
+			return nil, nil, situation.Of(mempool.ErrStale, "there is no buffer %d in a pool that user %d may use: it is gone, or it never was there", id, s.rec.Peer.UID)
+		case b.Generation != generation:
+			return nil, nil, situation.Of(mempool.ErrStale, "buffer %d is of generation %d, not %d", id, b.Generation, generation)
 		}
 		return b, nil, nil
 	})

@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-func publish(t testing.TB, l *Lease, p mempool.Publication) {
+func publish(t testing.TB, l Lease, p mempool.Publication) {
 	t.Helper()
 	require.NoError(t, l.Publish(p))
 }
@@ -142,7 +142,7 @@ func TestGetWaitsForTheName(t *testing.T) {
 		_, err = s.getLease(ctx, "", false, 0)
 		assert.ErrorIs(t, err, mempool.ErrInvalid)
 
-		got := make(chan *Lease)
+		got := make(chan Lease)
 		go func() {
 			l, err := s.getLease(ctx, "x", false, patience)
 			assert.NoError(t, err)
@@ -161,7 +161,7 @@ func TestNothingIsPublishedFromAPoolThatIsBeingDestroyed(t *testing.T) {
 	s := open(t, svc)
 	p, _ := fakePool(t, s, 4096)
 	l := allocate(t, s, p, 1)
-	require.NoError(t, s.DestroyPool(p.info.ID))
+	require.NoError(t, s.DestroyPool(p.rec.Info.ID))
 	assert.ErrorIs(t, l.Publish(mempool.Publication{Name: "x"}), mempool.ErrClosed)
 	assert.Zero(t, svc.Stats().Names)
 }
@@ -174,7 +174,7 @@ func TestTheEndOfASessionLeavesTheNamesOfOthersAlone(t *testing.T) {
 	p, _ := fakePool(t, s, 4096)
 	q := createPool(t, s, mempool.PoolSpec{Name: "q", Kind: fake, MaxBytes: 4096})
 	publish(t, allocate(t, s, p, 1), mempool.Publication{Name: "x"})
-	require.NoError(t, s.DestroyPool(p.info.ID))
+	require.NoError(t, s.DestroyPool(p.rec.Info.ID))
 	publish(t, allocate(t, other, q, 1), mempool.Publication{Name: "x"})
 	s.End(nil)
 	_, err := other.getLease(context.Background(), "x", false, 0)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // Overview describes the whole state of the service, without the contents of memory.
@@ -112,10 +113,12 @@ type FlowMember struct {
 // have changed since the view counted it.
 type view struct {
 	*Service
-	mappers map[*Pool]*mapper
+	mappers map[*ledger.Pool]*mapper
 	moving  map[uint64]struct{} // blocks in channels
 	passed  uint64              // the buffers up to this id are counted
-	ended   []*buffer           // buffers that have ended since the view counted them
+	counted []uint64            // the ids of the counted buffers, in order
+	uses    []BlockUse          // the uses of the counted buffers
+	ended   []*ledger.Buffer    // buffers that have ended since the view counted them
 	steps   int
 }
 
@@ -140,18 +143,18 @@ func (s *Service) Overview(most int) Overview {
 	defer s.viewing.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	v := &view{Service: s, mappers: make(map[*Pool]*mapper), moving: make(map[uint64]struct{})}
+	v := &view{Service: s, mappers: make(map[*ledger.Pool]*mapper), moving: make(map[uint64]struct{})}
 	o := Overview{Holders: v.holders(), Flows: v.flows()}
-	if most == 0 || len(s.poolByID) == 0 {
+	if most == 0 || len(s.ledger.Pools) == 0 {
 		o.ServiceStats = s.statsLocked(nil)
 		return o
 	}
-	v.countBuffers(most / len(s.poolByID))
+	v.countBuffers(most / len(s.ledger.Pools))
 	v.recount()
 	o.ServiceStats = s.statsLocked(nil)
 	shown := make(map[uint64]*BlockInfo) // by id of the buffer, for buffers with a name
 	for _, p := range o.Pools {
-		o.Maps = append(o.Maps, v.mapper(s.poolByID[p.Pool.ID]).describe(v.moving, shown))
+		o.Maps = append(o.Maps, v.mapper(s.ledger.Pools[p.Pool.ID]).describe(v.Service, v.moving, shown))
 	}
 	v.findNames(shown)
 	return o
@@ -159,7 +162,7 @@ func (s *Service) Overview(most int) Overview {
 
 // mapper returns the mapper of a pool. If the pool has no mapper yet, mapper makes one. The new mapper lists at most as many blocks one by
 // one as each of the other mappers. The caller holds Service.mu.
-func (v *view) mapper(p *Pool) *mapper {
+func (v *view) mapper(p *ledger.Pool) *mapper {
 	m := v.mappers[p]
 	if m == nil {
 		m = &mapper{pool: p, groups: make(map[groupKey]*BlockGroup)}
@@ -175,22 +178,22 @@ func (v *view) mapper(p *Pool) *mapper {
 // countBuffers counts the blocks of all buffers that exist now. The parameter `most` limits how many blocks the map of each pool lists one
 // by one. The caller holds Service.mu.
 func (v *view) countBuffers(most int) {
-	for _, p := range v.poolByID {
+	for _, p := range v.ledger.Pools {
 		v.mapper(p).most = most
 	}
-	for ch := range v.channelByID.all() {
+	for ch := range v.channelByID.All() {
 		for _, id := range ch.host.Blocks(nil) {
 			v.moving[id] = struct{}{}
 		}
 		v.giveWay()
 	}
-	last := v.lastBuffer
+	last := v.ledger.Last.Buffer
 	v.view = v
-	for id, b := range v.buffers.after(0) {
+	for id, b := range v.ledger.Buffers.After(0) {
 		if id > last {
 			break
 		}
-		v.mapper(b.account.pool).lent(b, v.moving)
+		v.counted, v.uses = append(v.counted, id), append(v.uses, v.mapper(b.Block.Pool).lent(b, v.moving))
 		v.passed = id
 		v.giveWay()
 	}
@@ -200,20 +203,28 @@ func (v *view) countBuffers(most int) {
 // release the mutex.
 func (v *view) recount() {
 	v.view = nil
-	gone := make(map[*buffer]struct{}, len(v.ended))
+	gone := make(map[*ledger.Buffer]struct{}, len(v.ended))
 	for _, b := range v.ended {
-		v.mapper(b.account.pool).uncount(b)
+		at, _ := slices.BinarySearch(v.counted, b.ID)
+		v.mapper(b.Block.Pool).uncount(b, v.uses[at])
 		gone[b] = struct{}{}
 	}
 	for _, m := range v.mappers {
 		m.all = slices.DeleteFunc(m.all, func(one drawn) bool { _, ended := gone[one.buffer]; return ended })
 		heap.Init(&m.largest)
 	}
-	for _, b := range v.buffers.after(v.passed) {
-		v.mapper(b.account.pool).lent(b, v.moving)
+	for _, b := range v.ledger.Buffers.After(v.passed) {
+		v.mapper(b.Block.Pool).lent(b, v.moving)
 	}
-	for _, p := range v.poolByID {
+	for _, p := range v.ledger.Pools {
 		v.mapper(p).free()
+	}
+}
+
+// end notes that a buffer ends. The caller holds Service.mu.
+func (v *view) end(b *ledger.Buffer) {
+	if b.ID <= v.passed {
+		v.ended = append(v.ended, b)
 	}
 }
 
@@ -223,9 +234,9 @@ func (v *view) findNames(shown map[uint64]*BlockInfo) {
 	if len(shown) == 0 {
 		return
 	}
-	for n := range v.names.all() {
-		if info := shown[n.buffer.id]; info != nil && info.Name == "" {
-			info.Name = n.text
+	for n := range v.ledger.Names.All() {
+		if info := shown[n.Buffer.ID]; info != nil && info.Name == "" {
+			info.Name = n.Text
 		}
 		v.giveWay()
 	}
@@ -241,8 +252,8 @@ func (s *Service) Flows() []Flow {
 
 // flows does the same as Flows. The caller holds Service.mu.
 func (v *view) flows() []Flow {
-	list := make([]Flow, 0, v.channelByID.len())
-	for ch := range v.channelByID.all() {
+	list := make([]Flow, 0, v.channelByID.Len())
+	for ch := range v.channelByID.All() {
 		list = append(list, ch.flow())
 		v.giveWay()
 	}
@@ -254,7 +265,7 @@ func (ch *channel) flow() Flow {
 	f := Flow{ChannelInfo: ch.status()}
 	for _, m := range ch.members {
 		if m.entered && !m.left {
-			f.Members = append(f.Members, FlowMember{Session: m.session.id, Role: m.role(), Slot: m.Slot, Behind: ch.host.Behind(m.Member)})
+			f.Members = append(f.Members, FlowMember{Session: m.session.rec.ID, Role: m.role(), Slot: m.Slot, Behind: ch.host.Behind(m.Member)})
 		}
 	}
 	slices.SortFunc(f.Members, func(a, b FlowMember) int {
@@ -266,22 +277,23 @@ func (ch *channel) flow() Flow {
 // holders describes the sessions, and ended sessions whose processes still keep blocks. The caller holds Service.mu.
 func (v *view) holders() []Holder {
 	wants, left := make(map[*Session][]uint64), make(map[*Session]uint64)
-	for _, p := range v.poolByID {
-		for b := range p.charged {
+	for _, p := range v.pools {
+		for b := range p.rec.AllCharged() {
 			v.giveWay()
-			if b.state != blockHeld {
+			if b.State != ledger.BlockHeld {
 				continue
 			}
-			for one := range b.kept.left.all() {
-				left[one] += b.size
+			for one := range b.AllLeft() {
+				left[v.sessionOf(one)] += b.Size
 			}
 		}
 		for one := range p.wanting {
-			wants[one] = append(wants[one], p.info.ID)
+			wants[one] = append(wants[one], p.rec.Info.ID)
 		}
 	}
-	list := make([]Holder, 0, v.sessions.len()+len(left))
-	for one := range v.sessions.all() {
+	list := make([]Holder, 0, v.ledger.Sessions.Len()+len(left))
+	for of := range v.ledger.Sessions.All() {
+		one := v.sessionOf(of)
 		slices.Sort(wants[one])
 		list = append(list, Holder{SessionInfo: one.info(nil), Wants: wants[one]})
 		v.giveWay()
@@ -302,9 +314,9 @@ func (v *view) holders() []Holder {
 
 // drawn is a block that the map lists on its own, not in a group.
 type drawn struct {
-	*block
-	group  *BlockGroup // the group of the block's use and session
-	buffer *buffer     // the buffer that uses the block; nil: none
+	*ledger.Block
+	group  *BlockGroup    // the group of the block's use and session
+	buffer *ledger.Buffer // the buffer that uses the block; nil: none
 }
 
 // largest keeps the largest of the blocks that callers pass to its method `add`, at most `most` blocks. Of blocks with the same size, it
@@ -315,7 +327,7 @@ type largest struct {
 	all  []drawn
 }
 
-func before(a, b drawn) int { return cmp.Or(cmp.Compare(b.size, a.size), cmp.Compare(a.id, b.id)) }
+func before(a, b drawn) int { return cmp.Or(cmp.Compare(b.Size, a.Size), cmp.Compare(a.ID, b.ID)) }
 
 func (l *largest) Len() int           { return len(l.all) }
 func (l *largest) Less(i, j int) bool { return before(l.all[i], l.all[j]) > 0 }
@@ -346,7 +358,7 @@ type groupKey struct {
 // mapper counts the blocks of a pool by use and session, and remembers the largest blocks.
 type mapper struct {
 	largest
-	pool   *Pool
+	pool   *ledger.Pool
 	groups map[groupKey]*BlockGroup
 
 	key  groupKey // key of the last call of group: often, many blocks in a row belong to one group
@@ -367,37 +379,38 @@ func (m *mapper) group(use BlockUse, session uint64) *BlockGroup {
 	return g
 }
 
-func (m *mapper) count(b *block, of *buffer, use BlockUse, session uint64) {
+func (m *mapper) count(b *ledger.Block, of *ledger.Buffer, use BlockUse, session uint64) {
 	g := m.group(use, session)
 	g.Blocks++
-	g.Bytes += b.size
+	g.Bytes += b.Size
 	m.add(drawn{b, g, of})
 }
 
-// lent counts the block of a buffer. The argument `moving` has the ids of blocks in channels. The caller holds Service.mu.
-func (m *mapper) lent(b *buffer, moving map[uint64]struct{}) {
-	b.counted = b.use(moving)
-	m.count(b.block, b, b.counted, b.account.session)
+// lent counts the block of a buffer, and returns the use for which it counts. The argument `moving` has the ids of blocks in channels. The caller holds Service.mu.
+func (m *mapper) lent(b *ledger.Buffer, moving map[uint64]struct{}) BlockUse {
+	use := useOf(b, moving)
+	m.count(b.Block, b, use, b.Account.Session())
+	return use
 }
 
 // uncount undoes lent. The caller holds Service.mu.
-func (m *mapper) uncount(b *buffer) {
-	g := m.group(b.counted, b.account.session)
+func (m *mapper) uncount(b *ledger.Buffer, counted BlockUse) {
+	g := m.group(counted, b.Account.Session())
 	g.Blocks--
-	g.Bytes -= b.block.size
+	g.Bytes -= b.Block.Size
 }
 
-// use says what the block of a buffer is used for. moving has the ids of blocks in channels. The caller holds Service.mu.
-func (b *buffer) use(moving map[uint64]struct{}) BlockUse {
+// useOf says what the block of a buffer is used for. moving has the ids of blocks in channels. The caller holds Service.mu.
+func useOf(b *ledger.Buffer, moving map[uint64]struct{}) BlockUse {
 	switch {
-	case b.frames > 0:
+	case b.Frames > 0:
 		return BlockInChannel
-	case b.writer != nil:
-		if _, moves := moving[b.block.id]; moves {
+	case b.Writer != nil:
+		if _, moves := moving[b.Block.ID]; moves {
 			return BlockInChannel
 		}
 		return BlockWritten
-	case b.readers.len() > 0:
+	case b.Readers.Len() > 0:
 		return BlockRead
 	}
 	return BlockNamed
@@ -406,30 +419,16 @@ func (b *buffer) use(moving map[uint64]struct{}) BlockUse {
 // free counts the blocks that no buffer uses. The caller holds Service.mu.
 func (m *mapper) free() {
 	p := m.pool
-	for _, list := range p.cache {
-		for _, b := range list {
-			m.count(b, nil, BlockFree, 0)
+	for b := range p.Free() {
+		m.count(b, nil, BlockFree, 0)
+	}
+	for b := range p.AllCharged() {
+		if b.State == ledger.BlockHeld {
+			m.count(b, nil, BlockHeld, b.LastLeft())
 		}
 	}
-	for _, list := range p.pending {
-		for _, e := range list.all {
-			if !e.stale() {
-				m.count(e.block, nil, BlockFree, 0)
-			}
-		}
-	}
-	for b := range p.charged {
-		if b.state != blockHeld {
-			continue
-		}
-		of := uint64(0)
-		for one := range b.kept.left.all() {
-			of = max(of, one.id)
-		}
-		m.count(b, nil, BlockHeld, of)
-	}
-	rest := p.reserved // after the loop: the bytes of blocks that are being allocated or freed
-	blocks := p.blocks
+	rest := p.Reserved // after the loop: the bytes of blocks that are being allocated or freed
+	blocks := p.Blocks
 	for _, g := range m.groups {
 		rest -= g.Bytes
 		blocks -= g.Blocks
@@ -441,15 +440,15 @@ func (m *mapper) free() {
 
 // describe returns the map of the mapper's pool. moving has the ids of blocks in channels. describe adds to named the blocks whose
 // buffers have names. The caller holds Service.mu.
-func (m *mapper) describe(moving map[uint64]struct{}, named map[uint64]*BlockInfo) (made PoolMap) {
+func (m *mapper) describe(s *Service, moving map[uint64]struct{}, named map[uint64]*BlockInfo) (made PoolMap) {
 	slices.SortFunc(m.all, before)
 	made.Blocks = make([]BlockInfo, len(m.all))
 	for i, one := range m.all {
-		one.group.Bytes -= one.size
+		one.group.Bytes -= one.Size
 		one.group.Blocks--
-		made.Blocks[i] = one.describe(m.pool.svc, moving)
-		if one.buffer != nil && one.buffer.names > 0 {
-			named[one.buffer.id] = &made.Blocks[i]
+		made.Blocks[i] = one.describe(s, moving)
+		if one.buffer != nil && one.buffer.Names > 0 {
+			named[one.buffer.ID] = &made.Blocks[i]
 		}
 	}
 	for _, g := range m.groups {
@@ -464,18 +463,18 @@ func (m *mapper) describe(moving map[uint64]struct{}, named map[uint64]*BlockInf
 }
 
 func (one drawn) describe(s *Service, moving map[uint64]struct{}) BlockInfo {
-	info := BlockInfo{ID: one.id, Bytes: one.size, Use: one.group.Use, Session: one.group.Session, Mapped: one.mapped.len()}
+	info := BlockInfo{ID: one.ID, Bytes: one.Size, Use: one.group.Use, Session: one.group.Session, Mapped: one.Mapped.Len()}
 	b := one.buffer
 	if b == nil {
 		return info
 	}
-	b.checkContent()
-	info.Use = b.use(moving)
-	info.Buffer, info.BufferBytes, info.Tensor, info.Failed = b.id, b.bytes, b.tensor, b.failed
-	info.Age = time.Since(s.began).Truncate(time.Second) - time.Duration(b.made)*time.Second
-	if b.writer != nil {
-		info.Writer = b.writer.session.id
+	s.checkContent(b)
+	info.Use = useOf(b, moving)
+	info.Buffer, info.BufferBytes, info.Tensor, info.Failed = b.ID, b.Bytes, b.Tensor, b.Failed
+	info.Age = time.Since(s.began).Truncate(time.Second) - time.Duration(b.Made)*time.Second
+	if b.Writer != nil {
+		info.Writer = b.Writer.Session.ID
 	}
-	info.Readers, info.Reads = b.readersOf(), b.readers.len()
+	info.Readers, info.Reads = b.ReadersOf(), b.Readers.Len()
 	return info
 }

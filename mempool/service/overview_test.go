@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // uses returns how many blocks of the only pool have each use.
@@ -55,14 +56,14 @@ func TestAMapSaysWhatEveryBlockIsUsedForAndByWhom(t *testing.T) {
 	require.Len(t, blocks, 4)
 	assert.Equal(t, []BlockUse{BlockWritten, BlockRead, BlockNamed, BlockFree}, []BlockUse{blocks[0].Use, blocks[1].Use, blocks[2].Use, blocks[3].Use},
 		"the largest comes first")
-	assert.Equal(t, s.id, blocks[0].Writer)
-	assert.Equal(t, written.buffer.id, blocks[0].Buffer)
+	assert.Equal(t, s.rec.ID, blocks[0].Writer)
+	assert.Equal(t, written.rec.Buffer.ID, blocks[0].Buffer)
 	assert.EqualValues(t, 4096, blocks[0].BufferBytes)
 	assert.Equal(t, mempool.Bytes(4096), *blocks[0].Tensor)
-	assert.ElementsMatch(t, []uint64{s.id, reader.id}, blocks[1].Readers)
+	assert.ElementsMatch(t, []uint64{s.rec.ID, reader.rec.ID}, blocks[1].Readers)
 	assert.Equal(t, "a", blocks[1].Name)
 	for _, b := range blocks[:3] {
-		assert.Equal(t, s.id, b.Session, "it counts for the one that allocated it")
+		assert.Equal(t, s.rec.ID, b.Session, "it counts for the one that allocated it")
 		assert.GreaterOrEqual(t, b.Age, time.Duration(0))
 	}
 	assert.Zero(t, blocks[3].Session)
@@ -87,9 +88,9 @@ func TestAMapOfManyBlocksTellsTheLargestOneByOneAndTheOthersTogether(t *testing.
 	o := svc.Overview(5)
 	blocks := o.Maps[0].Blocks
 	require.Len(t, blocks, 5)
-	assert.Equal(t, big.buffer.block.id, blocks[0].ID)
+	assert.Equal(t, big.rec.Buffer.Block.ID, blocks[0].ID)
 	assert.True(t, slices.IsSortedFunc(blocks[1:], func(a, b BlockInfo) int { return int(a.ID) - int(b.ID) }), "of equal ones the oldest")
-	assert.Equal(t, []BlockGroup{{BlockWritten, s.id, 8 * 512, 8}, {BlockWritten, other.id, 8 * 512, 8}}, o.Maps[0].Rest)
+	assert.Equal(t, []BlockGroup{{BlockWritten, s.rec.ID, 8 * 512, 8}, {BlockWritten, other.rec.ID, 8 * 512, 8}}, o.Maps[0].Rest)
 	assert.Equal(t, o.Pools[0].Reserved, total(o))
 	before := blocks
 	require.NoError(t, big.Release(false))
@@ -104,9 +105,8 @@ func TestAMapTellsWhatAnEndedSessionStillHolds(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	p, _ := fakePool(t, s, 1<<20)
-	dead, err := svc.OpenSession(mempool.Peer{UID: 7, PID: 8, Process: 9}, func(Notice) {})
+	dead, err := svc.OpenSession(mempool.Peer{UID: mempool.Self().UID, PID: 8, Process: 9}, func(Notice) {})
 	require.NoError(t, err)
-	dead.peer.UID = s.peer.UID // so that the session may use the pool
 	dead.Introduce("crashed.py")
 	allocate(t, dead, p, 4096)
 	gone := make(chan struct{})
@@ -114,7 +114,7 @@ func TestAMapTellsWhatAnEndedSessionStillHolds(t *testing.T) {
 	o := svc.Overview(5)
 	require.Len(t, o.Maps[0].Blocks, 1)
 	assert.Equal(t, BlockHeld, o.Maps[0].Blocks[0].Use)
-	assert.Equal(t, dead.id, o.Maps[0].Blocks[0].Session)
+	assert.Equal(t, dead.rec.ID, o.Maps[0].Blocks[0].Session)
 	require.Len(t, o.Holders, 2)
 	assert.True(t, o.Holders[1].Ended)
 	assert.Equal(t, "crashed.py", o.Holders[1].Program)
@@ -137,7 +137,7 @@ func TestAMapTellsWhichBlocksAreInAChannel(t *testing.T) {
 	o := r.svc.Overview(5)
 	assert.Equal(t, map[BlockUse]int{BlockInChannel: 1, BlockWritten: 1}, uses(o))
 	require.Len(t, o.Flows, 1)
-	assert.Equal(t, []FlowMember{{sink.Session.id, Consumer, 0, 1}, {source.Session.id, Producer, 0, 0}}, o.Flows[0].Members)
+	assert.Equal(t, []FlowMember{{sink.rec.ID, Consumer, 0, 1}, {source.rec.ID, Producer, 0, 0}}, o.Flows[0].Members)
 	assert.EqualValues(t, 1, o.Flows[0].Published)
 	sink.quit()
 	source.End(nil)
@@ -152,7 +152,7 @@ func TestAnOverviewSaysWhoWaitsForRoom(t *testing.T) {
 	waiting := open(t, svc)
 	done := make(chan error)
 	go func() {
-		_, err := waiting.allocate(t.Context(), p.info.ID, mempool.Bytes(1024), patience)
+		_, err := waiting.allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(1024), patience)
 		done <- err
 	}()
 	for {
@@ -160,7 +160,7 @@ func TestAnOverviewSaysWhoWaitsForRoom(t *testing.T) {
 		if len(o.Holders[1].Wants) == 0 {
 			continue
 		}
-		assert.Equal(t, []uint64{p.info.ID}, o.Holders[1].Wants)
+		assert.Equal(t, []uint64{p.rec.Info.ID}, o.Holders[1].Wants)
 		assert.Empty(t, o.Holders[0].Wants)
 		break
 	}
@@ -188,9 +188,9 @@ func TestEveryOverviewAddsUpWhileSessionsAllocateAndRelease(t *testing.T) {
 					return
 				}
 				for n := range 5 {
-					l, err := one.allocate(t.Context(), p.info.ID, mempool.Bytes(uint64(512<<n)), 0)
+					l, err := one.allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(uint64(512<<n)), 0)
 					if err == nil && n%2 == 0 {
-						assert.NoError(t, l.Publish(mempool.Publication{Name: fmt.Sprint(one.id, " ", n)}))
+						assert.NoError(t, l.Publish(mempool.Publication{Name: fmt.Sprint(one.rec.ID, " ", n)}))
 					}
 				}
 				one.End(nil)
@@ -230,7 +230,7 @@ func TestRequestsAreServedWhileAnOverviewIsMade(t *testing.T) {
 			default:
 			}
 			svc.mu.Lock()
-			between := svc.view != nil && svc.view.passed < svc.lastBuffer
+			between := svc.view != nil && svc.view.passed < svc.ledger.Last.Buffer
 			svc.mu.Unlock()
 			if between {
 				close(served)
@@ -256,23 +256,23 @@ func TestAnOverviewCountsEachBlockOnceThoughItIsReleasedAndAllocatedMeanwhile(t 
 	big := allocate(t, s, p, 8192)
 	other := allocate(t, s, p, 512)
 	stays := allocate(t, s, p, 512)
-	v := &view{Service: svc, mappers: make(map[*Pool]*mapper)}
+	v := &view{Service: svc, mappers: make(map[*ledger.Pool]*mapper)}
 	svc.mu.Lock()
 	v.countBuffers(3)
 	svc.mu.Unlock()
 	require.NoError(t, big.Release(false))
 	again := allocate(t, s, p, 8192) // the same block
-	require.Equal(t, big.buffer.block, again.buffer.block)
+	require.Equal(t, big.rec.Buffer.Block, again.rec.Buffer.Block)
 	require.NoError(t, other.Release(false))
 	publish(t, stays, mempool.Publication{Name: "a"})
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
 	v.recount()
-	m := v.mapper(p).describe(v.moving, make(map[uint64]*BlockInfo))
+	m := v.mapper(p.rec).describe(svc, v.moving, make(map[uint64]*BlockInfo))
 	o := Overview{Maps: []PoolMap{m}}
-	assert.Equal(t, p.reserved, total(o))
+	assert.Equal(t, p.rec.Reserved, total(o))
 	assert.Equal(t, map[BlockUse]int{BlockWritten: 1, BlockRead: 1, BlockFree: 1}, uses(o))
-	assert.Equal(t, again.buffer.id, m.Blocks[0].Buffer)
+	assert.Equal(t, again.rec.Buffer.ID, m.Blocks[0].Buffer)
 	assert.Nil(t, svc.view)
 }
 

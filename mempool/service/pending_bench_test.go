@@ -28,7 +28,7 @@ func requestsBesidePending(b *testing.B, blocks int) {
 	owner := open(b, svc)
 	p, _ := fakePool(b, owner, uint64(blocks)*512)
 	w := hire(b, svc)
-	leases := make([]*Lease, blocks)
+	leases := make([]Lease, blocks)
 	for i := range leases {
 		leases[i] = allocate(b, w.Session, p, 512)
 	}
@@ -47,7 +47,7 @@ func requestsBesidePending(b *testing.B, blocks int) {
 					return
 				default:
 				}
-				l, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(512), 0)
+				l, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(512), 0)
 				if err != nil {
 					b.Error(err)
 					return
@@ -61,7 +61,7 @@ func requestsBesidePending(b *testing.B, blocks int) {
 	var took []time.Duration
 	for b.Loop() {
 		began := time.Now()
-		_, err := owner.FindPool(p.info.ID)
+		_, err := owner.FindPool(p.rec.Info.ID)
 		require.NoError(b, err)
 		took = append(took, time.Since(began))
 	}

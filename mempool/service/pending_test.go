@@ -15,7 +15,7 @@ import (
 )
 
 // releaseAll releases leases. The function `done` returns the fence for each lease.
-func releaseAll(t *testing.T, leases []*Lease, done func(i int) mempool.Fence) {
+func releaseAll(t *testing.T, leases []Lease, done func(i int) mempool.Fence) {
 	t.Helper()
 	for i, l := range leases {
 		require.NoError(t, l.ReleaseAt(false, []mempool.Fence{done(i)}))
@@ -28,7 +28,7 @@ func TestABlockWhoseWorkEndedIsFoundInTheBackgroundAmongManyThatHaveSome(t *test
 		svc := newService(t)
 		p, arena := fakePool(t, open(t, svc), blocks*512)
 		bad, good := hire(t, svc), hire(t, svc)
-		var mine, theirs []*Lease
+		var mine, theirs []Lease
 		for i := range blocks {
 			if i == blocks/2 {
 				mine = append(mine, allocate(t, good.Session, p, 512))
@@ -63,7 +63,7 @@ func TestASessionAtItsLimitFindsItsOwnPendingBlocksBehindManyOfOthers(t *testing
 	p := createPool(t, open(t, svc), mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: blocks * 512, SessionBytes: (blocks - 2) * 512})
 	bad := hire(t, svc)
 	small := hire(t, svc)
-	var theirs, mine []*Lease
+	var theirs, mine []Lease
 	for range blocks - 2 {
 		theirs = append(theirs, allocate(t, bad.Session, p, 512))
 	}
@@ -86,13 +86,13 @@ func TestRandomWorkOnFreeBlocksKeepsTheBooks(t *testing.T) {
 		svc := newService(t)
 		p := createPool(t, open(t, svc), mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 1 << 17, SessionBytes: 1 << 16})
 		workers := []*worker{hire(t, svc), hire(t, svc), hire(t, svc)}
-		held := make([][]*Lease, len(workers))
+		held := make([][]Lease, len(workers))
 		for range 500 {
 			i := random.IntN(len(workers))
 			w := workers[i]
 			switch random.IntN(10) {
 			case 0, 1, 2, 3:
-				l, err := w.allocate(context.Background(), p.info.ID, mempool.Bytes(512<<random.IntN(4)), 0)
+				l, err := w.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(512<<random.IntN(4)), 0)
 				if err == nil {
 					held[i] = append(held[i], l)
 				}
@@ -111,14 +111,14 @@ func TestRandomWorkOnFreeBlocksKeepsTheBooks(t *testing.T) {
 					w.reach(mempool.Fence{Timeline: w.id, Word: workerWord, Value: 1 + random.Uint64N(w.next)})
 				}
 				if random.IntN(4) == 0 {
-					_, err := w.TrimPool(p.info.ID, random.Uint64N(1<<16))
+					_, err := w.TrimPool(p.rec.Info.ID, random.Uint64N(1<<16))
 					require.NoError(t, err)
 				}
 			}
 			// A goroutine of the service may free blocks at any time, as soon as the work on the blocks has ended. So the test compares the
 			// arena's count only at the end, after svc.drains.Wait.
 			svc.mu.Lock()
-			assert.Equal(t, p.reserved, p.leased+p.cached+p.held)
+			assert.Equal(t, p.rec.Reserved, p.rec.Leased+p.rec.Cached+p.rec.Held)
 			svc.mu.Unlock()
 		}
 		for i, w := range workers {
@@ -129,7 +129,7 @@ func TestRandomWorkOnFreeBlocksKeepsTheBooks(t *testing.T) {
 		}
 		svc.drains.Wait()
 		checkBooks(t, svc)
-		_, err := workers[0].TrimPool(p.info.ID, 0)
+		_, err := workers[0].TrimPool(p.rec.Info.ID, 0)
 		require.NoError(t, err)
 		st := svc.Stats().Pools[0]
 		assert.Equal(t, []uint64{0, 0}, []uint64{st.Reserved, uint64(st.Blocks)})

@@ -5,64 +5,47 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/internal/situation"
-	"github.com/poolbridge/poolbridge/internal/sizeclass"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // Pool is memory of one kind on one device. The users and groups of the pool's access list share this memory. A pool has a name and a size
 // limit. Service.mu guards the fields that can change. The file recycle.go handles blocks that no buffer uses any more.
 type Pool struct {
 	svc   *Service
-	info  mempool.PoolInfo
+	rec   *ledger.Pool
 	arena mempool.Arena
 
-	uid    uint32          // the user who made the pool
-	access *mempool.Access // the users and groups that may use the pool, sorted; never empty
-	// reserved = leased + cached + held, in bytes of blocks. reserved counts all blocks. leased counts the blocks that buffers use, and
-	// cached counts the blocks that are free for use. held counts the blocks that no buffer uses but that cannot be used yet: they are about
-	// to be freed, or the process of an ended session keeps them.
-	reserved, leased, cached, held uint64
-	used                           uint64 // bytes of the buffers
-	blocks                         int
-	has                            struct{ leases, buffers, names int }
-	cache                          map[uint64][]*block // cached blocks without work under way, by size, oldest first
-	loose                          int                 // how many blocks in cache no session maps
-	pending                        map[uint64]*pending // cached blocks with work under way, by size
-	lastPending                    uint64              // how many blocks became pending so far
-	stuck                          []*block            // could not be freed; counted as held
-	queued                         uint64              // how many blocks were queued to be freed so far
-	returned                       countedSignal       // a queued block was freed, or could not be freed
-	users                          tally               // bytes that count for each user: see account.go
-	charged                        map[*block]struct{} // free blocks that count for a process
-	recharged                      time.Time           // when recharge last checked more than fewCharged of these blocks
-	watched                        bool                // the goroutine of watchCharged runs
-	passed                         bool                // an allocation has skipped pending blocks since watchCharged last checked
-	channels                       int
-	closing                        bool          // the pool is being destroyed
-	ending                         bool          // the pool's arena is being closed
-	closed                         chan struct{} // closed when the arena is closed
-	waiters                        waiters       // allocations that wait for room
-	relief                         countedSignal // blocks became free, or were freed
-	refused, failed                journal.Gap   // refused: allocations that found no room; failed: allocations that the driver refused
+	queued          uint64        // how many blocks were queued to be freed so far
+	returned        countedSignal // a queued block was freed, or could not be freed
+	recharged       time.Time     // when recharge last checked more than fewCharged blocks
+	watched         bool          // the goroutine of watchCharged runs
+	passed          bool          // an allocation has skipped pending blocks since watchCharged last checked
+	ending          bool          // the pool's arena is being closed
+	closed          chan struct{} // closed when the arena is closed
+	waiters         waiters       // allocations that wait for room
+	relief          countedSignal // blocks became free, or were freed
+	refused, failed journal.Gap   // refused: allocations that found no room; failed: allocations that the driver refused
 
-	lent      map[uint64]*block // blocks that buffers use, by id; nil until the pool has a channel
-	producers map[*Session]int  // how many producers in channels the sessions have
-	wanting   map[*Session]int  // how many allocations of each session have found no room
-	asked     time.Time         // when ask last sent Wanted
-	tidied    time.Time         // when want last called tidy
-	asking    bool              // wantOn runs
+	streams   bool             // the pool has had a channel
+	producers map[*Session]int // how many producers in channels the sessions have
+	wanting   map[*Session]int // how many allocations of each session have found no room
+	asked     time.Time        // when ask last sent Wanted
+	tidied    time.Time        // when want last called tidy
+	asking    bool             // wantOn runs
 }
 
+// poolOf returns the service's state of a pool. The caller holds s.mu.
+func (s *Service) poolOf(p *ledger.Pool) *Pool { return s.pools[p.Info.ID] }
+
 // Info describes the pool.
-func (p *Pool) Info() mempool.PoolInfo { return p.info }
+func (p *Pool) Info() mempool.PoolInfo { return p.rec.Info }
 
 // accessOf returns the access list of a pool that the peer `maker` makes. The list is a sorted copy of the argument `a`, without duplicate
 // ids. If `a` is empty, only the user of `maker` gets access.
@@ -78,7 +61,7 @@ func accessOf(a mempool.Access, maker mempool.Peer) mempool.Access {
 //
 // Errors: [mempool.ErrExists], whose text says what differs; [mempool.ErrUnavailable] and [mempool.ErrInvalid] if there is no such device.
 func (p *Pool) alike(peer mempool.Peer, spec mempool.PoolSpec) error {
-	access, info := accessOf(spec.Access, peer), p.info
+	access, info := accessOf(spec.Access, peer), p.rec.Info
 	switch {
 	case info.Kind != spec.Kind:
 		spec.Device = info.Device.UUID // do not report the device too
@@ -99,8 +82,8 @@ func (p *Pool) alike(peer mempool.Peer, spec mempool.PoolSpec) error {
 		{"max_bytes", info.MaxBytes, spec.MaxBytes},
 		{"session_bytes", info.SessionBytes, spec.SessionBytes},
 		{"user_bytes", info.UserBytes, spec.UserBytes},
-		{"uids", p.access.UIDs, access.UIDs},
-		{"gids", p.access.GIDs, access.GIDs},
+		{"uids", p.rec.Access.UIDs, access.UIDs},
+		{"gids", p.rec.Access.GIDs, access.GIDs},
 	} {
 		if have, want := fmt.Sprintf("%v", f.have), fmt.Sprintf("%v", f.want); have != want {
 			differs = append(differs, fmt.Sprintf("its %s is %s, not %s", f.name, cmp.Or(have, "none"), cmp.Or(want, "none")))
@@ -120,27 +103,13 @@ func (p *Pool) Export() mempool.Export { return p.arena.Export() }
 // the pool's reserved bytes.
 func (p *Pool) DriverInUse() (uint64, error) { return p.arena.InUse() }
 
-// blockSize returns the size of the block that a buffer of n bytes needs.
-func (p *Pool) blockSize(n uint64) (uint64, error) {
-	granularity, limit := p.arena.Granularity(), p.info.MaxBytes
-	size := sizeclass.Of(n, granularity)
-	if size > limit { // n without rounding to a size class may fit
-		size = sizeclass.RoundUp(max(n, 1), granularity)
-	}
-	if size > limit {
-		return 0, situation.Of(mempool.ErrLimit, "pool %q is too small for %s, which need a block of %s: its max_bytes is %s; make a pool with a larger max_bytes",
-			p.info.Name, bytesize.Text(n), bytesize.Text(size), bytesize.Text(limit))
-	}
-	return size, nil
-}
-
 // take finds a block of at least n bytes for a session's buffer, and counts the block for the session and its user. take prefers a free
 // block without work under way. If there is none, take makes a new block. If the pool has no room for a new block, take uses a free block
 // on which work is under way. The caller holds Service.mu; take releases the mutex for waits and driver calls. After the waiter's time
 // limit, take still waits for blocks that are being freed at that moment.
-func (p *Pool) take(w *waiter, n uint64) (*block, error) {
+func (p *Pool) take(w *waiter, n uint64) (*ledger.Block, error) {
 	s := w.session
-	size, err := p.blockSize(n)
+	size, err := p.rec.BlockSize(n)
 	if err != nil {
 		return nil, &refusal{err, p, n}
 	}
@@ -149,7 +118,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		if !w.late {
 			return false
 		}
-		if p.freeing() && w.relax() {
+		if p.rec.Freeing() && w.relax() {
 			return true
 		}
 		late = cmp.Or(late, p.queued)
@@ -182,34 +151,34 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		if scarce == nil {
 			relieved = p.relief.count
 		}
-		if err := s.alive(); err != nil {
+		if err := s.rec.Alive(); err != nil {
 			return nil, err
 		}
-		if p.closing {
-			return nil, p.ended()
+		if p.rec.Closing {
+			return nil, p.rec.Ending()
 		}
-		err := s.chargeable(p, size)
-		mine := err != nil || p.bounded() // other allocations may succeed although this one fails
-		full := scarce != nil || p.reserved+size > p.info.MaxBytes
+		err := p.chargeable(s.rec, size)
+		mine := err != nil || p.rec.Bounded() // other allocations may succeed although this one fails
+		full := scarce != nil || p.rec.Reserved+size > p.rec.Info.MaxBytes
 		if err != nil {
-			if b := p.own(s, size); b != nil {
+			if b := p.rec.Own(s.rec, size); b != nil {
 				return p.reuse(s, b), nil
 			}
 		} else {
-			if b := p.fits(s, size, full, p.idle); b != nil {
+			if b := p.fits(s.rec, size, full, p.idle); b != nil {
 				return p.reuse(s, b), nil
 			}
 			if !full {
-				var b *block
+				var b *ledger.Block
 				if b, scarce = p.grow(w.ctx, s, size); !errors.Is(scarce, mempool.ErrOutOfMemory) {
 					return b, scarce
 				}
 				continue
 			}
-			if scarce == nil && p.evict(p.reserved+size-p.info.MaxBytes) {
+			if scarce == nil && p.evict(p.rec.Reserved+size-p.rec.Info.MaxBytes) {
 				continue
 			}
-			if b := p.fits(s, size, full, p.any); b != nil && s.alive() == nil {
+			if b := p.fits(s.rec, size, full, p.any); b != nil && s.rec.Alive() == nil {
 				return p.reuse(s, b), nil
 			}
 		}
@@ -223,7 +192,7 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 		}
 		if scarce != nil {
 			leave()
-			w.hurry(!p.freeing())
+			w.hurry(!p.rec.Freeing())
 			if !w.wait(p.relief.after(relieved)) && !awaits() {
 				return nil, w.cause(hopeful(scarce))
 			}
@@ -237,129 +206,51 @@ func (p *Pool) take(w *waiter, n uint64) (*block, error) {
 					s.notePoolFull(p, size, fmt.Sprintf("and has waited %v for it", waited))
 				}
 			}
-			w.hurry(!p.freeing() && !errors.Is(err, mempool.ErrRecalling))
+			w.hurry(!p.rec.Freeing() && !errors.Is(err, mempool.ErrRecalling))
 			p.watchCharged() // nothing tells the service when GPU work ends
 			if w.wait(line.wait(room, mine)) || awaits() {
 				continue
 			}
 		}
 		if err == nil {
-			err = p.full(size) // made only now: most waits succeed
+			err = p.rec.Full(size) // made only now: most waits succeed
 		}
 		return nil, w.cause(hopeful(&refusal{err, p, size}))
 	}
 }
 
-// freeing reports whether the pool has blocks that are about to be freed. Blocks that the driver failed to free do not count. The caller
-// holds Service.mu.
-func (p *Pool) freeing() bool {
-	n := p.held
-	for _, b := range p.stuck {
-		n -= b.size
-	}
-	return n > 0
-}
-
-func (p *Pool) ended() error {
-	return situation.Of(mempool.ErrClosed, "pool %q is being destroyed", p.info.Name)
-}
-
-// full returns the error that says why the pool has no room for size bytes.
-func (p *Pool) full(size uint64) error {
-	err := situation.Of(mempool.ErrLimit, "no room for %s in pool %q: %s of %s are reserved, of which %s are leased and %s are free but still "+
-		"mapped or being given back; release some, wait longer, or make a pool with a larger max_bytes", bytesize.Text(size), p.info.Name, bytesize.Text(p.reserved),
-		bytesize.Text(p.info.MaxBytes), bytesize.Text(p.leased), bytesize.Text(p.held))
-	if p.held > 0 {
-		err = fmt.Errorf("%w (%w)", err, mempool.ErrRecalling)
-	}
-	return err
-}
-
-// fits finds a cached block for `size` bytes. The argument `find` is a function that returns a block of a given size. fits first calls
-// `find` with `size`. If `find` returns nil and `full` is true (the pool cannot grow), fits calls `find` with larger sizes: up to about
-// 2·`size`, and only sizes that the session's limits allow. The caller holds Service.mu.
-func (p *Pool) fits(s *Session, size uint64, full bool, find func(size uint64) *block) *block {
-	if b := find(size); b != nil || !full {
-		return b
-	}
-	for _, have := range p.sizes() {
-		if have > size && have/2 <= size && s.chargeable(p, have) == nil {
-			if b := find(have); b != nil {
-				return b
-			}
-		}
-	}
-	return nil
-}
-
-// any finds a free block of the given size. It returns a block on which work is under way only if there is no other free block of this
-// size. The caller holds Service.mu.
-func (p *Pool) any(size uint64) *block {
-	if b := p.idle(size); b != nil {
-		return b
-	}
-	return p.oldest(size)
-}
-
-// sizes returns the sizes of cached blocks, the smallest first. The caller holds Service.mu.
-func (p *Pool) sizes() []uint64 {
-	sizes := slices.AppendSeq(slices.Collect(maps.Keys(p.cache)), maps.Keys(p.pending))
-	slices.Sort(sizes)
-	return slices.Compact(sizes)
-}
-
-// reuse takes a block from the cache. The caller holds Service.mu.
-func (p *Pool) reuse(s *Session, b *block) *block {
-	if b.pending() {
-		p.unpend(b)
-	} else {
-		list := p.cache[b.size]
-		p.cache[b.size] = slices.Delete(list, len(list)-1, len(list)) // idle returns the last block of the list
-		if b.mapped.len() == 0 {
-			p.loose--
-		}
-	}
-	b.state = blockLeased
-	p.charge(b)
-	b.generation++
-	p.cached -= b.size
-	p.leased += b.size
-	s.account(p).add(b.size)
+// reuse takes a free block for a buffer of a session. The caller holds Service.mu.
+func (p *Pool) reuse(s *Session, b *ledger.Block) *ledger.Block {
+	s.rec.Account(p.rec).Reuse(b)
 	return b
 }
 
 // grow makes a new block. The caller holds Service.mu; grow releases the mutex for driver calls.
-func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*block, error) {
+func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*ledger.Block, error) {
 	svc := p.svc
-	p.reserved += size
-	p.leased += size
-	p.blocks++
-	account := s.account(p)
-	account.add(size)
+	account := s.rec.Account(p.rec)
+	growth := account.Grow(size)
 	mem, err := p.allocate(ctx, size)
-	if errors.Is(err, mempool.ErrOutOfMemory) && p.evict(p.cached) { // the pool's free blocks may use the memory that the driver lacks
+	if errors.Is(err, mempool.ErrOutOfMemory) && p.evict(p.rec.Cached) { // the pool's free blocks may use the memory that the driver lacks
 		mem, err = p.allocate(ctx, size)
 	}
 	if err != nil {
 		s.noteFailed(p, size, err)
-		p.reserved -= size
-		p.leased -= size
-		p.blocks--
-		account.remove(size)
+		growth.Failed()
 		p.waiters.broadcast() // but not p.relief: allocations that ran out of memory would wake each other without end
 		p.closeIfEmpty()
-		if errors.Is(err, mempool.ErrOutOfMemory) && p.held > 0 {
+		if errors.Is(err, mempool.ErrOutOfMemory) && p.rec.Held > 0 {
 			err = fmt.Errorf("%w (%w)", err, mempool.ErrRecalling)
 		}
 		return nil, err
 	}
-	svc.lastBlock++
-	b := &block{id: svc.lastBlock, pool: p, size: size, mem: mem, generation: 1}
-	if err = s.alive(); err == nil && p.closing {
-		err = p.ended()
+	b := growth.Done()
+	svc.blocks.Set(b.ID, &blockMemory{Allocation: mem})
+	if err = s.rec.Alive(); err == nil && p.rec.Closing {
+		err = p.rec.Ending()
 	}
 	if err != nil { // the session or the pool ended while the block was made
-		account.remove(size)
+		account.GiveUp(b)
 		p.recycle(b)
 		return nil, err
 	}

@@ -19,12 +19,12 @@ func TestAPoolTakesUpToItsLimitAndNotAByteMore(t *testing.T) {
 	p, _ := fakePool(t, s, 2048)
 	ctx := context.Background()
 
-	_, err := s.allocate(ctx, p.info.ID, mempool.Bytes(2049), patience)
+	_, err := s.allocate(ctx, p.rec.Info.ID, mempool.Bytes(2049), patience)
 	require.ErrorIs(t, err, mempool.ErrLimit)
 	assert.EqualError(t, err, `limit reached: pool "`+t.Name()+
 		`" is too small for 2049 bytes, which need a block of 2560 bytes: its max_bytes is 2048 bytes; make a pool with a larger max_bytes`)
 	a := allocate(t, s, p, 2048)
-	_, err = s.allocate(ctx, p.info.ID, mempool.Bytes(1), 0)
+	_, err = s.allocate(ctx, p.rec.Info.ID, mempool.Bytes(1), 0)
 	require.ErrorIs(t, err, mempool.ErrLimit)
 	assert.NotErrorIs(t, err, mempool.ErrRecalling, "nothing is on its way")
 	assert.EqualError(t, err, `limit reached: no room for 512 bytes in pool "`+t.Name()+
@@ -64,7 +64,7 @@ func TestASessionTakesUpToItsLimit(t *testing.T) {
 	s, other := open(t, svc), open(t, svc)
 	p := createPool(t, s, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 4096, SessionBytes: 1024})
 	a := allocate(t, s, p, 1024)
-	_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
+	_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1), 0)
 	require.ErrorIs(t, err, mempool.ErrLimit)
 	assert.EqualError(t, err, `limit reached: session 1 has 1024 bytes, asks for 512 bytes more, and one session may take 1024 bytes in pool "p": `+
 		`release some, or make a pool with a larger session_bytes`)
@@ -73,7 +73,7 @@ func TestASessionTakesUpToItsLimit(t *testing.T) {
 	// A published buffer still counts for the session that allocated the buffer.
 	require.NoError(t, a.Publish(mempool.Publication{Name: "x"}))
 	release(t, a)
-	_, err = s.allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
+	_, err = s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1), 0)
 	require.ErrorIs(t, err, mempool.ErrLimit)
 	require.NoError(t, s.Unpublish("x"))
 	allocate(t, s, p, 1024)
@@ -113,10 +113,10 @@ func TestAnAllocationWaitsForRoom(t *testing.T) {
 		s := open(t, svc)
 		p, _ := fakePool(t, s, 1024)
 		l := allocate(t, s, p, 1024)
-		got := make(chan *Lease, 2)
+		got := make(chan Lease, 2)
 		for range 2 {
 			go func() {
-				l, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
+				l, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1024), patience)
 				assert.NoError(t, err)
 				got <- l
 			}()
@@ -135,7 +135,7 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 		p, _ := fakePool(t, s, 1024)
 		allocate(t, s, p, 1024)
 		began := time.Now()
-		_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1), time.Second)
+		_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1), time.Second)
 		assert.ErrorIs(t, err, mempool.ErrLimit)
 		assert.Equal(t, time.Second, time.Since(began))
 	})
@@ -150,12 +150,12 @@ func TestASmallerAllocationThatFailsWakesWhoWaitsForItsRoom(t *testing.T) {
 		arena.set("Allocate", situation.Of(mempool.ErrInternal, "broken"))
 		failed := make(chan error, 2)
 		go func() {
-			_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), 0)
+			_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1024), 0)
 			failed <- err
 		}()
 		<-inside // that allocation has reserved all memory of the pool
 		go func() {
-			_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(512), patience)
+			_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(512), patience)
 			failed <- err
 		}()
 		synctest.Wait()

@@ -7,13 +7,14 @@ import (
 	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // reclaimQueue has the memory that the service is about to free. Requests add memory to the queue with Service.mu held. When a request
 // has completed its change of the service's state, flush frees the queued memory without the mutex.
 type reclaimQueue struct {
-	blocks []*block // in state blockFreeing, counted as held
-	pools  []*Pool  // pools that have no blocks any more, except stuck ones
+	blocks []*ledger.Block // in state BlockFreeing, counted as held
+	pools  []*Pool         // pools that have no blocks any more, except stuck ones
 	// timelines are the timelines that no session can ask for any more.
 	timelines []*timeline
 }
@@ -43,21 +44,22 @@ func (s *Service) flush() error {
 		s.reclaim = reclaimQueue{}
 		free := make([]func() error, len(d.blocks))
 		for i, b := range d.blocks {
-			free[i] = b.mem.Free
-			if b.pool.closing { // the service will not try again later
-				free[i] = func() error { return mempool.Free(b.mem) }
+			memory := s.memoryOf(b)
+			free[i] = memory.Free
+			if b.Pool.Closing { // the service will not try again later
+				free[i] = func() error { return mempool.Free(memory.Allocation) }
 			}
 		}
 		s.mu.Unlock()
 		failed := make([]error, len(d.blocks))
 		for i, b := range d.blocks {
 			if err := s.journal.Called(journal.FreeBlock, free[i]()); err != nil {
-				failed[i] = fmt.Errorf("block %d of pool %q, %s: %w", b.id, b.pool.info.Name, bytesize.Text(b.size), err)
+				failed[i] = fmt.Errorf("block %d of pool %q, %s: %w", b.ID, b.Pool.Info.Name, bytesize.Text(b.Size), err)
 			}
 		}
 		for _, p := range d.pools {
 			if err := s.journal.Called(journal.CloseArena, p.arena.Close()); err != nil {
-				errs = append(errs, fmt.Errorf("pool %q: %w", p.info.Name, err))
+				errs = append(errs, fmt.Errorf("pool %q: %w", p.rec.Info.Name, err))
 			}
 		}
 		for _, t := range d.timelines {
@@ -65,15 +67,14 @@ func (s *Service) flush() error {
 		}
 		s.mu.Lock()
 		for _, p := range d.pools {
-			delete(s.poolByID, p.info.ID)
-			s.poolsOf.add(p.uid, -1)
-			for session := range s.sessions.all() {
-				delete(session.accounts, p)
+			for _, b := range s.ledger.RemovePool(p.rec) {
+				s.blocks.Remove(b.ID) // the arena has freed it
 			}
+			delete(s.pools, p.rec.Info.ID)
 			close(p.closed)
 		}
 		for i, b := range d.blocks {
-			b.pool.freed(b, failed[i])
+			s.poolOf(b.Pool).freed(b, failed[i])
 		}
 		errs = append(errs, failed...)
 	}
@@ -82,31 +83,26 @@ func (s *Service) flush() error {
 
 // free adds b to the reclaim queue as soon as no work on b is under way. At the time of the call, no session maps b, and b is counted as
 // held. The caller holds Service.mu.
-func (p *Pool) free(b *block) {
-	if !b.quiet() {
-		b.state = blockDraining
-		p.charge(b)
+func (p *Pool) free(b *ledger.Block) {
+	if !p.svc.quiet(b) {
+		b.Become(ledger.BlockDraining)
 		p.svc.drain(b, func() { p.free(b) })
 		return
 	}
-	b.state = blockFreeing
+	b.Become(ledger.BlockFreeing)
 	p.queued++
-	p.charge(b)
 	p.svc.reclaim.blocks = append(p.svc.reclaim.blocks, b)
 }
 
 // freed notes whether b was freed. A block that could not be freed stays counted as held. The service tries again to free the block when
 // the pool needs room and when the pool is destroyed. The caller holds Service.mu.
-func (p *Pool) freed(b *block, err error) {
+func (p *Pool) freed(b *ledger.Block, err error) {
 	p.returned.broadcast()
 	if err != nil {
-		b.state = blockStuck
-		p.stuck = append(p.stuck, b)
+		b.NotFreed()
 	} else {
-		b.state = blockFreed
-		p.reserved -= b.size
-		p.held -= b.size
-		p.blocks--
+		b.Freed()
+		p.svc.blocks.Remove(b.ID)
 		p.waiters.broadcast()
 		p.relief.broadcast()
 	}
@@ -118,7 +114,7 @@ func (p *Pool) freed(b *block, err error) {
 // Service.mu.
 func (p *Pool) closeIfEmpty() {
 	svc := p.svc
-	if p.closing && !p.ending && p.blocks == len(p.stuck) {
+	if p.rec.Closing && !p.ending && p.rec.Gone() {
 		p.ending = true
 		svc.reclaim.pools = append(svc.reclaim.pools, p)
 	}

@@ -23,9 +23,9 @@ func TestAnAllocationThatTheDriverRefusesLeavesNoTrace(t *testing.T) {
 	p, arena := fakePool(t, s, 1024)
 	for _, why := range []error{errDriver, situation.Of(mempool.ErrOutOfMemory, "none left")} {
 		arena.set("Allocate", why)
-		_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), 0)
+		_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1024), 0)
 		assert.ErrorIs(t, err, errors.Unwrap(why))
-		assert.Equal(t, mempool.PoolStats{Pool: p.info}, svc.Stats().Pools[0])
+		assert.Equal(t, mempool.PoolStats{Pool: p.rec.Info}, svc.Stats().Pools[0])
 		checkBooks(t, svc)
 	}
 	arena.set("Allocate", nil)
@@ -40,11 +40,11 @@ func TestADestroyedPoolWhoseLastAllocationFailsIsClosed(t *testing.T) {
 	arena.set("Allocate", errDriver)
 	failed := make(chan error)
 	go func() {
-		_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
+		_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1), 0)
 		failed <- err
 	}()
 	<-inside
-	require.NoError(t, s.DestroyPool(p.info.ID))
+	require.NoError(t, s.DestroyPool(p.rec.Info.ID))
 	letGo()
 	assert.ErrorIs(t, <-failed, mempool.ErrInternal)
 	<-p.closed
@@ -73,13 +73,13 @@ func TestOutOfMemoryWaitsForWhatIsBeingAskedBack(t *testing.T) {
 		block := mapBlock(t, l)
 		release(t, l)
 		arena.set("Allocate", situation.Of(mempool.ErrOutOfMemory, "none left"))
-		_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), 0)
+		_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1024), 0)
 		require.ErrorIs(t, err, mempool.ErrOutOfMemory)
 		require.ErrorIs(t, err, mempool.ErrRecalling)
-		got := make(chan *Lease)
+		got := make(chan Lease)
 		for range 2 { // an allocation that fails must not wake the other one again and again
 			go func() {
-				l, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
+				l, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1024), patience)
 				assert.NoError(t, err)
 				got <- l
 			}()
@@ -116,14 +116,14 @@ func TestABlockThatCannotBeFreedStaysCountedAndIsTriedAgain(t *testing.T) {
 	p, arena := fakePool(t, s, 1024)
 	release(t, allocate(t, s, p, 1024))
 	arena.set("Free", errDriver)
-	n, err := s.TrimPool(p.info.ID, 0)
+	n, err := s.TrimPool(p.rec.Info.ID, 0)
 	assert.ErrorIs(t, err, mempool.ErrInternal)
 	assert.Zero(t, n)
 	st := svc.Stats().Pools[0]
 	assert.Equal(t, []uint64{1024, 0, 0, 1024}, []uint64{st.Reserved, st.Leased, st.Cached, st.Held})
 	checkBooks(t, svc)
 
-	_, err = s.allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
+	_, err = s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1), 0)
 	assert.ErrorIs(t, err, mempool.ErrLimit)
 	assert.Contains(t, log.String(), "bad mood")
 	checkBooks(t, svc)
@@ -143,7 +143,7 @@ func TestWaitingForABlockThatCannotBeFreedDoesNotSpin(t *testing.T) {
 		failed := make(chan error)
 		for range 2 {
 			go func() {
-				_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
+				_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1024), patience)
 				failed <- err
 			}()
 		}
@@ -160,7 +160,7 @@ func TestADestroyedPoolIsClosedEvenIfItsBlocksCannotBeFreed(t *testing.T) {
 	release(t, allocate(t, s, p, 1024))
 	arena.set("Free", errDriver)
 	arena.set("Close", errDriver)
-	assert.ErrorIs(t, s.DestroyPool(p.info.ID), mempool.ErrInternal)
+	assert.ErrorIs(t, s.DestroyPool(p.rec.Info.ID), mempool.ErrInternal)
 	<-p.closed
 	assert.True(t, arena.closed)
 	assert.Empty(t, svc.Stats().Pools)

@@ -35,10 +35,10 @@ func TestTrimGivesBackWhatNobodyMapsAndAsksForTheRest(t *testing.T) {
 	release(t, idle)
 	release(t, mapped)
 
-	n, err := c.TrimPool(p.info.ID, 4096)
+	n, err := c.TrimPool(p.rec.Info.ID, 4096)
 	require.NoError(t, err)
 	assert.Zero(t, n, "that much may stay")
-	n, err = c.TrimPool(p.info.ID, 0)
+	n, err = c.TrimPool(p.rec.Info.ID, 0)
 	require.NoError(t, err)
 	assert.EqualValues(t, 512, n)
 	assert.Equal(t, []uint64{block}, c.asked())
@@ -46,7 +46,7 @@ func TestTrimGivesBackWhatNobodyMapsAndAsksForTheRest(t *testing.T) {
 	assert.Equal(t, []uint64{3072, 2048, 0, 1024}, []uint64{st.Reserved, st.Leased, st.Cached, st.Held})
 	checkBooks(t, svc)
 
-	n, err = c.TrimPool(p.info.ID, 0)
+	n, err = c.TrimPool(p.rec.Info.ID, 0)
 	require.NoError(t, err)
 	assert.Zero(t, n)
 	assert.Empty(t, c.asked(), "it was asked before")
@@ -64,7 +64,7 @@ func TestABlockThatIsAskedBackIsNotHandedOut(t *testing.T) {
 	l := allocate(t, c.Session, p, 512)
 	block := mapBlock(t, l)
 	release(t, l)
-	_, err := c.TrimPool(p.info.ID, 0)
+	_, err := c.TrimPool(p.rec.Info.ID, 0)
 	require.NoError(t, err)
 	assert.NotEqual(t, block, allocate(t, c.Session, p, 512).Grant().Block)
 	checkBooks(t, svc)
@@ -83,7 +83,7 @@ func TestABlockIsFreedWhenTheLastOfThoseWhoMapItDropsIt(t *testing.T) {
 	require.NoError(t, a.Unpublish("x"))
 	release(t, l)
 	release(t, r)
-	_, err = a.TrimPool(p.info.ID, 0)
+	_, err = a.TrimPool(p.rec.Info.ID, 0)
 	require.NoError(t, err)
 	assert.Equal(t, []uint64{block}, a.asked())
 	assert.Equal(t, []uint64{block}, b.asked())
@@ -98,7 +98,7 @@ func TestAFullPoolGivesUpWhatLiesIdle(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	p, arena := fakePool(t, s, 4096)
-	for _, l := range []*Lease{allocate(t, s, p, 512), allocate(t, s, p, 512), allocate(t, s, p, 2048)} {
+	for _, l := range []Lease{allocate(t, s, p, 512), allocate(t, s, p, 512), allocate(t, s, p, 2048)} {
 		release(t, l)
 	}
 	allocate(t, s, p, 3072)
@@ -114,12 +114,12 @@ func TestAFullPoolAsksForWhatIsMappedAndTheAllocationWaits(t *testing.T) {
 		l := allocate(t, c.Session, p, 512)
 		block := mapBlock(t, l)
 		release(t, l)
-		_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(4096), 0)
+		_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(4096), 0)
 		require.ErrorIs(t, err, mempool.ErrLimit)
 		require.ErrorIs(t, err, mempool.ErrRecalling)
-		got := make(chan *Lease)
+		got := make(chan Lease)
 		go func() {
-			l, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(4096), patience)
+			l, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(4096), patience)
 			assert.NoError(t, err)
 			got <- l
 		}()
@@ -141,22 +141,23 @@ func TestAnAllocationWaitsBeyondItsLimitForMemoryThatIsBeingGivenBack(t *testing
 					p, arena := fakePool(t, s, 4096)
 					l := allocate(t, s, p, 4096)
 					freed := make(chan struct{})
-					l.buffer.block.mem = trap{l.buffer.block.mem, func() { <-freed }}
+					memory := svc.memoryOf(l.rec.Buffer.Block)
+					memory.Allocation = trap{memory.Allocation, func() { <-freed }}
 					release(t, l)
 					trimmed := make(chan struct{})
 					go func() {
-						_, _ = s.TrimPool(p.info.ID, 0)
+						_, _ = s.TrimPool(p.rec.Info.ID, 0)
 						close(trimmed)
 					}()
 					synctest.Wait()
 					arena.set("Allocate", failure)
 					n := uint64(4096)
 					if failure != nil {
-						p.info.MaxBytes = 8192
+						p.rec.Info.MaxBytes = 8192
 					}
 					got := make(chan error)
 					go func() {
-						_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(n), time.Second)
+						_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(n), time.Second)
 						got <- err
 					}()
 					time.Sleep(time.Minute)
@@ -191,7 +192,7 @@ func TestAnAllocationDoesNotWaitBeyondItsLimitForWhatIsGivenBackLater(t *testing
 		l := allocate(t, s, p, 4096)
 		got := make(chan error)
 		go func() {
-			_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(4096), time.Second)
+			_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(4096), time.Second)
 			got <- err
 		}()
 		began := time.Now()
@@ -209,16 +210,16 @@ func TestMemoryThatCouldNotBeGivenBackKeepsNoOther(t *testing.T) {
 	first, second := allocate(t, s, p, 1024), allocate(t, s, p, 512)
 	arena.set("Free", situation.Of(mempool.ErrInternal, "stuck"))
 	release(t, first)
-	_, err := s.TrimPool(p.info.ID, 0)
+	_, err := s.TrimPool(p.rec.Info.ID, 0)
 	require.ErrorIs(t, err, mempool.ErrInternal)
 	release(t, second)
-	_, err = s.TrimPool(p.info.ID, 0)
+	_, err = s.TrimPool(p.rec.Info.ID, 0)
 	require.ErrorIs(t, err, mempool.ErrInternal)
 	st := svc.Stats().Pools[0]
 	assert.Equal(t, []uint64{0, 1536}, []uint64{st.Cached, st.Held})
 	third := allocate(t, s, p, 512)
 	release(t, third)
-	require.ErrorIs(t, s.DestroyPool(p.info.ID), mempool.ErrInternal)
+	require.ErrorIs(t, s.DestroyPool(p.rec.Info.ID), mempool.ErrInternal)
 	<-p.closed
 }
 
@@ -231,19 +232,19 @@ func TestADestroyedPoolGoesWithItsLastLeaseAndMapping(t *testing.T) {
 	kept := allocate(t, c.Session, p, 512)
 	publish(t, kept, mempool.Publication{Name: "x", Keep: true})
 	release(t, kept)
-	require.NoError(t, c.DestroyPool(p.info.ID))
-	require.NoError(t, c.DestroyPool(p.info.ID), "again, while it lives")
+	require.NoError(t, c.DestroyPool(p.rec.Info.ID))
+	require.NoError(t, c.DestroyPool(p.rec.Info.ID), "again, while it lives")
 
 	ctx := context.Background()
-	_, err := c.allocate(ctx, p.info.ID, mempool.Bytes(1), patience)
+	_, err := c.allocate(ctx, p.rec.Info.ID, mempool.Bytes(1), patience)
 	assert.ErrorIs(t, err, mempool.ErrClosed)
 	_, err = c.getLease(ctx, "x", false, 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
-	_, err = c.OpenPool(ctx, p.info.Name, 0)
+	_, err = c.OpenPool(ctx, p.rec.Info.Name, 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
 	require.NoError(t, memory(l).CopyFrom(0, []byte("still mine")))
-	again := createPool(t, c.Session, mempool.PoolSpec{Name: p.info.Name, Kind: fake, MaxBytes: 512})
-	assert.NotEqual(t, p.info.ID, again.info.ID)
+	again := createPool(t, c.Session, mempool.PoolSpec{Name: p.rec.Info.Name, Kind: fake, MaxBytes: 512})
+	assert.NotEqual(t, p.rec.Info.ID, again.rec.Info.ID)
 	checkBooks(t, svc)
 
 	release(t, l)
@@ -251,10 +252,10 @@ func TestADestroyedPoolGoesWithItsLastLeaseAndMapping(t *testing.T) {
 	assert.Equal(t, []uint64{block}, c.asked())
 	require.NoError(t, c.Dropped([]uint64{block}))
 	assert.True(t, arena.closed)
-	assert.ErrorIs(t, c.DestroyPool(p.info.ID), mempool.ErrNotFound)
-	_, err = c.FindPool(again.info.ID)
+	assert.ErrorIs(t, c.DestroyPool(p.rec.Info.ID), mempool.ErrNotFound)
+	_, err = c.FindPool(again.rec.Info.ID)
 	assert.NoError(t, err)
-	_, err = c.OpenPool(ctx, p.info.Name, 0)
+	_, err = c.OpenPool(ctx, p.rec.Info.Name, 0)
 	assert.NoError(t, err, "the name is the new pool's")
 }
 
@@ -266,11 +267,11 @@ func TestDestroyingAPoolWakesWhoWaitsInIt(t *testing.T) {
 		l := allocate(t, s, p, 1)
 		ended := make(chan error)
 		go func() {
-			_, err := other.allocate(context.Background(), p.info.ID, mempool.Bytes(1), patience)
+			_, err := other.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1), patience)
 			ended <- err
 		}()
 		synctest.Wait()
-		require.NoError(t, s.DestroyPool(p.info.ID))
+		require.NoError(t, s.DestroyPool(p.rec.Info.ID))
 		assert.ErrorIs(t, <-ended, mempool.ErrClosed)
 		release(t, l)
 	})
@@ -283,11 +284,11 @@ func TestABlockMadeForAPoolThatIsDestroyedMeanwhileGoesWithIt(t *testing.T) {
 	inside, letGo := arena.block()
 	failed := make(chan error)
 	go func() {
-		_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
+		_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1), 0)
 		failed <- err
 	}()
 	<-inside
-	require.NoError(t, s.DestroyPool(p.info.ID))
+	require.NoError(t, s.DestroyPool(p.rec.Info.ID))
 	assert.False(t, arena.closed)
 	letGo()
 	assert.ErrorIs(t, <-failed, mempool.ErrClosed)

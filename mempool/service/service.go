@@ -5,7 +5,10 @@ import (
 	"crypto/rand"
 	"log/slog"
 	"maps"
+	"math"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,7 +16,17 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
+
+// Limits says how many leases, names, channels and other things clients may have in the service.
+type Limits = ledger.Limits
+
+// LimitError says which of the [Limits] a request would have exceeded. It wraps [mempool.ErrLimit].
+type LimitError = ledger.LimitError
+
+// LimitNames returns the names that [Limits.Set] accepts.
+func LimitNames() []string { return ledger.LimitNames() }
 
 // Config configures a [Service]. The zero Config is valid.
 type Config struct {
@@ -37,34 +50,27 @@ type Service struct {
 	began     time.Time
 	uid       uint32 // the user that the service runs as
 	mayCreate func(mempool.Peer) bool
-	limits    Limits
 	memory    *hostmem.Memory // the memory of the machine
 
-	mu                                                      mutex
-	pools                                                   map[string]*Pool // pools that are not being destroyed, by name
-	poolByID                                                map[uint64]*Pool // all pools, including those that are being destroyed
-	sessions                                                index[uint64, *Session]
-	buffers                                                 index[uint64, *buffer]
-	names                                                   index[string, *name]
-	awaited                                                 map[string]*awaited // names that requests wait for
-	pooled                                                  signal              // a pool was made, or could not be made
-	leases                                                  index[uint64, *Lease]
-	namesOf, poolsOf, sessionsOf                            tally
-	keepers                                                 map[keeperKey]*keeper
-	lastPool, lastBlock, lastBuffer, lastLease, lastSession uint64
-	reclaim                                                 reclaimQueue
-	timelines                                               map[uint64]*timeline
-	reasons                                                 map[uint64]string // by id of a failed buffer: the reason that the producer gave
-	lastTimeline                                            uint64
-	draining                                                map[*block]func()
-	channels                                                map[string]*channel     // channels that are not closed, by name
-	channelByID                                             index[uint64, *channel] // open channels, and closed ones that are not over
-	channeled                                               signal                  // a channel was made
-	lastChannel                                             uint64
-	view                                                    *view                            // the view that is being made; nil: none
-	viewing                                                 sync.Mutex                       // held while a view is made; locked before mu
-	members                                                 int                              // how many members all channels have
-	most                                                    struct{ timelines, awaited int } // the greatest lengths of these maps
+	mu          mutex
+	ledger      *ledger.Ledger
+	sessions    map[uint64]*Session // what is not plain of the sessions, blocks, pools, …: by id
+	blocks      ledger.Index[uint64, *blockMemory]
+	pools       map[uint64]*Pool
+	timelines   map[uint64]*timeline
+	changed     map[uint64]*signal  // by id of a buffer: for requests that wait until the buffer changes
+	awaited     map[string]*awaited // names that requests wait for
+	pooled      signal              // a pool was made, or could not be made
+	reclaim     reclaimQueue
+	draining    map[*ledger.Block]func()
+	channels    map[string]*channel            // channels that are not closed, by name
+	channelByID ledger.Index[uint64, *channel] // open channels, and closed ones that are not over
+	channeled   signal                         // a channel was made
+	lastChannel uint64
+	view        *view                                      // the view that is being made; nil: none
+	viewing     sync.Mutex                                 // held while a view is made; locked before mu
+	members     int                                        // how many members all channels have
+	most        struct{ sessions, timelines, awaited int } // the greatest lengths of these maps
 
 	journal  *journal.Journal
 	waiting  map[string]int // how many requests wait, for each kind of thing that they wait for
@@ -82,18 +88,35 @@ type Service struct {
 func New(c Config) *Service {
 	events := journal.New(c.Log)
 	s := &Service{
-		began: time.Now(), uid: mempool.Self().UID, mayCreate: c.MayCreate, limits: c.Limits.filled(), memory: hostmem.New(),
-		namesOf: make(tally), poolsOf: make(tally), sessionsOf: make(tally), pools: make(map[string]*Pool), poolByID: make(map[uint64]*Pool),
-		closing: make(chan struct{}), done: make(chan struct{}),
-		awaited: make(map[string]*awaited), timelines: make(map[uint64]*timeline), channels: make(map[string]*channel),
-		reasons: make(map[uint64]string), keepers: make(map[keeperKey]*keeper), waiting: make(map[string]int),
+		began: time.Now(), uid: mempool.Self().UID, mayCreate: c.MayCreate, ledger: ledger.New(c.Limits), memory: hostmem.New(),
+		closing: make(chan struct{}), done: make(chan struct{}), pools: make(map[uint64]*Pool), sessions: make(map[uint64]*Session), timelines: make(map[uint64]*timeline),
+		changed: make(map[uint64]*signal), awaited: make(map[string]*awaited), channels: make(map[string]*channel), waiting: make(map[string]int),
 		mu: mutex{journal: events}, journal: events, patience: cmp.Or(c.Patience, usualPatience),
+	}
+	if _, on := os.LookupEnv("POOLBRIDGE_CHECK_LEASES"); on {
+		s.mu.check = s.checkLedger()
 	}
 	if s.mayCreate == nil {
 		s.mayCreate = func(p mempool.Peer) bool { return p.UID == s.uid }
 	}
 	_, _ = rand.Read(s.epoch[:]) // never fails
 	return s
+}
+
+// checkLedger returns a function that says which rules of the ledger are broken. The caller of the function holds s.mu. A check reads all
+// records, so the function checks a small ledger at each call, and a ledger of n records only at every n/16th call.
+func (s *Service) checkLedger() func() string {
+	calls := 0
+	return func() string {
+		if calls++; calls*16 < s.ledger.Records() {
+			return ""
+		}
+		calls = 0
+		if wrong := s.ledger.Check(); wrong != nil {
+			return "the ledger of the service contradicts itself: " + strings.Join(wrong, "; ")
+		}
+		return ""
+	}
 }
 
 // Epoch returns the epoch of the service. After a restart, the service has another epoch.
@@ -110,14 +133,38 @@ func (s *Service) OpenSession(p mempool.Peer, notify func(Notice)) (*Session, er
 	if s.closed {
 		return nil, errShutdown
 	}
-	s.lastSession++
-	session := &Session{svc: s, id: s.lastSession, peer: p, began: time.Now(), notify: notify, over: make(chan struct{}), reclaimed: make(chan struct{}),
-		leases: make(map[uint64]*Lease), names: make(map[string]*name), mapped: make(map[uint64]*block), accounts: make(map[*Pool]*account)}
-	session.members = make(map[*member]struct{})
-	session.keeper = s.keeper(p)
-	s.sessions.set(session.id, session)
-	s.sessionsOf.add(p.UID, 1)
+	session := &Session{svc: s, rec: s.ledger.OpenSession(p, s.Owns(p.UID), time.Now()), notify: notify, over: make(chan struct{}),
+		reclaimed: make(chan struct{}), members: make(map[*member]struct{})}
+	s.sessions[session.rec.ID] = session
 	return session, nil
+}
+
+// Owns says whether a user is the user that the service runs as, or root.
+func (s *Service) Owns(uid uint32) bool { return uid == s.uid || uid == 0 }
+
+// MaxSessions returns how many sessions a user may have.
+func (s *Service) MaxSessions(p mempool.Peer) int {
+	if s.Owns(p.UID) {
+		return math.MaxInt
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ledger.Limits.UserSessions
+}
+
+// Files returns the greatest number of file descriptors that the service can need for its channels.
+func (s *Service) Files() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return 2*s.ledger.Limits.Channels + s.ledger.Limits.Members
+}
+
+// SetLimits replaces all limits of the service. Leases, names and other things that exist already stay, even if there are more of them than
+// a new limit allows.
+func (s *Service) SetLimits(l Limits) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ledger.Limits = l.Filled()
 }
 
 // Close ends every session and frees all memory. It does not wait until clients have unmapped the memory: a client can still read the
@@ -132,19 +179,22 @@ func (s *Service) Close() {
 	defer close(s.done)
 	s.closed = true
 	close(s.closing)
-	for _, p := range s.poolByID {
+	for _, p := range s.pools {
 		if a, ok := p.arena.(mempool.Lasting); ok {
 			a.Last()
 		}
 	}
-	sessions := slices.Collect(s.sessions.all())
+	sessions := make([]*Session, 0, s.ledger.Sessions.Len())
+	for of := range s.ledger.Sessions.All() {
+		sessions = append(sessions, s.sessionOf(of))
+	}
 	s.mu.Unlock()
 	for _, session := range sessions {
 		session.EndAs(mempool.SessionShutdown, "", nil)
 	}
 	s.background.Wait()
 	s.mu.Lock()
-	pools := slices.Collect(maps.Values(s.poolByID))
+	pools := slices.Collect(maps.Values(s.pools))
 	for _, p := range pools {
 		s.destroy(p, nil)
 	}

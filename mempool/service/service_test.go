@@ -31,15 +31,15 @@ func TestCloseWhileEverythingIsBusy(t *testing.T) {
 		mapBlock(t, allocate(t, c.Session, doomed, 512))
 		mapBlock(t, allocate(t, dead.Session, p, 512))
 		dead.End(make(chan struct{})) // the session's process lives on for ever
-		require.NoError(t, s.DestroyPool(doomed.info.ID))
+		require.NoError(t, s.DestroyPool(doomed.rec.Info.ID))
 
 		failed := make(chan error)
 		go func() { _, err := s.getLease(ctx, "nothing", false, patience); failed <- err }()
 		go func() { _, err := c.OpenPool(ctx, "nothing", patience); failed <- err }()
-		go func() { _, err := c.allocate(ctx, p.info.ID, mempool.Bytes(4096), patience); failed <- err }()
+		go func() { _, err := c.allocate(ctx, p.rec.Info.ID, mempool.Bytes(4096), patience); failed <- err }()
 		synctest.Wait()
 		inside, letGo := arena.block()
-		go func() { _, err := s.allocate(ctx, p.info.ID, mempool.Bytes(1024), 0); failed <- err }()
+		go func() { _, err := s.allocate(ctx, p.rec.Info.ID, mempool.Bytes(1024), 0); failed <- err }()
 		<-inside // a call of the driver is under way
 
 		var closing sync.WaitGroup
@@ -61,7 +61,7 @@ func TestCloseWhileEverythingIsBusy(t *testing.T) {
 		assert.Zero(t, arena.used)
 		assert.Zero(t, svc.Stats().Leases)
 		assert.Empty(t, svc.Stats().Pools)
-		assert.Zero(t, svc.buffers.len())
+		assert.Zero(t, svc.ledger.Buffers.Len())
 		assert.ErrorIs(t, l.Release(false), mempool.ErrReleased)
 	})
 }
@@ -87,9 +87,6 @@ func TestAPoolThatIsMadeWhileTheServiceClosesGoesWithIt(t *testing.T) {
 		failed <- err
 	}()
 	<-gate.inside
-	svc.mu.Lock()
-	p := svc.pools[spec.Name]
-	svc.mu.Unlock()
 	_, err := s.CreatePool(spec)
 	assert.ErrorIs(t, err, mempool.ErrExists, "its name is taken")
 	opened := make(chan error)
@@ -103,5 +100,6 @@ func TestAPoolThatIsMadeWhileTheServiceClosesGoesWithIt(t *testing.T) {
 	gate.outcome <- nil
 	assert.ErrorIs(t, <-failed, mempool.ErrClosed)
 	<-closed
-	assert.True(t, p.arena.(*fakeArena).closed)
+	assert.EqualValues(t, 1, svc.Counts().DriverCalls["close"])
+	checkBooks(t, svc)
 }

@@ -3,7 +3,6 @@ package service
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // Notice is a message that the service sends to a session without a request.
@@ -27,14 +27,10 @@ func (Recall) notice() {}
 // session.
 type Session struct {
 	svc        *Service
-	id         uint64
-	peer       mempool.Peer
-	program    string // the program name that the client gave
-	began      time.Time
+	rec        *ledger.Session
 	eventWaits atomic.Int32 // calls of Events that wait
 	notify     func(Notice)
-	told       bool // the history has an event that the session began
-	ended      bool
+	told       bool          // the journal has an event that the session began
 	over       chan struct{} // closed when the session has ended
 	// reclaimed is closed when the session has ended and the service holds nothing for the session's process any more.
 	reclaimed chan struct{}
@@ -43,34 +39,23 @@ type Session struct {
 	members  map[*member]struct{} // the session's members of channels, if they have a slot
 	swept    chan struct{}        // closed when no consumer of the ended session has a slot any more
 
-	leases   map[uint64]*Lease
-	names    map[string]*name
-	mapped   map[uint64]*block
-	accounts map[*Pool]*account
-	most     struct{ leases, names, mapped int } // the greatest lengths of these maps
-	keeper   *keeper
 	ending   ending
-	broken   map[*Pool]*broken
+	broken   map[*ledger.Pool]*broken
 	blocking journal.Gap        // long waits of other sessions for leases of this session
 	waits    map[*wait]struct{} // requests of the session that wait
-	tensor   *mempool.Tensor    // the last tensor that the session described
 }
+
+// sessionOf returns the service's state of a session that has not ended, or of an ended session for whose process something is still held.
+// The caller holds s.mu.
+func (s *Service) sessionOf(of *ledger.Session) *Session { return s.sessions[of.ID] }
 
 // ID returns the session's id. No other session of the epoch has this id.
-func (s *Session) ID() uint64 { return s.id }
+func (s *Session) ID() uint64 { return s.rec.ID }
 
 // Peer returns the user, the groups and the process of the session's client.
-func (s *Session) Peer() mempool.Peer { return s.peer }
+func (s *Session) Peer() mempool.Peer { return s.rec.Peer }
 
-func (s *Session) String() string { return fmt.Sprintf("session %d (pid %d)", s.id, s.peer.PID) }
-
-// alive returns an error if the session has ended. The caller holds Service.mu.
-func (s *Session) alive() error {
-	if s.ended {
-		return s.hasEnded()
-	}
-	return nil
-}
+func (s *Session) String() string { return s.rec.String() }
 
 // Over returns a channel that is closed when the session has ended.
 func (s *Session) Over() <-chan struct{} { return s.over }
@@ -83,44 +68,21 @@ func (s *Session) MayEnd(id uint64) (*Session, error) {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
-	if err := s.alive(); err != nil {
+	if err := s.rec.Alive(); err != nil {
 		return nil, err
 	}
-	target := find(s, svc.sessions.get(id))
+	target := ledger.Find(s.rec, svc.ledger.Sessions.Get(id))
 	switch {
-	case !s.owner():
-		return nil, situation.Of(mempool.ErrDenied, "user %d may not end sessions: only the user that the service runs as may, user %d, and root", s.peer.UID, svc.uid)
-	case target == s:
+	case !s.rec.Owner:
+		return nil, situation.Of(mempool.ErrDenied, "user %d may not end sessions: only the user that the service runs as may, user %d, and root", s.rec.Peer.UID, svc.uid)
+	case target == s.rec:
 		return nil, situation.Of(mempool.ErrInvalid, "session %d is the asking one: close its connection instead", id)
-	case target == nil && (id == 0 || id > svc.lastSession):
+	case target == nil && (id == 0 || id > svc.ledger.Last.Session):
 		return nil, situation.Of(mempool.ErrNotFound, "no session ever had the id %d", id)
 	case target == nil:
 		return nil, situation.Of(mempool.ErrNotFound, "session %d has ended already", id)
 	}
-	return target, nil
-}
-
-func (s *Session) hasEnded() error {
-	return situation.Of(mempool.ErrClosed, "session %d has ended", s.id)
-}
-
-// account returns the session's account in p. The first call makes the account. The caller holds Service.mu.
-func (s *Session) account(p *Pool) *account {
-	a := s.accounts[p]
-	if a == nil {
-		a = &account{pool: p, session: s.id, uid: s.peer.UID}
-		s.accounts[p] = a
-	}
-	return a
-}
-
-// describe returns a copy of a tensor. Successive buffers with equal tensors share one copy. The caller holds Service.mu.
-func (s *Session) describe(t mempool.Tensor) *mempool.Tensor {
-	if s.tensor == nil || !s.tensor.Equal(t) {
-		kept := t.Clone()
-		s.tensor = &kept
-	}
-	return s.tensor
+	return svc.sessionOf(target), nil
 }
 
 // Allocate makes a buffer in a pool for the tensor t, and grants the session a write lease on the buffer. If the pool has no room, Allocate
@@ -156,37 +118,22 @@ func (s *Session) allocateBuffer(ctx context.Context, pool uint64, t mempool.Ten
 	if err != nil {
 		return g, err
 	}
-	if err := s.mayAllocate(); err != nil {
+	if err := svc.ledger.MayAllocate(s.rec); err != nil {
 		return g, err
 	}
-	w.purpose.pool, w.purpose.name = p, p.info.Name
+	w.purpose.pool, w.purpose.name = p.rec, p.rec.Info.Name
 	block, err := p.take(&w, n)
 	if err != nil {
 		return g, err
 	}
-	if err := s.mayAllocate(); err != nil { // other requests may have used up the limit while this one waited
-		s.account(p).remove(block.size)
+	account := s.rec.Account(p.rec)
+	if err := svc.ledger.MayAllocate(s.rec); err != nil { // other requests may have used up the limit while this one waited
+		account.GiveUp(block)
 		p.recycle(block)
 		return g, err
 	}
-	svc.lastBuffer++
-	b := &buffer{id: svc.lastBuffer, generation: block.generation, block: block, tensor: s.describe(t), bytes: n, account: s.account(p),
-		made: uint32(time.Since(svc.began) / time.Second)}
-	svc.buffers.set(b.id, b)
-	p.has.buffers++
-	p.lend(block)
-	p.used += n
-	return b.grant(s, true).granted(), nil
-}
-
-// findLease finds one of the session's own leases by the lease's id. The caller holds Service.mu.
-//
-// Errors: [mempool.ErrReleased].
-func (s *Session) findLease(id uint64) (*Lease, error) {
-	if l := s.leases[id]; l != nil {
-		return l, nil
-	}
-	return nil, situation.Of(mempool.ErrReleased, "session %d has no lease %d: it has ended, or it is another session's, or it never was", s.id, id)
+	b := svc.ledger.AddBuffer(block, account, s.rec.Describe(t), n, uint32(time.Since(svc.began)/time.Second))
+	return s.grant(b, true), nil
 }
 
 // Compare returns an error if the client describes one of its leases differently from the service. It does not compare what the client must
@@ -196,17 +143,17 @@ func (s *Session) findLease(id uint64) (*Lease, error) {
 func (s *Session) Compare(seen mempool.Grant) error {
 	s.svc.mu.Lock()
 	defer s.svc.unlock()
-	l := s.leases[seen.ID]
+	l := s.rec.Leases[seen.ID]
 	if l == nil {
 		return nil
 	}
-	have := l.describe()
+	have := s.svc.describe(l)
 	same := have.Tensor.Equal(seen.Tensor)
 	have.Tensor, have.Wait, have.Event = seen.Tensor, seen.Wait, seen.Event
 	if same && reflect.DeepEqual(have, seen) {
 		return nil
 	}
-	return situation.Of(mempool.ErrInvalid, "the client describes lease %d as %+v, the service as %+v", l.id, seen, l.describe())
+	return situation.Of(mempool.ErrInvalid, "the client describes lease %d as %+v, the service as %+v", l.ID, seen, s.svc.describe(l))
 }
 
 // Release ends leases of the session. It ends every lease that it can end, and returns the error of the first lease that it cannot end. The
@@ -220,9 +167,9 @@ func (s *Session) Release(incomplete bool, done []mempool.Fence, ids ...uint64) 
 	defer s.svc.unlock()
 	var first error
 	for _, id := range ids {
-		l, err := s.findLease(id)
+		l, err := s.rec.Lease(id)
 		if err == nil {
-			err = l.endAt(incomplete, done)
+			err = s.endLeaseAt(l, incomplete, done)
 		}
 		first = cmp.Or(first, err)
 	}
@@ -238,8 +185,8 @@ func (s *Session) Leave() {
 
 // removeNames removes the session's names. The caller holds Service.mu.
 func (s *Session) removeNames() {
-	for _, n := range s.names {
-		n.remove()
+	for _, n := range s.rec.Names {
+		s.svc.removeName(n)
 	}
 }
 
@@ -251,26 +198,26 @@ func (s *Session) Dropped(blocks []uint64) error {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	if err := s.alive(); err != nil {
+	if err := s.rec.Alive(); err != nil {
 		return err
 	}
-	dropped := make(map[*block]struct{}, len(blocks))
+	dropped := make(map[*ledger.Block]struct{}, len(blocks))
 	used := false
 	for _, id := range blocks {
-		if b := s.mapped[id]; b != nil {
+		if b := s.rec.Mapped[id]; b != nil {
 			dropped[b] = struct{}{}
-			used = used || b.state == blockLeased
+			used = used || b.State == ledger.BlockLeased
 		}
 	}
 	if used { // check all leases only in this case; recalled blocks have none
-		for _, l := range s.leases {
-			if _, ok := dropped[l.buffer.block]; ok {
-				return situation.Of(mempool.ErrBusy, "session %d has lease %d on block %d, which it says it dropped", s.id, l.id, l.buffer.block.id)
+		for _, l := range s.rec.Leases {
+			if _, ok := dropped[l.Buffer.Block]; ok {
+				return situation.Of(mempool.ErrBusy, "session %d has lease %d on block %d, which it says it dropped", s.rec.ID, l.ID, l.Buffer.Block.ID)
 			}
 		}
 	}
 	for b := range dropped {
-		b.pool.unmap(s, b)
+		s.unmap(b)
 	}
 	return nil
 }
@@ -291,31 +238,28 @@ func (s *Session) EndAs(how mempool.SessionEnding, why string, gone <-chan struc
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	if s.ended {
+	if s.rec.Ended {
 		return s.reclaimed
 	}
-	s.ended = true
+	svc.ledger.EndSession(s.rec)
 	s.noteEnd(how, why)
 	close(s.over)
-	svc.sessions.remove(s.id)
-	svc.sessionsOf.add(s.peer.UID, -1)
 	lent := s.expel()
-	var held []*block
-	leases := slices.Collect(maps.Values(s.leases))
-	slices.SortFunc(leases, func(a, b *Lease) int { return cmp.Compare(a.id, b.id) })
+	var held []*ledger.Block
+	leases := slices.Collect(maps.Values(s.rec.Leases))
+	slices.SortFunc(leases, func(a, b *ledger.Lease) int { return cmp.Compare(a.ID, b.ID) })
 	for _, l := range leases {
-		b := l.buffer.block
-		b.holds++
-		b.keeping().left.add(s)
+		b := l.Buffer.Block
+		b.Hold(s.rec)
 		held = append(held, b)
-		l.end(l.write && !lent.keep(l), nil)
+		s.endLease(l, l.Write && !lent.keep(l), nil)
 	}
 	s.tidyChannels()
 	s.removeNames()
 	s.stopShowing()
 	s.timeline.dieIfDone()
 	s.noteBroken()
-	if gone == nil || (len(held) == 0 && len(s.mapped) == 0 && !s.timeline.owed() && !s.consumes()) {
+	if gone == nil || (len(held) == 0 && len(s.rec.Mapped) == 0 && !s.timeline.owed() && !s.consumes()) {
 		s.reclaimAll(held)
 		return s.reclaimed
 	}
@@ -338,7 +282,7 @@ const lingerRest = time.Second
 
 // linger calls reclaimAll for an ended session as soon as the session's process is gone, or as soon as the service holds nothing for that
 // process.
-func (s *Session) linger(gone, swept <-chan struct{}, held []*block) {
+func (s *Session) linger(gone, swept <-chan struct{}, held []*ledger.Block) {
 	svc := s.svc
 	owed, over := true, false
 	for pause := drainPause; !over; pause = min(2*pause, lingerRest) {
@@ -359,7 +303,7 @@ func (s *Session) linger(gone, swept <-chan struct{}, held []*block) {
 		if !over {
 			s.timeline.dieIfDone()
 			owed = s.timeline.owed()
-			over = !owed && len(held) == 0 && len(s.mapped) == 0 && !s.consumes()
+			over = !owed && len(held) == 0 && len(s.rec.Mapped) == 0 && !s.consumes()
 		}
 		if over {
 			s.reclaimAll(held)
@@ -370,7 +314,7 @@ func (s *Session) linger(gone, swept <-chan struct{}, held []*block) {
 
 // reclaimAll takes back from an ended session the blocks that the session had leased or mapped. The caller holds Service.mu; reclaimAll
 // releases the mutex for driver calls.
-func (s *Session) reclaimAll(held []*block) {
+func (s *Session) reclaimAll(held []*ledger.Block) {
 	switch t := s.timeline; {
 	case t.owed():
 		last := t.page.LetGo()
@@ -383,14 +327,15 @@ func (s *Session) reclaimAll(held []*block) {
 	}
 	s.vanish()
 	for _, b := range held {
-		b.kept.left.remove(s)
-		b.pool.unhold(b)
+		b.Left(s.rec)
+		s.svc.unhold(b)
 	}
-	for _, b := range s.mapped {
-		b.pool.unmap(s, b)
+	for _, b := range s.rec.Mapped {
+		s.unmap(b)
 	}
 	s.noteBroken()
-	s.svc.leave(s.keeper)
+	s.svc.ledger.ForgetSession(s.rec)
+	ledger.RemoveKey(&s.svc.sessions, &s.svc.most.sessions, s.rec.ID)
 	s.svc.flushLogged()
 	if s.ending.lingers {
 		s.noteReclaimed(held)

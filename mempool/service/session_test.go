@@ -19,19 +19,19 @@ func TestAnEndedSessionCanDoNothing(t *testing.T) {
 	ctx := context.Background()
 	_, err := s.CreatePool(mempool.PoolSpec{Name: "q", Kind: fake, MaxBytes: 512})
 	assert.ErrorIs(t, err, mempool.ErrClosed)
-	_, err = s.OpenPool(ctx, p.info.Name, patience)
+	_, err = s.OpenPool(ctx, p.rec.Info.Name, patience)
 	assert.ErrorIs(t, err, mempool.ErrClosed)
-	_, err = s.FindPool(p.info.ID)
+	_, err = s.FindPool(p.rec.Info.ID)
 	assert.ErrorIs(t, err, mempool.ErrClosed)
-	_, err = s.allocate(ctx, p.info.ID, mempool.Bytes(1), patience)
+	_, err = s.allocate(ctx, p.rec.Info.ID, mempool.Bytes(1), patience)
 	assert.ErrorIs(t, err, mempool.ErrClosed)
 	_, err = s.getLease(ctx, "x", false, patience)
 	assert.ErrorIs(t, err, mempool.ErrClosed)
 	_, err = s.leaseOf(ctx, 1, 1, false, patience)
 	assert.ErrorIs(t, err, mempool.ErrClosed)
-	_, err = s.TrimPool(p.info.ID, 0)
+	_, err = s.TrimPool(p.rec.Info.ID, 0)
 	assert.ErrorIs(t, err, mempool.ErrClosed)
-	assert.ErrorIs(t, s.DestroyPool(p.info.ID), mempool.ErrClosed)
+	assert.ErrorIs(t, s.DestroyPool(p.rec.Info.ID), mempool.ErrClosed)
 	assert.ErrorIs(t, s.Unpublish("x"), mempool.ErrClosed)
 	assert.ErrorIs(t, s.Dropped(nil), mempool.ErrClosed)
 }
@@ -46,7 +46,7 @@ func TestEndingASessionWakesWhatItWaitsFor(t *testing.T) {
 		ctx := context.Background()
 		waits := []func() error{
 			func() error { _, err := s.OpenPool(ctx, "no such pool", patience); return err },
-			func() error { _, err := s.allocate(ctx, p.info.ID, mempool.Bytes(1), patience); return err },
+			func() error { _, err := s.allocate(ctx, p.rec.Info.ID, mempool.Bytes(1), patience); return err },
 			func() error { _, err := s.getLease(ctx, "no such name", false, patience); return err },
 			func() error { _, err := s.leaseOf(ctx, info.Buffer, info.Generation, true, patience); return err },
 		}
@@ -75,14 +75,14 @@ func TestWhatAnEndedSessionHeldServesOthersOnlyOnceItsProcessIsGone(t *testing.T
 		st := svc.Stats()
 		assert.Equal(t, []int{1, 0, 0}, []int{st.Sessions, st.Leases, st.Buffers})
 		assert.EqualValues(t, 1024, st.Pools[0].Held)
-		_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1), 0)
+		_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1), 0)
 		require.ErrorIs(t, err, mempool.ErrLimit)
 		require.ErrorIs(t, err, mempool.ErrRecalling, "patience helps")
 		checkBooks(t, svc)
 
-		got := make(chan *Lease)
+		got := make(chan Lease)
 		go func() {
-			l, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), patience)
+			l, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1024), patience)
 			assert.NoError(t, err)
 			got <- l
 		}()
@@ -115,7 +115,7 @@ func TestABlockThatADeadSessionOnlyMappedIsUsedAgainButNotFreed(t *testing.T) {
 		reclaimed := dying.End(gone)
 
 		release(t, allocate(t, s, p, 1024))
-		given, err := s.TrimPool(p.info.ID, 0)
+		given, err := s.TrimPool(p.rec.Info.ID, 0)
 		require.NoError(t, err)
 		assert.Zero(t, given)
 		assert.Zero(t, arena.frees, "the process may still map it")
@@ -173,7 +173,7 @@ func TestASessionThatEndsWhileItsBlockIsMadeLosesIt(t *testing.T) {
 	inside, letGo := arena.block()
 	failed := make(chan error)
 	go func() {
-		_, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1024), 0)
+		_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1024), 0)
 		failed <- err
 	}()
 	<-inside

@@ -7,6 +7,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // This file notes an event when a session begins and when it ends.
@@ -21,12 +22,12 @@ type ending struct {
 // noteUse is called when the session uses memory or a channel. On the first call, noteUse notes an event that says that the session began.
 // Sessions that only ask for lists or statistics cause no event. The caller holds Service.mu.
 func (s *Session) noteUse() {
-	if s.told || s.ended {
+	if s.told || s.rec.Ended {
 		return
 	}
 	s.told = true
-	e := s.about(mempool.SessionBegan, "%s began", s.who())
-	e.At = s.began
+	e := s.about(mempool.SessionBegan, "%s began", s.rec.Who())
+	e.At = s.rec.Began
 	s.svc.note(e, nil)
 }
 
@@ -50,10 +51,8 @@ func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
 	}
 	e := s.about(mempool.SessionEnded, "")
 	e.Ending = how
-	for _, a := range s.accounts {
-		e.Bytes += a.bytes
-	}
-	e.Text = fmt.Sprintf("%s ended after %v with %s and %s: %s", s.who(), s.ending.at.Sub(s.began).Round(time.Millisecond), count.Of(len(s.leases), "lease"),
+	e.Bytes = s.rec.Bytes()
+	e.Text = fmt.Sprintf("%s ended after %v with %s and %s: %s", s.rec.Who(), s.ending.at.Sub(s.rec.Began).Round(time.Millisecond), count.Of(len(s.rec.Leases), "lease"),
 		bytesize.Text(e.Bytes), text)
 	s.svc.note(e, nil)
 }
@@ -61,17 +60,17 @@ func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
 // noteReclaimed counts how long the service held memory, a timeline or a slot for the process of an ended session. The argument `held` has
 // the blocks that the session had leased when it ended. If there are such blocks, noteReclaimed also notes an event. The caller holds
 // Service.mu.
-func (s *Session) noteReclaimed(held []*block) {
+func (s *Session) noteReclaimed(held []*ledger.Block) {
 	e := s.about(mempool.MemoryReclaimed, "")
 	e.Ending, e.Took = s.ending.how, time.Since(s.ending.at)
 	s.svc.journal.CountReclaim(e.Took)
 	for _, b := range held {
-		e.Bytes += b.size
+		e.Bytes += b.Size
 	}
 	if e.Bytes == 0 {
 		return
 	}
-	e.Text = fmt.Sprintf("nothing is held any more for the process of %s, which ended %v ago with leases on %s", s.who(),
+	e.Text = fmt.Sprintf("nothing is held any more for the process of %s, which ended %v ago with leases on %s", s.rec.Who(),
 		e.Took.Round(time.Microsecond), bytesize.Text(e.Bytes))
 	s.svc.note(e, nil)
 }
@@ -80,34 +79,34 @@ func (s *Session) noteReclaimed(held []*block) {
 type broken struct {
 	buffers int
 	bytes   uint64
-	first   *buffer
+	first   *ledger.Buffer
 }
 
 // breaks counts a buffer that has failed, if other sessions could read it or wait for it. The caller holds Service.mu.
-func (s *Session) breaks(b *buffer) {
-	if b.names == 0 && b.frames == 0 && b.readers.len() == 0 && b.changed.ch == nil {
+func (s *Session) breaks(b *ledger.Buffer) {
+	if b.Names == 0 && b.Frames == 0 && b.Readers.Len() == 0 && s.svc.changed[b.ID] == nil {
 		return
 	}
-	p := b.block.pool
+	p := b.Block.Pool
 	n := s.broken[p]
 	if n == nil {
 		if s.broken == nil {
-			s.broken = make(map[*Pool]*broken)
+			s.broken = make(map[*ledger.Pool]*broken)
 		}
 		n = &broken{first: b}
 		s.broken[p] = n
 	}
 	n.buffers++
-	n.bytes += b.bytes
+	n.bytes += b.Bytes
 }
 
 // noteBroken notes an event for each pool in which breaks has counted buffers. The caller holds Service.mu.
 func (s *Session) noteBroken() {
 	for p, n := range s.broken {
 		e := s.about(mempool.WriterDied, "")
-		e.Buffer, e.Bytes = n.first.id, n.bytes
-		e.Text = fmt.Sprintf("%s ended with %s (%s) incomplete, the first of which is %d in pool %q: others that read them get an error", s.who(),
-			count.Of(n.buffers, "buffer"), bytesize.Text(n.bytes), n.first.id, p.info.Name)
+		e.Buffer, e.Bytes = n.first.ID, n.bytes
+		e.Text = fmt.Sprintf("%s ended with %s (%s) incomplete, the first of which is %d in pool %q: others that read them get an error", s.rec.Who(),
+			count.Of(n.buffers, "buffer"), bytesize.Text(n.bytes), n.first.ID, p.Info.Name)
 		s.svc.note(e, p)
 	}
 	s.broken = nil

@@ -10,6 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // CreatePool makes a pool.
@@ -21,14 +22,11 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 		return nil, err
 	}
 	svc := s.svc
-	if !svc.mayCreate(s.peer) {
-		return nil, situation.Of(mempool.ErrDenied, "user %d may not create pools", s.peer.UID)
+	if !svc.mayCreate(s.rec.Peer) {
+		return nil, situation.Of(mempool.ErrDenied, "user %d may not create pools", s.rec.Peer.UID)
 	}
-	access := accessOf(spec.Access, s.peer)
-	p := &Pool{svc: svc, uid: s.peer.UID, access: &access, cache: make(map[uint64][]*block),
-		pending: make(map[uint64]*pending), users: make(tally), charged: make(map[*block]struct{}), closed: make(chan struct{}),
-		waiters: waiters{mutex: &svc.mu}}
-	if err := svc.reserveName(s, spec.Name, p); err != nil {
+	rec, err := svc.reservePool(s, spec)
+	if err != nil {
 		return nil, err
 	}
 	defer svc.background.Done()
@@ -38,19 +36,17 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	defer svc.unlock()
 	defer svc.pooled.broadcast() // after a failure too: sessions that wait for the pool check again
 	if err != nil {
-		delete(svc.pools, spec.Name)
-		svc.poolsOf.add(p.uid, -1)
+		svc.ledger.RemovePool(rec)
 		return nil, err
 	}
-	svc.lastPool++
-	p.arena = arena
-	p.info = mempool.PoolInfo{ID: svc.lastPool, Name: spec.Name, Kind: spec.Kind, Device: arena.Device(), MaxBytes: spec.MaxBytes,
-		SessionBytes: spec.SessionBytes, UserBytes: spec.UserBytes}
-	svc.poolByID[p.info.ID] = p
+	svc.ledger.AddPool(rec, mempool.PoolInfo{Name: spec.Name, Kind: spec.Kind, Device: arena.Device(), MaxBytes: spec.MaxBytes,
+		SessionBytes: spec.SessionBytes, UserBytes: spec.UserBytes}, arena.Granularity())
+	p := &Pool{svc: svc, rec: rec, arena: arena, closed: make(chan struct{}), waiters: waiters{mutex: &svc.mu}}
+	svc.pools[rec.Info.ID] = p
 	s.noteUse()
-	e := s.about(mempool.PoolMade, "%s made pool %q of kind %s, of at most %s", s.who(), p.info.Name, p.info.Kind, bytesize.Text(p.info.MaxBytes))
-	e.Bytes = p.info.MaxBytes
-	svc.note(e, p)
+	e := s.about(mempool.PoolMade, "%s made pool %q of kind %s, of at most %s", s.rec.Who(), rec.Info.Name, rec.Info.Kind, bytesize.Text(rec.Info.MaxBytes))
+	e.Bytes = rec.Info.MaxBytes
+	svc.note(e, rec)
 	if svc.closed {
 		svc.destroy(p, nil)
 		return nil, errShutdown
@@ -77,7 +73,7 @@ func (s *Session) EnsurePool(ctx context.Context, spec mempool.PoolSpec) (*Pool,
 			return nil, err
 		}
 		if p != nil {
-			err := p.alike(s.peer, spec)
+			err := p.alike(s.rec.Peer, spec)
 			if p.isClosing() { // destroyed meanwhile
 				continue
 			}
@@ -95,7 +91,7 @@ func (s *Session) EnsurePool(ctx context.Context, spec mempool.PoolSpec) (*Pool,
 func (s *Session) poolNameTaken(name string) error {
 	s.svc.mu.Lock()
 	defer s.svc.mu.Unlock()
-	_, err := claim(s, "pool", name, s.svc.pools[name])
+	_, err := ledger.Claim(s.rec, "pool", name, s.svc.ledger.PoolNames[name])
 	return err
 }
 
@@ -103,7 +99,7 @@ func (s *Session) poolNameTaken(name string) error {
 func (p *Pool) isClosing() bool {
 	p.svc.mu.Lock()
 	defer p.svc.mu.Unlock()
-	return p.closing
+	return p.rec.Closing
 }
 
 // namedPool finds a pool by its name, and returns nil if the session sees no such pool. The session must be allowed to use the pool. If the
@@ -111,19 +107,19 @@ func (p *Pool) isClosing() bool {
 func (s *Session) namedPool(ctx context.Context, name string) (*Pool, error) {
 	svc := s.svc
 	for {
-		if err := s.alive(); err != nil {
+		if err := s.rec.Alive(); err != nil {
 			return nil, err
 		}
-		p := find(s, svc.pools[name])
+		p := ledger.Find(s.rec, svc.ledger.PoolNames[name])
 		if p == nil {
 			return nil, nil
 		}
-		if p.info.ID != 0 {
-			if !p.access.Allows(s.peer) {
-				return nil, p.denied(s.peer)
+		if p.Info.ID != 0 {
+			if !p.Access.Allows(s.rec.Peer) {
+				return nil, p.Denied(s.rec.Peer)
 			}
 			s.noteUse()
-			return p, nil
+			return svc.poolOf(p), nil
 		}
 		var err error
 		changed := svc.pooled.next()
@@ -141,32 +137,30 @@ func (s *Session) namedPool(ctx context.Context, name string) (*Pool, error) {
 	}
 }
 
-// reserveName reserves the name of a pool before the pool is made. From then on, Service.Close waits until the pool is made or could not be
+// reservePool reserves the name of a pool before the pool is made. From then on, Service.Close waits until the pool is made or could not be
 // made.
-func (s *Service) reserveName(session *Session, name string, p *Pool) error {
+func (s *Service) reservePool(session *Session, spec mempool.PoolSpec) (*ledger.Pool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return errShutdown
+		return nil, errShutdown
 	}
-	if err := session.alive(); err != nil {
-		return err
+	if err := session.rec.Alive(); err != nil {
+		return nil, err
 	}
-	old, err := claim(session, "pool", name, s.pools[name])
+	old, err := ledger.Claim(session.rec, "pool", spec.Name, s.ledger.PoolNames[spec.Name])
 	switch {
 	case err != nil:
-		return err
+		return nil, err
 	case old != nil:
-		return situation.Of(mempool.ErrExists, "there is a pool %q already; open it (EnsurePool in Go and exist_ok=True in Python "+
-			"open one that is alike), or choose another name", name)
+		return nil, situation.Of(mempool.ErrExists, "there is a pool %q already; open it (EnsurePool in Go and exist_ok=True in Python "+
+			"open one that is alike), or choose another name", spec.Name)
 	}
-	if err := session.mayMakePool(); err != nil {
-		return err
+	if err := s.ledger.MayMakePool(session.rec); err != nil {
+		return nil, err
 	}
-	s.pools[name] = p
-	s.poolsOf.add(p.uid, 1)
 	s.background.Add(1)
-	return nil
+	return s.ledger.ReservePool(spec.Name, session.rec.Peer.UID, accessOf(spec.Access, session.rec.Peer)), nil
 }
 
 // OpenPool finds a pool by name. The session must be allowed to use the pool. OpenPool waits until the pool exists; the argument `wait`
@@ -191,7 +185,7 @@ func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration)
 			continue
 		}
 		return nil, w.cause(missing(wait, "there is no pool %[3]q that user %[1]d (group %[2]d) may use: make the pool, or have its maker name the user or the group "+
-			"(uid=%[1]d or gid=%[2]d in --pool, uids and gids in Python)", s.peer.UID, s.peer.GID, name))
+			"(uid=%[1]d or gid=%[2]d in --pool, uids and gids in Python)", s.rec.Peer.UID, s.rec.Peer.GID, name))
 	}
 }
 
@@ -210,8 +204,8 @@ func (s *Session) pool(id uint64) (*Pool, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case !p.access.Allows(s.peer):
-		return nil, p.denied(s.peer)
+	case !p.rec.Access.Allows(s.rec.Peer):
+		return nil, p.rec.Denied(s.rec.Peer)
 	}
 	s.noteUse()
 	return p, nil
@@ -219,14 +213,15 @@ func (s *Session) pool(id uint64) (*Pool, error) {
 
 // seenPool finds a pool that the session may see, by id. The caller holds Service.mu.
 func (s *Session) seenPool(id uint64) (*Pool, error) {
-	if err := s.alive(); err != nil {
+	if err := s.rec.Alive(); err != nil {
 		return nil, err
 	}
-	p := find(s, s.svc.poolByID[id])
-	if p == nil || p.ending {
-		return nil, situation.Of(mempool.ErrNotFound, "there is no pool %d that user %d may use", id, s.peer.UID)
+	if of := ledger.Find(s.rec, s.svc.ledger.Pools[id]); of != nil {
+		if p := s.svc.poolOf(of); !p.ending {
+			return p, nil
+		}
 	}
-	return p, nil
+	return nil, situation.Of(mempool.ErrNotFound, "there is no pool %d that user %d may use", id, s.rec.Peer.UID)
 }
 
 // missing returns the error of a request that names something that the session does not see. The arguments are those of [situation.Of].
@@ -235,12 +230,6 @@ func missing(wait time.Duration, format string, args ...any) error {
 		return situation.Of(mempool.ErrTimeout, "waited %v: %s", wait, fmt.Sprintf(format, args...))
 	}
 	return situation.Of(mempool.ErrNotFound, format, args...)
-}
-
-// denied returns the error of a peer that sees the pool, because it made the pool or owns the service, and may not use it.
-func (p *Pool) denied(peer mempool.Peer) error {
-	return situation.Of(mempool.ErrDenied, "user %[2]d (group %[3]d) may not use pool %[1]q: its maker gives it an access list that names the user or the group "+
-		"(uid=%[2]d or gid=%[3]d in --pool, uids and gids in Python)", p.info.Name, peer.UID, peer.GID)
 }
 
 // DestroyPool ends a pool: no session can allocate buffers in the pool any more, the service removes the names of its buffers immediately,
@@ -253,16 +242,16 @@ func (p *Pool) denied(peer mempool.Peer) error {
 // in this case too.
 func (s *Session) DestroyPool(id uint64) error {
 	svc := s.svc
-	creator := svc.mayCreate(s.peer) // without the lock, because it may be slow
+	creator := svc.mayCreate(s.rec.Peer) // without the lock, because it may be slow
 	svc.mu.Lock()
 	defer svc.unlock()
 	p, err := s.seenPool(id)
 	if err != nil {
 		return err
 	}
-	if p.uid != s.peer.UID && !s.owner() && !creator {
+	if p.rec.Maker != s.rec.Peer.UID && !s.rec.Owner && !creator {
 		return situation.Of(mempool.ErrDenied, "user %d may not destroy pool %q: its maker (user %d) may, the service's user, and users who may use it and may make "+
-			"pools", s.peer.UID, p.info.Name, p.uid)
+			"pools", s.rec.Peer.UID, p.rec.Info.Name, p.rec.Maker)
 	}
 	svc.destroy(p, s)
 	return svc.flush()
@@ -271,28 +260,27 @@ func (s *Session) DestroyPool(id uint64) error {
 // destroy ends a pool. The argument `by` is the session that asked to destroy the pool, or nil for the service itself. The caller holds
 // s.mu.
 func (s *Service) destroy(p *Pool, by *Session) {
-	if p.closing {
+	if p.rec.Closing {
 		return
 	}
 	e, who := mempool.HistoryEvent{Kind: mempool.PoolDestroyed}, "the service"
 	if by != nil {
 		by.noteUse()
-		who = by.who()
+		who = by.rec.Who()
 		e = by.about(mempool.PoolDestroyed, "")
 	}
-	e.Text, e.Bytes = fmt.Sprintf("%s destroyed pool %q, of which %s were in use", who, p.info.Name, bytesize.Text(p.leased)), p.leased
-	s.note(e, p)
-	p.closing = true
-	delete(s.pools, p.info.Name)
+	e.Text, e.Bytes = fmt.Sprintf("%s destroyed pool %q, of which %s were in use", who, p.rec.Info.Name, bytesize.Text(p.rec.Leased)), p.rec.Leased
+	s.note(e, p.rec)
+	s.ledger.ClosePool(p.rec)
 	p.tellProducers()
 	s.endChannels(p)
-	for n := range s.names.all() {
-		if n.buffer.block.pool == p {
-			n.remove()
+	for n := range s.ledger.Names.All() {
+		if n.Buffer.Block.Pool == p.rec {
+			s.removeName(n)
 		}
 	}
 	p.waiters.broadcast()
-	p.retire(p.cached, false)
+	p.retire(p.rec.Cached, false)
 	p.closeIfEmpty()
 }
 
@@ -310,5 +298,5 @@ func (s *Session) TrimPool(id, keep uint64) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return p.freeCached(p.cached-min(p.cached, keep), false)
+	return p.freeCached(p.rec.Cached-min(p.rec.Cached, keep), false)
 }

@@ -259,10 +259,10 @@ func TestAPoolThatIsDestroyedWhileItIsOpenedIsNotReturned(t *testing.T) {
 			svc, s := limited(t, Limits{})
 			other, _ := fakePool(t, s, 4096)
 			l := allocate(t, s, other, 512)
-			b := l.buffer.block
+			memory := svc.memoryOf(l.rec.Buffer.Block)
 			p := createPool(t, s, spec)
 			kept := allocate(t, s, p, 512) // while this block is leased, the pool is not closed yet
-			b.mem = trap{b.mem, func() { assert.NoError(t, s.DestroyPool(p.info.ID)) }}
+			memory.Allocation = trap{memory.Allocation, func() { assert.NoError(t, s.DestroyPool(p.rec.Info.ID)) }}
 			release(t, l)
 			svc.mu.Lock()
 			other.retire(512, true) // from now on, the block is to be freed
@@ -270,7 +270,7 @@ func TestAPoolThatIsDestroyedWhileItIsOpenedIsNotReturned(t *testing.T) {
 			got, err := open(s)
 			require.NoError(t, err)
 			svc.mu.Lock()
-			assert.False(t, got.closing)
+			assert.False(t, got.rec.Closing)
 			svc.mu.Unlock()
 			release(t, kept)
 		})

@@ -26,20 +26,20 @@ func (s *Service) stats(to *Session) mempool.ServiceStats {
 
 // statsLocked does the same as stats. The caller holds Service.mu.
 func (s *Service) statsLocked(to *Session) mempool.ServiceStats {
-	st := mempool.ServiceStats{Sessions: s.sessions.len()}
-	if to != nil && !to.owner() {
-		st.Sessions = s.sessionsOf[to.peer.UID]
+	st := mempool.ServiceStats{Sessions: s.ledger.Sessions.Len()}
+	if to != nil && !to.rec.Owner {
+		st.Sessions = s.ledger.SessionsOf(to.rec.Peer.UID)
 	}
-	for _, p := range s.poolByID {
-		if to != nil && !p.visibleTo(to) {
+	for _, p := range s.ledger.Pools {
+		if to != nil && !p.VisibleTo(to.rec) {
 			continue
 		}
-		st.Leases, st.Buffers, st.Names = st.Leases+p.has.leases, st.Buffers+p.has.buffers, st.Names+p.has.names
-		ps := mempool.PoolStats{Pool: p.info, Reserved: p.reserved, Leased: p.leased, Cached: p.cached, Held: p.held, Used: p.used, Blocks: p.blocks}
+		st.Leases, st.Buffers, st.Names = st.Leases+p.Has.Leases, st.Buffers+p.Has.Buffers, st.Names+p.Has.Names
+		ps := mempool.PoolStats{Pool: p.Info, Reserved: p.Reserved, Leased: p.Leased, Cached: p.Cached, Held: p.Held, Used: p.Used, Blocks: p.Blocks}
 		if to != nil {
-			p.recharge()
-			ps.Session, _ = to.counts(p)
-			ps.User = uint64(p.users[to.peer.UID])
+			s.poolOf(p).recharge()
+			ps.Session, _ = to.rec.Counts(p)
+			ps.User = p.UserBytes(to.rec.Peer.UID)
 		}
 		st.Pools = append(st.Pools, ps)
 	}

@@ -34,7 +34,7 @@ func TestManySessionsAtOnceShareNoBlockByMistake(t *testing.T) {
 	all.Go(func() {
 		s := open(t, svc)
 		for range rounds {
-			_, err := s.TrimPool(p.info.ID, 0)
+			_, err := s.TrimPool(p.rec.Info.ID, 0)
 			assert.NoError(t, err)
 			_ = s.Stats()
 		}
@@ -56,9 +56,9 @@ func liveOnce(t *testing.T, svc *Service, p *Pool, random *rand.Rand, mark byte,
 	ctx := context.Background()
 	name := string(rune('a' + mark%3))
 	for range rounds {
-		var l *Lease
+		var l Lease
 		if random.IntN(2) == 0 {
-			l, err = s.allocate(ctx, p.info.ID, mempool.Bytes(random.Uint64N(6<<12)), time.Duration(random.IntN(2))*time.Millisecond)
+			l, err = s.allocate(ctx, p.rec.Info.ID, mempool.Bytes(random.Uint64N(6<<12)), time.Duration(random.IntN(2))*time.Millisecond)
 		} else {
 			l, err = s.getLease(ctx, name, random.IntN(2) == 0, time.Duration(random.IntN(2))*time.Millisecond)
 		}
@@ -78,7 +78,7 @@ func liveOnce(t *testing.T, svc *Service, p *Pool, random *rand.Rand, mark byte,
 	<-reclaimed
 }
 
-func useOnce(t *testing.T, l *Lease, random *rand.Rand, mark byte, name string) {
+func useOnce(t *testing.T, l Lease, random *rand.Rand, mark byte, name string) {
 	info := l.Grant()
 	if random.IntN(4) > 0 {
 		_, _, _ = l.Export()
@@ -107,7 +107,7 @@ func TestReleaseDestroyAndEndMayMeet(t *testing.T) {
 		svc := newService(t)
 		s, c := open(t, svc), openClient(t, svc, mempool.Self())
 		p := createPool(t, s, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 1 << 20})
-		var leases []*Lease
+		var leases []Lease
 		for i := range 8 {
 			l := allocate(t, c.Session, p, 100)
 			mapBlock(t, l)
@@ -124,8 +124,8 @@ func TestReleaseDestroyAndEndMayMeet(t *testing.T) {
 			}
 		})
 		all.Go(func() { <-c.End(gone) })
-		all.Go(func() { _ = s.DestroyPool(p.info.ID) })
-		all.Go(func() { _, _ = s.TrimPool(p.info.ID, 0) })
+		all.Go(func() { _ = s.DestroyPool(p.rec.Info.ID) })
+		all.Go(func() { _, _ = s.TrimPool(p.rec.Info.ID, 0) })
 		all.Go(func() { close(gone) })
 		all.Go(func() {
 			for i := range 8 {
@@ -135,6 +135,6 @@ func TestReleaseDestroyAndEndMayMeet(t *testing.T) {
 		all.Wait()
 		<-p.closed
 		assert.Equal(t, mempool.ServiceStats{Sessions: 1}, svc.Stats())
-		assert.Zero(t, svc.buffers.len())
+		assert.Zero(t, svc.ledger.Buffers.Len())
 	}
 }

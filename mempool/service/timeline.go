@@ -11,6 +11,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // timeline has what the service knows about the timeline of a session. A timeline is a page of words whose values only grow. Service.mu
@@ -22,11 +23,11 @@ type timeline struct {
 	file    *os.File
 
 	sealed   bool
-	promised []uint64              // for each word, the greatest value of the fences that the service knows
-	dead     bool                  // no process writes the timeline any more, and all waits for its fences are over
-	unknown  bool                  // shared memory may have fences of this timeline that the service does not know
-	leases   int                   // how many leases wait for fences of this timeline, plus how many channel members write such fences
-	shown    map[*Session]struct{} // sessions that got a fence of this timeline, or may find one in shared memory
+	promised []uint64                     // for each word, the greatest value of the fences that the service knows
+	dead     bool                         // no process writes the timeline any more, and all waits for its fences are over
+	unknown  bool                         // shared memory may have fences of this timeline that the service does not know
+	leases   int                          // how many leases wait for fences of this timeline, plus how many channel members write such fences
+	shown    map[*ledger.Session]struct{} // sessions that got a fence of this timeline, or may find one in shared memory
 }
 
 // Forget tells a session that the service will not send the session fences of some timelines any more. The session's client may then unmap
@@ -65,7 +66,7 @@ func (s *Session) Timeline() (uint64, mempool.Export, error) {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	if err := s.alive(); err != nil {
+	if err := s.rec.Alive(); err != nil {
 		return 0, mempool.Export{}, err
 	}
 	if s.timeline == nil {
@@ -76,8 +77,9 @@ func (s *Session) Timeline() (uint64, mempool.Export, error) {
 		if err != nil {
 			return 0, mempool.Export{}, err
 		}
-		svc.lastTimeline++
-		t := &timeline{id: svc.lastTimeline, session: s, page: page, file: file, shown: make(map[*Session]struct{})}
+		svc.ledger.Last.Timeline++
+		svc.ledger.Timelines[svc.ledger.Last.Timeline] = s.rec
+		t := &timeline{id: svc.ledger.Last.Timeline, session: s, page: page, file: file, shown: make(map[*ledger.Session]struct{})}
 		svc.timelines[t.id] = t
 		s.timeline = t
 	}
@@ -92,13 +94,13 @@ func (s *Session) SealTimeline() error {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	if err := s.alive(); err != nil {
+	if err := s.rec.Alive(); err != nil {
 		return err
 	}
 	t := s.timeline
 	switch {
 	case t == nil:
-		return situation.Of(mempool.ErrInvalid, "session %d has no timeline to seal; ask for it first", s.id)
+		return situation.Of(mempool.ErrInvalid, "session %d has no timeline to seal; ask for it first", s.rec.ID)
 	case t.sealed:
 		return nil
 	}
@@ -116,68 +118,75 @@ func (s *Session) FindTimeline(id uint64) (mempool.Export, error) {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	if err := s.alive(); err != nil {
+	if err := s.rec.Alive(); err != nil {
 		return mempool.Export{}, err
 	}
-	t := find(s, svc.timelines[id])
+	t := ledger.Find(s.rec, svc.timelines[id])
 	if t == nil {
 		return mempool.Export{}, situation.Of(mempool.ErrStale, "timeline %d is gone, and every fence of it is reached or will never be; or session %d was never sent "+
-			"a fence of it", id, s.id)
+			"a fence of it", id, s.rec.ID)
 	}
 	return mempool.Export{Files: []*os.File{t.file}}, nil
 }
 
+// VisibleTo says whether a session may ask for the timeline: a session sees its own timeline, and the timelines whose fences the service sent
+// to it or may send to it.
+func (t *timeline) VisibleTo(s *ledger.Session) bool {
+	_, shown := t.shown[s]
+	return shown || t.session.rec == s
+}
+
 // fence checks a fence that the session names, and notes the fence in the session's timeline. The caller holds Service.mu.
-func (s *Session) fence(t mempool.Fence) (fence, error) {
+func (s *Session) fence(t mempool.Fence) (mempool.Fence, error) {
 	if err := t.Validate(); err != nil {
-		return fence{}, err
+		return mempool.Fence{}, err
 	}
 	own := s.timeline
 	switch {
 	case own == nil || own.id != t.Timeline:
-		return fence{}, situation.Of(mempool.ErrInvalid, "timeline %d is not session %d's own: a session may name only fences of its own timeline", t.Timeline, s.id)
+		return mempool.Fence{}, situation.Of(mempool.ErrInvalid, "timeline %d is not session %d's own: a session may name only fences of its own timeline", t.Timeline, s.rec.ID)
 	case !own.sealed:
-		return fence{}, situation.Of(mempool.ErrInvalid, "timeline %d is not sealed yet", t.Timeline)
+		return mempool.Fence{}, situation.Of(mempool.ErrInvalid, "timeline %d is not sealed yet", t.Timeline)
 	}
 	return own.promise(t.Word, t.Value), nil
 }
 
 // promise notes a valid fence of the timeline. The caller holds Service.mu.
-func (t *timeline) promise(word, value uint64) fence {
+func (t *timeline) promise(word, value uint64) mempool.Fence {
 	if missing := int(word) + 1 - len(t.promised); missing > 0 {
 		t.promised = append(t.promised, make([]uint64, missing)...)
 	}
 	t.promised[word] = max(t.promised[word], value)
-	return fence{t, word, value}
+	return mempool.Fence{Timeline: t.id, Word: word, Value: value}
 }
 
 // outstanding returns the fences of the timeline that the service knows and that are not reached yet. The caller holds Service.mu.
-func (t *timeline) outstanding() (ts fences) {
+func (t *timeline) outstanding() (ts ledger.Fences) {
 	if t == nil || t.dead {
 		return nil
 	}
 	for word, value := range t.promised {
 		if value > 0 {
-			ts = append(ts, fence{t, uint64(word), value})
+			ts = append(ts, mempool.Fence{Timeline: t.id, Word: uint64(word), Value: value})
 		}
 	}
-	return ts.pending()
+	return t.session.svc.pending(ts)
 }
 
 // fences checks and notes fences that the session names. The caller holds Service.mu.
-func (s *Session) fences(named []mempool.Fence) (fences, error) {
+func (s *Session) fences(named []mempool.Fence) (ledger.Fences, error) {
 	if len(named) > mempool.MaxDone {
 		return nil, situation.Of(mempool.ErrInvalid, "%d fences for one lease; at most %d", len(named), mempool.MaxDone)
 	}
-	var ts fences
+	var ts ledger.Fences
 	for _, n := range named {
 		t, err := s.fence(n)
 		if err != nil {
 			return nil, err
 		}
-		ts = ts.add(t)
+		ts = ts.Add(t)
 	}
-	return ts.pending(), nil
+	return s.svc.pending(ts), nil
 }
 
 // owed says whether some fence of the timeline is not reached yet. The caller holds Service.mu.
@@ -193,13 +202,23 @@ func (t *timeline) owed() bool {
 	return false
 }
 
-// show notes that a lease of the session waits for fences of the timeline. The caller holds Service.mu.
-func (t *timeline) show(s *Session) {
-	t.leases++
-	t.shown[s] = struct{}{}
+// show notes that a lease of a session waits for fences. The caller holds s.mu.
+func (s *Service) show(of *ledger.Session, ts ledger.Fences) {
+	for _, t := range ts {
+		own := s.timelines[t.Timeline]
+		own.leases++
+		own.shown[of] = struct{}{}
+	}
 }
 
-// unshow undoes show for a lease that has ended.
+// unshow undoes show for a lease that has ended. The caller holds s.mu.
+func (s *Service) unshow(ts ledger.Fences) {
+	for _, t := range ts {
+		s.timelines[t.Timeline].unshow()
+	}
+}
+
+// unshow notes that a lease or a member of a channel does not refer to the timeline any more. The caller holds Service.mu.
 func (t *timeline) unshow() {
 	t.leases--
 	t.retire()
@@ -213,10 +232,11 @@ func (t *timeline) die(last *[mempool.TimelineWords]uint64) {
 		return
 	}
 	t.dead = true
+	delete(t.session.svc.ledger.Timelines, t.id)
 	if last != nil {
-		t.fail(func(r fence) bool { return last[r.word] < r.value })
+		t.fail(func(r mempool.Fence) bool { return last[r.Word] < r.Value })
 	} else if t.anyFailed() {
-		t.fail(func(r fence) bool { return t.page.Failed(r.word, r.value) })
+		t.fail(func(r mempool.Fence) bool { return t.page.Failed(r.Word, r.Value) })
 	}
 	t.retire()
 }
@@ -243,39 +263,33 @@ func (t *timeline) anyFailed() bool {
 
 // fail marks buffers as failed. It marks each buffer whose content would be complete only at a fence for which the function `unreached`
 // returns true. The caller holds Service.mu.
-func (t *timeline) fail(unreached func(fence) bool) {
-	told := make(failures)
-	for b := range t.session.svc.buffers.all() {
-		at := slices.IndexFunc(b.ready, func(r fence) bool { return r.timeline == t && unreached(r) })
+func (t *timeline) fail(unreached func(mempool.Fence) bool) {
+	told, svc := make(failures), t.session.svc
+	for b := range svc.ledger.Buffers.All() {
+		at := slices.IndexFunc(b.Ready, func(r mempool.Fence) bool { return r.Timeline == t.id && unreached(r) })
 		if at < 0 {
 			continue
 		}
-		b.failWith(t.page.Reason(b.ready[at].word))
-		b.fail(told)
+		svc.ledger.Fail(b, t.page.Reason(b.Ready[at].Word))
+		svc.changedBuffer(b)
+		told.add(b)
 		t.session.breaks(b)
 	}
-	told.tell()
+	for of, ids := range told {
+		svc.sessionOf(of).tell(Failed{Buffers: ids})
+	}
 }
 
 // failures has, for each session, the ids of the session's leased buffers that will never be complete.
-type failures map[*Session][]uint64
+type failures map[*ledger.Session][]uint64
 
-// fail marks the buffer as failed, and adds to told the sessions that have leases on the buffer. The caller holds Service.mu.
-func (b *buffer) fail(told failures) {
-	b.failed = true
-	b.changed.broadcast()
-	for l := range b.readers.all() {
-		told[l.session] = append(told[l.session], b.id)
+// add adds the sessions that have leases on a buffer.
+func (f failures) add(b *ledger.Buffer) {
+	for l := range b.Readers.All() {
+		f[l.Session] = append(f[l.Session], b.ID)
 	}
-	if b.writer != nil {
-		told[b.writer.session] = append(told[b.writer.session], b.id)
-	}
-}
-
-// tell sends each session in f a [Failed] notice. The caller holds Service.mu.
-func (f failures) tell() {
-	for s, ids := range f {
-		s.tell(Failed{Buffers: ids})
+	if b.Writer != nil {
+		f[b.Writer.Session] = append(f[b.Writer.Session], b.ID)
 	}
 }
 
@@ -286,9 +300,9 @@ func (t *timeline) retire() {
 	if !t.dead || t.leases > 0 || svc.timelines[t.id] != t {
 		return
 	}
-	remove(&svc.timelines, &svc.most.timelines, t.id)
+	ledger.RemoveKey(&svc.timelines, &svc.most.timelines, t.id)
 	for s := range t.shown {
-		s.tell(Forget{Timelines: []uint64{t.id}})
+		svc.sessionOf(s).tell(Forget{Timelines: []uint64{t.id}})
 	}
 	svc.reclaim.timelines = append(svc.reclaim.timelines, t)
 }
@@ -298,7 +312,7 @@ func (t *timeline) close() error { return errors.Join(t.page.Close(), t.file.Clo
 
 // tell sends a notice to the session, if the session gets notices and has not ended. The caller holds Service.mu.
 func (s *Session) tell(n Notice) {
-	if s.notify != nil && !s.ended {
+	if s.notify != nil && !s.rec.Ended {
 		s.notify(n)
 	}
 }
@@ -306,6 +320,6 @@ func (s *Session) tell(n Notice) {
 // stopShowing removes an ended session from the timelines whose fences the service sent to it. The caller holds Service.mu.
 func (s *Session) stopShowing() {
 	for t := range maps.Values(s.svc.timelines) {
-		delete(t.shown, s)
+		delete(t.shown, s.rec)
 	}
 }

@@ -79,12 +79,12 @@ func told[N Notice](w *worker) (found []N) {
 	return found
 }
 
-func (w *worker) publish(t testing.TB, l *Lease, name string, ready *mempool.Fence) {
+func (w *worker) publish(t testing.TB, l Lease, name string, ready *mempool.Fence) {
 	t.Helper()
 	require.NoError(t, l.Publish(mempool.Publication{Name: name, Keep: true, Completion: mempool.Completion{Ready: ready}}))
 }
 
-func (w *worker) get(t testing.TB, name string, write bool) *Lease {
+func (w *worker) get(t testing.TB, name string, write bool) Lease {
 	t.Helper()
 	l, err := w.getLease(context.Background(), name, write, 0)
 	require.NoError(t, err)

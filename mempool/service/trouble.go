@@ -8,6 +8,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // This file notes events on which an operator may have to act: refusals, long waits, and slow subscribers.
@@ -35,7 +36,7 @@ func (s *Session) Refused(err error) {
 		return
 	}
 	if count, now := svc.refused(err); now {
-		e := s.about(mempool.LimitMet, "a request of %s was refused: %v", s.who(), err)
+		e := s.about(mempool.LimitMet, "a request of %s was refused: %v", s.rec.Who(), err)
 		e.Count = count
 		svc.note(e, nil)
 	}
@@ -72,68 +73,41 @@ func (s *Session) notePoolFull(p *Pool, size uint64, what string) {
 	if !now {
 		return
 	}
-	e := s.about(mempool.PoolFull, "%s asked for %s in pool %q %s", s.who(), bytesize.Text(size), p.info.Name, what)
+	e := s.about(mempool.PoolFull, "%s asked for %s in pool %q %s", s.rec.Who(), bytesize.Text(size), p.rec.Info.Name, what)
 	e.Bytes, e.Count = size, count
-	if most, bytes := p.mostOf(); most != nil {
-		e.Text += fmt.Sprintf("; %s has the most of it, %s", most.who(), bytesize.Text(bytes))
+	if most, bytes := p.svc.ledger.MostOf(p.rec); most != nil {
+		e.Text += fmt.Sprintf("; %s has the most of it, %s", most.Who(), bytesize.Text(bytes))
 	}
-	p.svc.note(e, p)
-}
-
-// mostOf returns the session that has the most bytes in the pool, or nil if no session has any. The caller holds Service.mu.
-func (p *Pool) mostOf() (most *Session, bytes uint64) {
-	for s := range p.svc.sessions.all() {
-		if a := s.accounts[p]; a != nil && (a.bytes > bytes || a.bytes == bytes && bytes > 0 && s.id < most.id) {
-			most, bytes = s, a.bytes
-		}
-	}
-	return most, bytes
+	p.svc.note(e, p.rec)
 }
 
 // noteFailed notes an event that the driver refused memory. The caller holds Service.mu.
 func (s *Session) noteFailed(p *Pool, size uint64, err error) {
-	if s.ended || !errors.Is(err, mempool.ErrOutOfMemory) && !errors.Is(err, mempool.ErrInternal) && !errors.Is(err, mempool.ErrUnavailable) {
+	if s.rec.Ended || !errors.Is(err, mempool.ErrOutOfMemory) && !errors.Is(err, mempool.ErrInternal) && !errors.Is(err, mempool.ErrUnavailable) {
 		return // the request was cancelled, or was not valid
 	}
 	if count, now := p.failed.Tell(); now {
-		e := s.about(mempool.DriverError, "%s asked for %s in pool %q, which could not be allocated: %v", s.who(), bytesize.Text(size), p.info.Name, err)
+		e := s.about(mempool.DriverError, "%s asked for %s in pool %q, which could not be allocated: %v", s.rec.Who(), bytesize.Text(size), p.rec.Info.Name, err)
 		e.Bytes, e.Count = size, count
-		p.svc.note(e, p)
+		p.svc.note(e, p.rec)
 	}
 }
 
 // noteLeaseLong notes an event that the session waits for a buffer that another session has leased. The caller holds Service.mu.
-func (s *Session) noteLeaseLong(b *buffer, waited time.Duration) {
-	holder, how := b.holder()
-	if holder == nil || holder.ended {
+func (s *Session) noteLeaseLong(b *ledger.Buffer, waited time.Duration) {
+	of, how := b.Holder()
+	if of == nil || of.Ended {
 		return
 	}
+	holder := s.svc.sessionOf(of)
 	count, now := holder.blocking.Tell()
 	if !now {
 		return
 	}
-	e := holder.about(mempool.LeaseLong, "%s has waited %v for buffer %d of pool %q, which %s has leased to be %s: end that session if it hangs", s.who(), waited,
-		b.id, b.block.pool.info.Name, holder.who(), how)
-	e.Buffer, e.Bytes, e.Took, e.Count = b.id, b.bytes, waited, count
-	s.svc.note(e, b.block.pool)
-}
-
-// holder returns the session with the write lease or the oldest read lease on the buffer, or nil if no session has a lease. The caller
-// holds Service.mu.
-func (b *buffer) holder() (s *Session, how string) {
-	if b.writer != nil {
-		return b.writer.session, "written"
-	}
-	var oldest *Lease
-	for l := range b.readers.all() {
-		if oldest == nil || l.id < oldest.id {
-			oldest = l
-		}
-	}
-	if oldest == nil {
-		return nil, ""
-	}
-	return oldest.session, "read"
+	e := holder.about(mempool.LeaseLong, "%s has waited %v for buffer %d of pool %q, which %s has leased to be %s: end that session if it hangs", s.rec.Who(), waited,
+		b.ID, b.Block.Pool.Info.Name, of.Who(), how)
+	e.Buffer, e.Bytes, e.Took, e.Count = b.ID, b.Bytes, waited, count
+	s.svc.note(e, b.Block.Pool)
 }
 
 // watchChannels starts a goroutine that looks for slow subscribers, and for closed queues without consumers, as long as there are channels. The caller holds s.mu.
@@ -152,13 +126,13 @@ func (s *Service) watchChannels() {
 				return
 			}
 			s.mu.Lock()
-			for ch := range s.channelByID.all() {
+			for ch := range s.channelByID.All() {
 				ch.watch()
 				if !ch.alone.IsZero() && ch.over() {
 					ch.tidy()
 				}
 			}
-			s.watching = s.channelByID.len() > 0
+			s.watching = s.channelByID.Len() > 0
 			again := s.watching
 			s.unlock()
 			if !again {
@@ -185,7 +159,7 @@ func (ch *channel) watch() {
 		if m.lags() && !m.behind.Told && time.Since(m.behind.Since) >= ch.pool.svc.patience {
 			m.behind.Told = true
 			frames := max(ch.host.Behind(m.Member), ch.host.Needs(m.Member))
-			e := m.session.about(mempool.SubscriberSlow, "%s has %d frames of channel %q to take or to release, which keeps %d: %s", m.session.who(), frames,
+			e := m.session.about(mempool.SubscriberSlow, "%s has %d frames of channel %q to take or to release, which keeps %d: %s", m.session.rec.Who(), frames,
 				ch.info.Name, ch.info.Capacity, consequence(ch.info.Full))
 			e.Took = time.Since(m.behind.Since)
 			ch.note(e)

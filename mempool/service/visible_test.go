@@ -18,12 +18,12 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// everybodys are the fields of Service that have the things of all users.
-var everybodys = map[string]bool{"pools": true, "poolByID": true, "sessions": true, "buffers": true, "names": true, "leases": true,
-	"timelines": true, "channels": true, "channelByID": true}
+// everybodys are the fields of Service and of its ledger that have the things of all users.
+var everybodys = map[string]bool{"Pools": true, "PoolNames": true, "Sessions": true, "Ended": true, "Blocks": true, "Buffers": true, "Names": true,
+	"Leases": true, "Timelines": true, "pools": true, "sessions": true, "blocks": true, "timelines": true, "channels": true, "channelByID": true}
 
 // A request names things by ids and names. The test reads the package's source: methods of Session look up such things only as an argument
-// of find or claim, which hide what the session may not see.
+// of Find or Claim, which hide what the session may not see.
 func TestSessionsLookUpEverybodysThingsOnlyThroughFind(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	require.NoError(t, err)
@@ -54,7 +54,7 @@ func TestSessionsLookUpEverybodysThingsOnlyThroughFind(t *testing.T) {
 			ast.Inspect(f.Body, func(n ast.Node) bool {
 				switch n := n.(type) {
 				case *ast.CallExpr:
-					if by, ok := n.Fun.(*ast.Ident); ok && (by.Name == "find" || by.Name == "claim") && len(n.Args) > 1 {
+					if by, ok := n.Fun.(*ast.SelectorExpr); ok && (by.Sel.Name == "Find" || by.Sel.Name == "Claim") && len(n.Args) > 1 {
 						hides[n.Args[len(n.Args)-1]] = true
 					}
 				case *ast.AssignStmt:
@@ -70,7 +70,7 @@ func TestSessionsLookUpEverybodysThingsOnlyThroughFind(t *testing.T) {
 				case *ast.IndexExpr:
 					looked = n.X
 				case *ast.CallExpr:
-					if get, ok := n.Fun.(*ast.SelectorExpr); ok && get.Sel.Name == "get" {
+					if get, ok := n.Fun.(*ast.SelectorExpr); ok && get.Sel.Name == "Get" {
 						looked = get.X
 					}
 				}
@@ -78,7 +78,7 @@ func TestSessionsLookUpEverybodysThingsOnlyThroughFind(t *testing.T) {
 				if !ok || !everybodys[of.Sel.Name] {
 					return true
 				}
-				if own, ok := of.X.(*ast.Ident); ok && own.Name == f.Recv.List[0].Names[0].Name {
+				if own, ok := of.X.(*ast.SelectorExpr); ok && own.Sel.Name == "rec" {
 					return true // the session's own leases and names
 				}
 				if hides[n.(ast.Expr)] {
@@ -104,7 +104,7 @@ func TestWhatASessionWaitsForInAHiddenPoolIsHidden(t *testing.T) {
 		full := allocate(t, holder.Session, secret, 512)
 		var work sync.WaitGroup
 		work.Go(func() {
-			_, err := holder.allocate(t.Context(), secret.info.ID, mempool.Bytes(512), time.Hour)
+			_, err := holder.allocate(t.Context(), secret.rec.Info.ID, mempool.Bytes(512), time.Hour)
 			assert.NoError(t, err)
 		})
 		synctest.Wait()

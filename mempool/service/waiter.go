@@ -7,6 +7,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // waiter limits how long a request of a session waits: until ctx ends or the deadline has passed. If the deadline is not set, the request
@@ -29,9 +30,9 @@ type waiter struct {
 
 // purpose says what a request waits for.
 type purpose struct {
-	what   string // forRoom, …
-	name   string // name of the pool, the channel, or the buffer
-	pool   *Pool  // of the buffer, or the pool that has no room; nil: what the request waits for does not exist
+	what   string       // forRoom, …
+	name   string       // name of the pool, the channel, or the buffer
+	pool   *ledger.Pool // of the buffer, or the pool that has no room; nil: what the request waits for does not exist
 	buffer uint64
 	bytes  uint64
 }

@@ -33,12 +33,12 @@ func BenchmarkRoomComes(b *testing.B) {
 	}()
 	var took []time.Duration
 	for b.Loop() {
-		l, err := s.allocate(context.Background(), p.info.ID, mempool.Bytes(1<<20), time.Hour)
+		l, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1<<20), time.Hour)
 		took = append(took, time.Since(start)-time.Duration(began.Load()))
 		if err != nil {
 			b.Fatal(err)
 		}
-		held.Store(l)
+		held.Store(&l)
 	}
 	slices.Sort(took)
 	b.ReportMetric(float64(took[len(took)/2]), "wait-ns")

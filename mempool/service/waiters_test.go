@@ -14,7 +14,7 @@ import (
 
 // applicant waits for room in a pool.
 type applicant struct {
-	lease  *Lease
+	lease  Lease
 	err    error
 	cancel context.CancelFunc
 }
@@ -23,7 +23,7 @@ func apply(s *Session, p *Pool, n uint64) *applicant {
 	a := new(applicant)
 	ctx, cancel := context.WithCancel(context.Background())
 	a.cancel = cancel
-	go func() { a.lease, a.err = s.allocate(ctx, p.info.ID, mempool.Bytes(n), time.Hour) }()
+	go func() { a.lease, a.err = s.allocate(ctx, p.rec.Info.ID, mempool.Bytes(n), time.Hour) }()
 	synctest.Wait()
 	return a
 }
@@ -40,7 +40,7 @@ func TestWhoeverStandsFirstIsWokenAndTheOthersSleepOn(t *testing.T) {
 		}
 		release(t, held)
 		synctest.Wait()
-		require.NotNil(t, line[0].lease)
+		require.NotNil(t, line[0].lease.rec)
 		var places []*place
 		for pl := p.waiters.lines[1024].first; pl != nil; pl = pl.next {
 			places = append(places, pl)
@@ -70,13 +70,13 @@ func TestWhoeverGivesUpPassesTheTurnOn(t *testing.T) {
 			first.cancel()
 			release(t, held)
 			synctest.Wait()
-			if first.lease != nil {
+			if first.lease.rec != nil {
 				release(t, first.lease)
 				synctest.Wait()
 			} else {
 				assert.ErrorIs(t, first.err, context.Canceled)
 			}
-			require.NotNil(t, second.lease)
+			require.NotNil(t, second.lease.rec)
 			assert.Empty(t, p.waiters.lines)
 		})
 	}
@@ -91,12 +91,12 @@ func TestALargeAllocationThatWaitsHoldsNoSmallerOneUp(t *testing.T) {
 		large, small := apply(s, p, 2048), apply(s, p, 512)
 		release(t, first)
 		synctest.Wait()
-		require.NotNil(t, small.lease)
-		require.Nil(t, large.lease)
+		require.NotNil(t, small.lease.rec)
+		require.Nil(t, large.lease.rec)
 		release(t, small.lease)
 		release(t, rest)
 		synctest.Wait()
-		require.NotNil(t, large.lease)
+		require.NotNil(t, large.lease.rec)
 		release(t, large.lease)
 		checkBooks(t, svc)
 	})
@@ -112,11 +112,11 @@ func TestASessionAtItsOwnLimitHoldsNobodyUp(t *testing.T) {
 		second := apply(b, p, 1024)
 		release(t, theirs)
 		synctest.Wait()
-		require.Nil(t, first.lease)
-		require.NotNil(t, second.lease)
+		require.Nil(t, first.lease.rec)
+		require.NotNil(t, second.lease.rec)
 		release(t, mine)
 		synctest.Wait()
-		require.NotNil(t, first.lease)
+		require.NotNil(t, first.lease.rec)
 		checkBooks(t, svc)
 	})
 }
@@ -128,7 +128,7 @@ func TestEverybodyInALineLearnsThatThePoolIsDestroyed(t *testing.T) {
 		p, _ := fakePool(t, s, 1024)
 		held := allocate(t, s, p, 1024)
 		line := []*applicant{apply(s, p, 1024), apply(s, p, 1024), apply(s, p, 512)}
-		require.NoError(t, s.DestroyPool(p.info.ID))
+		require.NoError(t, s.DestroyPool(p.rec.Info.ID))
 		synctest.Wait()
 		for _, a := range line {
 			assert.ErrorIs(t, a.err, mempool.ErrClosed)

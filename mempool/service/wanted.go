@@ -49,7 +49,7 @@ func (p *Pool) ask() (told bool) {
 // tellProducers sends Wanted to the sessions with producers. The caller holds Service.mu.
 func (p *Pool) tellProducers() {
 	for s := range p.producers {
-		s.tell(Wanted{Pool: p.info.ID})
+		s.tell(Wanted{Pool: p.rec.Info.ID})
 	}
 }
 
@@ -57,7 +57,7 @@ func (p *Pool) tellProducers() {
 // producers left. It also starts a goroutine that runs wantOn, which calls want again after each wantedRest. The result `more` is true if
 // channels freed buffers. The result `told` is the result of ask. The caller holds Service.mu.
 func (p *Pool) want() (more, told bool) {
-	if p.lent == nil { // the pool has never had a channel
+	if !p.streams { // the pool has never had a channel
 		return false, false
 	}
 	told = p.ask()
@@ -94,7 +94,7 @@ func (p *Pool) wantOn() {
 // ago. The caller holds Service.mu.
 func (p *Pool) tidy() {
 	now := time.Now()
-	for ch := range p.svc.channelByID.all() {
+	for ch := range p.svc.channelByID.All() {
 		if ch.pool == p && len(ch.kept) > 0 && !now.Before(ch.rests) {
 			ch.tidy()
 		}

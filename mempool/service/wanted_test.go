@@ -20,7 +20,7 @@ func (r *channelRig) wants(w *worker) int {
 	r.Helper()
 	came := told[Wanted](w)
 	for _, n := range came {
-		assert.Equal(r, r.pool.info.ID, n.Pool)
+		assert.Equal(r, r.pool.rec.Info.ID, n.Pool)
 	}
 	return len(came)
 }
@@ -32,9 +32,9 @@ func TestProducersAreAskedForMemoryAgainAndAgainWhileAnAllocationWaits(t *testin
 	p.send()
 	c.next()
 	assert.Zero(t, r.wants(p.worker), "nobody waits")
-	got := make(chan *Lease)
+	got := make(chan Lease)
 	go func() {
-		l, err := bystander.allocate(context.Background(), r.pool.info.ID, mempool.Bytes(10), patience)
+		l, err := bystander.allocate(context.Background(), r.pool.rec.Info.ID, mempool.Bytes(10), patience)
 		assert.NoError(t, err)
 		got <- l
 	}()
@@ -70,12 +70,12 @@ func TestProducersAreAskedWhenABoundIsReached(t *testing.T) {
 	svc := newService(t)
 	owner := open(t, svc)
 	pool := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 20, UserBytes: 4096})
-	info, err := owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2})
+	info, err := owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: pool.rec.Info.ID, Capacity: 2})
 	require.NoError(t, err)
 	r := &channelRig{t, svc, owner, pool, info}
 	p := r.produce(hire(t, svc))
 	p.send()
-	_, err = owner.Allocate(t.Context(), pool.info.ID, mempool.Bytes(10), 0)
+	_, err = owner.Allocate(t.Context(), pool.rec.Info.ID, mempool.Bytes(10), 0)
 	require.ErrorIs(t, err, mempool.ErrLimit)
 	assert.ErrorIs(t, err, mempool.ErrWanted, "patience may help")
 	assert.Equal(t, 1, r.wants(p.worker), "what it gives back counts for the same user")
@@ -85,13 +85,13 @@ func TestASessionIsAskedForTheMemoryThatItWantsItself(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 1)
 	p := r.produce(hire(t, r.svc))
 	p.send()
-	_, err := p.Allocate(t.Context(), r.pool.info.ID, mempool.Bytes(10), 0)
+	_, err := p.Allocate(t.Context(), r.pool.rec.Info.ID, mempool.Bytes(10), 0)
 	require.ErrorIs(t, err, mempool.ErrWanted)
 	assert.Equal(t, 1, r.wants(p.worker))
 	waits, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() {
-		_, err := p.Allocate(waits, r.pool.info.ID, mempool.Bytes(10), patience)
+		_, err := p.Allocate(waits, r.pool.rec.Info.ID, mempool.Bytes(10), patience)
 		ended <- err
 	}()
 	for r.wants(p.worker) == 0 { // as long as it waits
@@ -143,7 +143,7 @@ func TestAChannelRestsBetweenLooks(t *testing.T) {
 	gone, _ := dead.end()
 	gone()
 	r.produce(hire(t, r.svc)).send()
-	sh := r.svc.channelByID.get(r.info.ID)
+	sh := r.svc.channelByID.Get(r.info.ID)
 	rest := func(until time.Time) {
 		r.svc.mu.Lock()
 		defer r.svc.mu.Unlock()
@@ -171,13 +171,13 @@ func TestACorruptChannelEndsAndIsLogged(t *testing.T) {
 	t.Cleanup(svc.Close)
 	owner := open(t, svc)
 	pool := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 8 * 4096})
-	info, err := owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2})
+	info, err := owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: pool.rec.Info.ID, Capacity: 2})
 	require.NoError(t, err)
 	r := &channelRig{t, svc, owner, pool, info}
 	p, c := r.produce(hire(t, svc)), r.consume(hire(t, svc), MemberSpec{})
 	l := p.send()
 	svc.mu.Lock()
-	err = svc.channelByID.get(info.ID).failed(errors.Join(shmchannel.ErrCorrupt, errors.New("the tail moved")))
+	err = svc.channelByID.Get(info.ID).failed(errors.Join(shmchannel.ErrCorrupt, errors.New("the tail moved")))
 	svc.mu.Unlock()
 	require.ErrorIs(t, err, mempool.ErrClosed)
 	assert.Contains(t, log.String(), "the tail moved")
@@ -185,7 +185,7 @@ func TestACorruptChannelEndsAndIsLogged(t *testing.T) {
 	require.ErrorIs(t, err, shmchannel.ErrDestroyed)
 	_, err = hire(t, svc).JoinChannel(info.ID, MemberSpec{Role: Consumer})
 	require.ErrorIs(t, err, mempool.ErrClosed)
-	assert.Equal(t, []*Lease{l}, p.back())
+	assert.Equal(t, []Lease{l}, p.back())
 	c.quit()
 	assert.True(t, r.nothingLeft())
 }
@@ -196,7 +196,7 @@ func TestDoubtsAreLoggedOnceInAWhile(t *testing.T) {
 	t.Cleanup(svc.Close)
 	owner := open(t, svc)
 	pool := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 8 * 4096})
-	info, err := owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: pool.info.ID, Capacity: 2})
+	info, err := owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: pool.rec.Info.ID, Capacity: 2})
 	require.NoError(t, err)
 	r := &channelRig{t, svc, owner, pool, info}
 	c := r.consume(hire(t, svc), MemberSpec{})

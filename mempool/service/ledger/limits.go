@@ -1,8 +1,7 @@
-package service
+package ledger
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
@@ -86,8 +85,8 @@ func (l *Limits) List() (set []string) {
 	return set
 }
 
-// filled returns l with the default value for every limit that is not set.
-func (l Limits) filled() Limits {
+// Filled returns l with the default value for every limit that is not set.
+func (l Limits) Filled() Limits {
 	for _, one := range l.all() {
 		if *one.value <= 0 {
 			*one.value = one.usual
@@ -117,103 +116,58 @@ func (e *LimitError) Error() string {
 // Unwrap returns [mempool.ErrLimit].
 func (*LimitError) Unwrap() error { return mempool.ErrLimit }
 
-// mayHold says whether the session's own limit allows one more lease. The caller holds Service.mu.
-func (s *Session) mayHold() error {
-	if have, most := len(s.leases), s.svc.limits.SessionLeases; have >= most {
+// mayHold says whether the session's own limit allows one more lease.
+func (l *Ledger) mayHold(s *Session) error {
+	if have, most := len(s.Leases), l.Limits.SessionLeases; have >= most {
 		return &LimitError{"session-leases", most, s.String(), "leases", have, "release some"}
 	}
 	return nil
 }
 
-// mayLease says whether the session may have one more lease. The caller holds Service.mu.
-func (s *Session) mayLease() error {
-	if have, most := s.svc.leases.len(), s.svc.limits.Leases; have >= most {
+// MayLease says whether the session may have one more lease.
+func (l *Ledger) MayLease(s *Session) error {
+	if have, most := l.Leases.Len(), l.Limits.Leases; have >= most {
 		return &LimitError{"leases", most, "the service", "leases", have, "wait until some are released"}
 	}
-	return s.mayHold()
+	return l.mayHold(s)
 }
 
-// mayAllocate says whether the session may have one more buffer. The caller holds Service.mu.
-func (s *Session) mayAllocate() error {
-	if have, most := s.svc.buffers.len(), s.svc.limits.Buffers; have >= most {
+// MayAllocate says whether the session may have one more buffer.
+func (l *Ledger) MayAllocate(s *Session) error {
+	if have, most := l.Buffers.Len(), l.Limits.Buffers; have >= most {
 		return &LimitError{"buffers", most, "the service", "buffers", have, "wait until some are released and unpublished"}
 	}
-	return s.mayLease()
+	return l.MayLease(s)
 }
 
-// mayMap says whether the session may be sent the export of one more block. The caller holds Service.mu.
-func (s *Session) mayMap() error {
-	if have, most := len(s.mapped), s.svc.limits.SessionBlocks; have >= most {
+// MayMap says whether the session may be sent the export of one more block.
+func (l *Ledger) MayMap(s *Session) error {
+	if have, most := len(s.Mapped), l.Limits.SessionBlocks; have >= most {
 		return &LimitError{"session-blocks", most, s.String(), "mapped blocks", have, "drop the blocks that no lease needs"}
 	}
 	return nil
 }
 
-// MaxSessions returns how many sessions a user may have.
-func (s *Service) MaxSessions(p mempool.Peer) int {
-	if s.Owns(p.UID) {
-		return math.MaxInt
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.limits.UserSessions
-}
-
-// mayName says whether the session's user may publish one more name. The caller holds Service.mu.
-func (s *Session) mayName() error {
-	if have, most := s.svc.namesOf[s.peer.UID], s.svc.limits.UserNames; have >= most {
-		return &LimitError{"user-names", most, s.peer.String(), "names", have, "unpublish some"}
+// mayName says whether the session's user may publish one more name.
+func (l *Ledger) mayName(s *Session) error {
+	if have, most := l.namesOf[s.Peer.UID], l.Limits.UserNames; have >= most {
+		return &LimitError{"user-names", most, s.Peer.String(), "names", have, "unpublish some"}
 	}
 	return nil
 }
 
-// mayMakePool says whether the session's user may make one more pool. The caller holds Service.mu.
-func (s *Session) mayMakePool() error {
-	if have, most := s.svc.poolsOf[s.peer.UID], s.svc.limits.UserPools; have >= most {
-		return &LimitError{"user-pools", most, s.peer.String(), "pools", have, "destroy some"}
+// MayMakePool says whether the session's user may make one more pool.
+func (l *Ledger) MayMakePool(s *Session) error {
+	if have, most := l.poolsOf[s.Peer.UID], l.Limits.UserPools; have >= most {
+		return &LimitError{"user-pools", most, s.Peer.String(), "pools", have, "destroy some"}
 	}
 	return nil
 }
 
-// Files returns the greatest number of file descriptors that the service can need for its channels.
-func (s *Service) Files() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return 2*s.limits.Channels + s.limits.Members
-}
+// Tally counts something for each user. A user with a count of 0 has no entry.
+type Tally map[uint32]int
 
-// SetLimits replaces all limits of the service. Leases, names and other things that exist already stay, even if there are more of them than
-// a new limit allows.
-func (s *Service) SetLimits(l Limits) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.limits = l.filled()
-}
-
-// mayMakeChannel says whether there may be one more channel. The caller holds Service.mu.
-func (s *Service) mayMakeChannel() error {
-	if have, most := s.channelByID.len(), s.limits.Channels; have >= most {
-		return &LimitError{"channels", most, "the service", "channels", have, "close some"}
-	}
-	return nil
-}
-
-// mayTakePart says whether the session may have one more member of a channel. The caller holds Service.mu.
-func (s *Session) mayTakePart() error {
-	if have, most := s.svc.members, s.svc.limits.Members; have >= most {
-		return &LimitError{"members", most, "the service", "members of channels", have, "wait until some have left"}
-	}
-	if n := len(s.members); n >= mempool.MaxMembers {
-		return situation.Of(mempool.ErrLimit, "session %d has %d members of channels, which is the limit: leave some channels, or drop "+
-			"arrays of closed subscriptions, or connect once more", s.id, n)
-	}
-	return nil
-}
-
-// tally counts something for each user. A user with a count of 0 has no entry.
-type tally map[uint32]int
-
-func (t tally) add(uid uint32, n int) {
+func (t Tally) add(uid uint32, n int) {
 	if t[uid] += n; t[uid] == 0 {
 		delete(t, uid)
 	}

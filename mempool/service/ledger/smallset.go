@@ -1,14 +1,15 @@
-package service
+package ledger
 
 import "iter"
 
-// smallSet is a set that allocates memory only if it has more than one element. The zero value of T cannot be an element.
-type smallSet[T comparable] struct {
+// SmallSet is a set that allocates memory only if it has more than one element. The zero value of T cannot be an element.
+type SmallSet[T comparable] struct {
 	one  T
 	more map[T]struct{}
 }
 
-func (f *smallSet[T]) add(v T) {
+// Add adds an element.
+func (f *SmallSet[T]) Add(v T) {
 	var none T
 	switch _, there := f.more[v]; {
 	case v == f.one || there:
@@ -22,7 +23,8 @@ func (f *smallSet[T]) add(v T) {
 	}
 }
 
-func (f *smallSet[T]) remove(v T) {
+// Remove removes an element, if the set has it.
+func (f *SmallSet[T]) Remove(v T) {
 	var none T
 	if f.one == v {
 		f.one = none
@@ -31,7 +33,8 @@ func (f *smallSet[T]) remove(v T) {
 	}
 }
 
-func (f *smallSet[T]) len() int {
+// Len returns the number of elements.
+func (f *SmallSet[T]) Len() int {
 	var none T
 	if f.one == none {
 		return len(f.more)
@@ -39,7 +42,8 @@ func (f *smallSet[T]) len() int {
 	return len(f.more) + 1
 }
 
-func (f *smallSet[T]) all() iter.Seq[T] {
+// All yields the elements, in no order.
+func (f *SmallSet[T]) All() iter.Seq[T] {
 	return func(yield func(T) bool) {
 		var none T
 		if f.one != none && !yield(f.one) {
@@ -51,4 +55,10 @@ func (f *smallSet[T]) all() iter.Seq[T] {
 			}
 		}
 	}
+}
+
+// Has says whether v is an element.
+func (f *SmallSet[T]) Has(v T) bool {
+	_, there := f.more[v]
+	return v == f.one || there
 }

@@ -1,11 +1,11 @@
-package service
+package ledger
 
 import "maps"
 
-// remove deletes a key from a map. If the map was large and now has less than a quarter of its greatest length, remove replaces it with a
+// RemoveKey deletes a key from a map. If the map was large and now has less than a quarter of its greatest length, RemoveKey replaces it with a
 // new map, because a Go map never frees the memory of removed entries. The caller has a variable for the map's greatest length, and passes
 // the variable's address as `most`.
-func remove[K comparable, V any](m *map[K]V, most *int, key K) {
+func RemoveKey[K comparable, V any](m *map[K]V, most *int, key K) {
 	const small = 1024
 	*most = max(*most, len(*m))
 	delete(*m, key)

@@ -1,4 +1,4 @@
-package service
+package ledger
 
 import (
 	"cmp"
@@ -7,14 +7,14 @@ import (
 	"sort"
 )
 
-// index maps keys to values, and keeps them in the order of the keys. So when the service reads one page of a list, it begins at the page's
+// Index maps keys to values, and keeps them in the order of the keys. So when the service reads one page of a list, it begins at the page's
 // first entry, not at the start of the list. The entries are in chunks. If each new key is greater than all other keys, as with ids, the
 // chunks become full. An index keeps no pointers to removed values, but the B-trees of common libraries keep such pointers. The zero value
 // of K cannot be a key.
-type index[K cmp.Ordered, V any] struct {
+type Index[K cmp.Ordered, V any] struct {
 	chunks  [][]indexed[K, V] // each chunk is sorted and not empty; its keys are less than the keys of the next chunk
 	length  int
-	changes int // counts added and removed entries, so that a running loop of the method after notices a change
+	changes int // counts added and removed entries, so that a running loop of the method After notices a change
 }
 
 type indexed[K cmp.Ordered, V any] struct {
@@ -25,10 +25,11 @@ type indexed[K cmp.Ordered, V any] struct {
 // indexChunk is the greatest number of entries in a chunk. Two neighboring chunks together have more than indexChunk/2 entries.
 const indexChunk = 128
 
-func (x *index[K, V]) len() int { return x.length }
+// Len returns the number of entries.
+func (x *Index[K, V]) Len() int { return x.length }
 
 // find returns the position of the key, or else the position of the next greater key.
-func (x *index[K, V]) find(key K) (chunk, at int, found bool) {
+func (x *Index[K, V]) find(key K) (chunk, at int, found bool) {
 	chunk = sort.Search(len(x.chunks), func(i int) bool { return x.chunks[i][len(x.chunks[i])-1].key >= key })
 	if chunk < len(x.chunks) {
 		all := x.chunks[chunk]
@@ -38,16 +39,16 @@ func (x *index[K, V]) find(key K) (chunk, at int, found bool) {
 	return chunk, at, found
 }
 
-// get returns the value of a key, or the zero value.
-func (x *index[K, V]) get(key K) (value V) {
+// Get returns the value of a key, or the zero value.
+func (x *Index[K, V]) Get(key K) (value V) {
 	if chunk, at, found := x.find(key); found {
 		value = x.chunks[chunk][at].value
 	}
 	return value
 }
 
-// set adds a key, or replaces its value.
-func (x *index[K, V]) set(key K, value V) {
+// Set adds a key, or replaces its value.
+func (x *Index[K, V]) Set(key K, value V) {
 	chunk, at, found := x.find(key)
 	if found {
 		x.chunks[chunk][at].value = value
@@ -72,8 +73,8 @@ func (x *index[K, V]) set(key K, value V) {
 	x.chunks[chunk] = slices.Insert(x.chunks[chunk], at, indexed[K, V]{key, value})
 }
 
-// remove removes a key, if the index has that key.
-func (x *index[K, V]) remove(key K) {
+// Remove removes a key, if the index has that key.
+func (x *Index[K, V]) Remove(key K) {
 	chunk, at, found := x.find(key)
 	if !found {
 		return
@@ -96,9 +97,9 @@ func (x *index[K, V]) remove(key K) {
 	}
 }
 
-// after yields the entries whose keys are greater than the argument `key`, in the order of the keys. During the loop, the caller may add
+// After yields the entries whose keys are greater than the argument `key`, in the order of the keys. During the loop, the caller may add
 // entries to the index and remove entries from it.
-func (x *index[K, V]) after(key K) iter.Seq2[K, V] {
+func (x *Index[K, V]) After(key K) iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
 		chunk, at, found := x.find(key)
 		for changes := x.changes; ; {
@@ -124,11 +125,11 @@ func (x *index[K, V]) after(key K) iter.Seq2[K, V] {
 	}
 }
 
-// all yields the values, in the order of their keys.
-func (x *index[K, V]) all() iter.Seq[V] {
+// All yields the values, in the order of their keys.
+func (x *Index[K, V]) All() iter.Seq[V] {
 	return func(yield func(V) bool) {
 		var first K
-		for _, value := range x.after(first) {
+		for _, value := range x.After(first) {
 			if !yield(value) {
 				return
 			}

@@ -1,0 +1,138 @@
+package service
+
+import (
+	"time"
+
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
+)
+
+// This file finds out when processes stop to keep free blocks, and chooses free blocks. The ledger counts the bytes of these blocks.
+
+// These constants limit how many blocks recharge checks in one call, because all sessions wait for Service.mu during the call. If at most
+// fewCharged blocks count for processes, every call checks all these blocks. If more blocks count, recharge checks blocks at most once in
+// the time drainRest, and then at most manyCharged of them.
+const (
+	fewCharged  = 64
+	manyCharged = 1024
+)
+
+// recharge checks again which processes keep the free blocks that count for processes. It must check the blocks, because a GPU does not
+// tell the service when its work on a block is done. If more than manyCharged blocks count, recharge checks a random part of them. The
+// caller holds Service.mu.
+func (p *Pool) recharge() {
+	if p.rec.Charged() > fewCharged {
+		if time.Since(p.recharged) < drainRest {
+			return
+		}
+		p.recharged = time.Now()
+	}
+	left, fewer := manyCharged, false
+	for b := range p.rec.AllCharged() { // the order of the blocks is random
+		if left--; left < 0 {
+			break
+		}
+		if p.svc.lookAgain(b) {
+			fewer = true
+		}
+	}
+	if fewer {
+		p.waiters.broadcast()
+	}
+}
+
+// watchCharged starts a goroutine that calls recharge again and again, with a pause of drainRest before each call. After each call, the
+// goroutine goes on only if some blocks count for a process, and if an allocation waits for room or has skipped pending blocks (free blocks
+// on which work is under way) since the previous call of recharge. The caller holds Service.mu.
+func (p *Pool) watchCharged() {
+	if p.watched || p.rec.Charged() == 0 {
+		return
+	}
+	p.watched = true
+	p.svc.drains.Go(func() {
+		for again := true; again; {
+			time.Sleep(drainRest)
+			p.svc.mu.Lock()
+			p.recharge()
+			again = p.rec.Charged() > 0 && (len(p.waiters.lines) > 0 || p.passed)
+			p.watched, p.passed = again, false
+			p.svc.mu.Unlock()
+		}
+	})
+}
+
+// chargeable returns an error if the session may not take size more bytes in the pool. The caller holds Service.mu.
+func (p *Pool) chargeable(s *ledger.Session, size uint64) error {
+	if !p.rec.Bounded() {
+		return nil
+	}
+	err := s.Within(p.rec, size)
+	if err != nil && p.rec.Charged() > 0 {
+		p.recharge()
+		err = s.Within(p.rec, size)
+	}
+	return err
+}
+
+// lookAgain finds out again which processes the free block b counts for. The result `fewer` is true if b counts for fewer processes than
+// before. If b is pending and no work on b is under way any more, lookAgain moves b to the blocks without work under way. The caller holds
+// s.mu.
+func (s *Service) lookAgain(b *ledger.Block) (fewer bool) {
+	before := len(b.Fences)
+	if !s.quiet(b) && b.Pending() && len(b.Fences) == before {
+		return false // the usual case
+	}
+	return b.LookAgain()
+}
+
+// idle finds a free block that has the given size and on which no work is under way. The caller holds Service.mu.
+func (p *Pool) idle(size uint64) *ledger.Block {
+	b := p.rec.Idle(size)
+	if b == nil && p.lookAtSome(size) {
+		b = p.rec.Idle(size)
+	}
+	return b
+}
+
+// lookAtSome checks a few of the newest and of the oldest pending blocks of a size. It stops at the first block whose work has ended, and
+// calls lookAgain for that block: the result is then true. It does not check the other blocks, because all sessions must wait for Service.mu
+// during the check: watchCharged checks them later. The caller holds Service.mu.
+func (p *Pool) lookAtSome(size uint64) bool {
+	sample, more := p.rec.Sample(size, 16)
+	for b := range sample {
+		if p.svc.quiet(b) {
+			p.svc.lookAgain(b)
+			return true
+		}
+	}
+	if more {
+		p.passed = true
+		p.watchCharged()
+	}
+	return false
+}
+
+// fits finds a cached block for `size` bytes. The argument `find` is a function that returns a block of a given size. fits first calls
+// `find` with `size`. If `find` returns nil and `full` is true (the pool cannot grow), fits calls `find` with larger sizes: up to about
+// 2·`size`, and only sizes that the session's limits allow. The caller holds Service.mu.
+func (p *Pool) fits(s *ledger.Session, size uint64, full bool, find func(size uint64) *ledger.Block) *ledger.Block {
+	if b := find(size); b != nil || !full {
+		return b
+	}
+	for _, have := range p.rec.Sizes() {
+		if have > size && have/2 <= size && p.chargeable(s, have) == nil {
+			if b := find(have); b != nil {
+				return b
+			}
+		}
+	}
+	return nil
+}
+
+// any finds a free block of the given size. It returns a block on which work is under way only if there is no other free block of this
+// size. The caller holds Service.mu.
+func (p *Pool) any(size uint64) *ledger.Block {
+	if b := p.idle(size); b != nil {
+		return b
+	}
+	return p.rec.Oldest(size)
+}

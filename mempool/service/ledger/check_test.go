@@ -1,0 +1,183 @@
+package ledger
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// books is a ledger with a record of each kind.
+type books struct {
+	*Ledger
+	pool            *Pool
+	writer, reader  *Session
+	written, shared *Buffer
+	free, pending   *Block
+}
+
+// newBooks makes a ledger with two sessions and a pool. The pool has a buffer that is written, a buffer that is published and read, a free
+// block, and a free block with work under way.
+func newBooks(t testing.TB) *books {
+	t.Helper()
+	b := &books{Ledger: New(Limits{})}
+	b.pool = b.ReservePool("p", 7, mempool.Access{UIDs: []uint32{7}})
+	b.AddPool(b.pool, mempool.PoolInfo{Name: "p", MaxBytes: 1 << 20, SessionBytes: 1 << 19}, 512)
+	b.writer = b.OpenSession(mempool.Peer{UID: 7, PID: 1, Process: 11}, false, time.Unix(1000, 0).UTC())
+	b.reader = b.OpenSession(mempool.Peer{UID: 7, PID: 2}, true, time.Unix(1001, 0).UTC())
+	b.Last.Timeline++
+	b.Timelines[b.Last.Timeline] = b.writer
+	fence := Fences{{Timeline: b.Last.Timeline, Word: 3, Value: 5}}
+	buffer := func(bytes uint64) *Buffer {
+		account := b.writer.Account(b.pool)
+		block := account.Grow((bytes + 511) / 512 * 512).Done()
+		of := b.AddBuffer(block, account, b.writer.Describe(mempool.Bytes(bytes)), bytes, 3)
+		b.Grant(of, b.writer, true, nil, 4)
+		b.writer.Map(block)
+		return of
+	}
+	end := func(of *Buffer) *Block {
+		b.EndLease(of.Writer)
+		b.RemoveBuffer(of)
+		return of.Block
+	}
+	b.written, b.shared = buffer(1000), buffer(100)
+	free, pending := buffer(2000), buffer(512)
+	b.free, b.pending = end(free), end(pending)
+	require.True(t, b.free.TakeBack())
+	b.pending.Fences = fence
+	require.True(t, b.pending.TakeBack())
+	require.True(t, b.pending.Pending())
+	l := b.shared.Writer
+	b.SetName("weights", b.shared, b.writer, false)
+	l.Demote()
+	b.shared.Ready = fence
+	b.SetEvent(b.shared, []byte{1, 2})
+	b.Grant(b.shared, b.reader, false, fence, 5)
+	b.Fail(b.shared, "out of luck")
+	require.Empty(t, b.Check())
+	return b
+}
+
+func TestACheckSaysWhatIsWrong(t *testing.T) {
+	for says, breaks := range map[string]func(b *books){
+		"pool 1: reserved is":                          func(b *books) { b.pool.Reserved++ },
+		"pool 1: leased is":                            func(b *books) { b.pool.Leased-- },
+		"pool 1: cached is":                            func(b *books) { b.pool.Cached++ },
+		"pool 1: held is":                              func(b *books) { b.pool.Held++ },
+		"pool 1: used is":                              func(b *books) { b.pool.Used++ },
+		"pool 1: the number of blocks is":              func(b *books) { b.pool.Blocks++ },
+		"pool 1: the number of leases is":              func(b *books) { b.pool.Has.Leases++ },
+		"pool 1: the number of buffers is":             func(b *books) { b.pool.Has.Buffers++ },
+		"pool 1: the number of names is":               func(b *books) { b.pool.Has.Names++ },
+		"more than its":                                func(b *books) { b.pool.Info.MaxBytes = 512 },
+		"pool 1: the bytes of each user":               func(b *books) { b.pool.users[7]++ },
+		"that no session maps is":                      func(b *books) { b.pool.loose++ },
+		"the number of listed free blocks is":          func(b *books) { clear(b.pool.cache) },
+		"pending blocks of":                            func(b *books) { b.pool.pending[512].count++ },
+		"is listed as pending, and is held":            func(b *books) { b.pending.State = BlockHeld },
+		"that count for processes is":                  func(b *books) { b.pool.charged[b.free] = struct{}{} },
+		"the pools of each user":                       func(b *books) { b.poolsOf[7]++ },
+		"is not found by its name":                     func(b *books) { delete(b.PoolNames, "p") },
+		"names pool 1, which is gone":                  func(b *books) { delete(b.Pools, 1) },
+		"the account of session 1 in pool 1":           func(b *books) { b.writer.Account(b.pool).bytes++ },
+		"keeps other bytes than its blocks":            func(b *books) { b.writer.Keeper.kept[b.pool]++ },
+		"the number of sessions is":                    func(b *books) { b.writer.Keeper.sessions++ },
+		"the sessions of each user":                    func(b *books) { b.sessionsOf[7]-- },
+		"is newer than the last":                       func(b *books) { b.Last.Session = 1 },
+		"the names of each user":                       func(b *books) { b.namesOf[7]++ },
+		"names buffer 2, which is gone":                func(b *books) { b.Buffers.Remove(2) },
+		"belongs to a session that does not have it":   func(b *books) { clear(b.writer.Names) },
+		"buffer 2: the number of names is":             func(b *books) { b.shared.Names++ },
+		"buffer 1 uses block 1, which is gone":         func(b *books) { b.Blocks.Remove(1) },
+		"buffer 1 uses block 1, which is freeing":      func(b *books) { b.written.Block.State = BlockFreeing },
+		"has generation 9 of block 1":                  func(b *books) { b.written.Generation = 9 },
+		"buffer 1 has 5000 bytes":                      func(b *books) { b.written.Bytes = 5000 },
+		"two buffers use block 1":                      func(b *books) { b.shared.Block = b.written.Block },
+		"nothing holds buffer 1":                       func(b *books) { b.written.Writer = nil },
+		"in no channel":                                func(b *books) { b.written.Doubted = true },
+		"has a writer and 2 readers":                   func(b *books) { b.shared.Writer = b.written.Writer },
+		"has a writer without such a lease":            func(b *books) { b.Leases.Remove(b.written.Writer.ID) },
+		"has a reader without such a lease":            func(b *books) { b.Leases.Remove(b.Last.Lease) },
+		"which does not know it":                       func(b *books) { b.shared.Readers = SmallSet[*Lease]{} },
+		"is on buffer 1, which is gone":                func(b *books) { b.Buffers.Remove(1) },
+		"has ended, and is in the table":               func(b *books) { b.written.Writer.Ended = true },
+		"session 1, which does not have it":            func(b *books) { delete(b.writer.Leases, b.written.Writer.ID) },
+		"reason why buffer 2 failed":                   func(b *books) { b.shared.Failed = false },
+		"an event of buffer 77":                        func(b *books) { b.events[77] = nil },
+		"session 1 maps block 1, and does not know":    func(b *books) { delete(b.writer.Mapped, 1) },
+		"which is gone or does not know it":            func(b *books) { b.written.Block.Mapped.Remove(b.writer) },
+		"timeline 1 belongs to session 9":              func(b *books) { b.Timelines[1] = &Session{ID: 9, Keeper: b.writer.Keeper} },
+		"has two fences of word 3":                     func(b *books) { b.pending.Fences = append(b.pending.Fences, b.pending.Fences...) },
+		"which cannot be":                              func(b *books) { b.pending.Fences = Fences{{Timeline: 5, Word: 1, Value: 1}} },
+		"has 1 holds":                                  func(b *books) { b.free.Holds = 1 },
+		"is held by nobody":                            func(b *books) { b.free.State = BlockHeld },
+		"counts for 1 processes, and the pool's set":   func(b *books) { delete(b.pool.charged, b.pending) },
+		"is freed, and still in the table":             func(b *books) { b.free.State = BlockFreed },
+		"has ended, and has 2 leases":                  func(b *books) { b.EndSession(b.writer) },
+		"is known, and has no session":                 func(b *books) { b.keepers[keeperKey{4, 4}] = &Keeper{uid: 4, process: 4} },
+		"counts for another process":                   func(b *books) { b.reader.Peer.Process = 5 },
+		"keeps block 3, and is not an ended one":       func(b *books) { b.free.keeping().left.Add(b.writer) },
+		"the number of blocks that could not be freed": func(b *books) { b.pool.stuck = []*Block{b.free} },
+	} {
+		t.Run(says, func(t *testing.T) {
+			b := newBooks(t)
+			breaks(b)
+			found := ""
+			for _, fault := range b.Check() {
+				found += fault + "\n"
+			}
+			assert.Contains(t, found, says)
+		})
+	}
+}
+
+func TestABlockThatGrowsCountsUntilItIsThereOrFailed(t *testing.T) {
+	b := newBooks(t)
+	account := b.reader.Account(b.pool)
+	before := b.pool.Reserved
+	growth := account.Grow(1024)
+	assert.Equal(t, before+1024, b.pool.Reserved)
+	assert.Empty(t, b.Check())
+	growth.Failed()
+	assert.Equal(t, before, b.pool.Reserved)
+	assert.Empty(t, b.Check())
+}
+
+func TestAPoolThatIsGoneLeavesNothingBehind(t *testing.T) {
+	b := newBooks(t)
+	b.RemoveName(b.Names.Get("weights"))
+	for _, l := range []*Lease{b.written.Writer, b.Leases.Get(2), b.Leases.Get(5)} {
+		b.EndLease(l)
+		if l.Buffer.Unused() {
+			b.RemoveBuffer(l.Buffer)
+			l.Buffer.Block.Fences = nil
+			require.True(t, l.Buffer.Block.TakeBack())
+		}
+	}
+	require.Empty(t, b.Check())
+	b.ClosePool(b.pool)
+	require.Empty(t, b.Check())
+	var chosen uint64
+	for _, mapped := range []bool{false, true} {
+		for _, block := range b.pool.Choose(&chosen, b.pool.Cached, mapped, false) {
+			block.Fences = nil
+			block.Become(BlockRecalling)
+			b.writer.Unmap(block)
+			block.Become(BlockFreeing)
+			if block == b.free {
+				block.NotFreed()
+			} else {
+				block.Freed()
+			}
+		}
+	}
+	require.Empty(t, b.Check())
+	require.True(t, b.pool.Gone())
+	assert.Equal(t, []*Block{b.free}, b.RemovePool(b.pool))
+	assert.Empty(t, b.Check())
+	assert.Zero(t, b.Blocks.Len()+len(b.Pools)+len(b.PoolNames)+len(b.writer.Accounts))
+}

@@ -1,0 +1,29 @@
+package ledger
+
+import "github.com/poolbridge/poolbridge/mempool"
+
+// Fences has at most one fence for each word of each timeline.
+type Fences []mempool.Fence
+
+// Add adds t. If ts already has a fence of the same word, the result has only the fence with the greater value.
+func (ts Fences) Add(t mempool.Fence) Fences {
+	for i := range ts {
+		if ts[i].Timeline == t.Timeline && ts[i].Word == t.Word {
+			ts[i].Value = max(ts[i].Value, t.Value)
+			return ts
+		}
+	}
+	return append(ts, t)
+}
+
+// Union returns the fences of ts and of more. It changes neither slice.
+func (ts Fences) Union(more Fences) Fences {
+	if len(ts)+len(more) == 0 {
+		return nil
+	}
+	sum := append(make(Fences, 0, len(ts)+len(more)), ts...)
+	for _, t := range more {
+		sum = sum.Add(t)
+	}
+	return sum
+}

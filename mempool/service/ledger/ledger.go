@@ -1,0 +1,108 @@
+package ledger
+
+import (
+	"time"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Ledger has the records of a service. Records refer to each other by pointers, and each of them is in the table of its kind. A caller of
+// the ledger's methods holds the lock that guards the ledger, if it needs one.
+type Ledger struct {
+	Limits Limits
+
+	Sessions Index[uint64, *Session] // sessions that have not ended
+	Ended    Index[uint64, *Session] // ended sessions for whose process something is still held
+	Pools    map[uint64]*Pool        // all pools, including those that are being destroyed
+	// PoolNames has the pools that are not being destroyed. A name is reserved before its pool is made: that pool has no id yet.
+	PoolNames map[string]*Pool
+	Blocks    Index[uint64, *Block] // blocks that are not freed
+	Buffers   Index[uint64, *Buffer]
+	Leases    Index[uint64, *Lease]
+	Names     Index[string, *Name]
+	Timelines map[uint64]*Session // the session of each timeline that is not over
+	// Last has the greatest id of each kind so far.
+	Last LastIDs
+
+	namesOf, poolsOf, sessionsOf Tally
+	keepers                      map[keeperKey]*Keeper
+	reasons                      map[uint64]string // by id of a failed buffer: the reason that the producer gave
+	events                       map[uint64][]byte // by id of a buffer: the handle of the interprocess event that came with the content
+}
+
+// LastIDs has the greatest id of each kind.
+type LastIDs struct {
+	Session, Pool, Block, Buffer, Lease, Timeline, Keeper uint64
+}
+
+// New makes a ledger without records.
+func New(l Limits) *Ledger {
+	return &Ledger{Limits: l.Filled(), Pools: make(map[uint64]*Pool), PoolNames: make(map[string]*Pool), Timelines: make(map[uint64]*Session),
+		namesOf: make(Tally), poolsOf: make(Tally), sessionsOf: make(Tally), keepers: make(map[keeperKey]*Keeper), reasons: make(map[uint64]string),
+		events: make(map[uint64][]byte)}
+}
+
+// Session is what is known of one connection.
+type Session struct {
+	ID      uint64
+	Peer    mempool.Peer
+	Owner   bool   // the session's user is the user that the service runs as, or root: it sees everything
+	Program string // the program name that the client gave
+	Began   time.Time
+	Ended   bool
+
+	Leases   map[uint64]*Lease
+	Names    map[string]*Name // names that are removed when the session ends
+	Mapped   map[uint64]*Block
+	Accounts map[*Pool]*Account
+	most     struct{ leases, names, mapped int } // the greatest lengths of these maps
+	Keeper   *Keeper
+	tensor   *mempool.Tensor // the last tensor that the session described
+}
+
+// OpenSession adds a session of a peer. The argument `owner` says whether the peer's user sees everything.
+func (l *Ledger) OpenSession(p mempool.Peer, owner bool, began time.Time) *Session {
+	l.Last.Session++
+	s := &Session{ID: l.Last.Session, Peer: p, Owner: owner, Began: began, Leases: make(map[uint64]*Lease), Names: make(map[string]*Name),
+		Mapped: make(map[uint64]*Block), Accounts: make(map[*Pool]*Account), Keeper: l.keeper(p)}
+	l.Sessions.Set(s.ID, s)
+	l.sessionsOf.add(p.UID, 1)
+	return s
+}
+
+// EndSession moves a session to the ended ones.
+func (l *Ledger) EndSession(s *Session) {
+	s.Ended = true
+	l.Sessions.Remove(s.ID)
+	l.sessionsOf.add(s.Peer.UID, -1)
+	l.Ended.Set(s.ID, s)
+}
+
+// ForgetSession removes an ended session for whose process nothing is held any more.
+func (l *Ledger) ForgetSession(s *Session) {
+	l.Ended.Remove(s.ID)
+	k := s.Keeper
+	if k.sessions--; k.sessions == 0 && k.process != 0 {
+		delete(l.keepers, keeperKey{k.process, k.uid})
+	}
+}
+
+// SessionsOf returns how many sessions a user has.
+func (l *Ledger) SessionsOf(uid uint32) int { return l.sessionsOf[uid] }
+
+// Describe returns a copy of a tensor. Successive buffers with equal tensors share one copy.
+func (s *Session) Describe(t mempool.Tensor) *mempool.Tensor {
+	if s.tensor == nil || !s.tensor.Equal(t) {
+		kept := t.Clone()
+		s.tensor = &kept
+	}
+	return s.tensor
+}
+
+// Bytes returns how many bytes the buffers of the session take in all pools.
+func (s *Session) Bytes() (sum uint64) {
+	for _, a := range s.Accounts {
+		sum += a.bytes
+	}
+	return sum
+}

@@ -1,0 +1,75 @@
+package ledger
+
+import (
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Name keeps a published buffer alive and lets other sessions find the buffer.
+type Name struct {
+	Text   string
+	Buffer *Buffer
+	UID    uint32   // the user who may replace or remove the name
+	Owner  *Session // the name is removed when this session ends; nil: the name stays
+}
+
+// SetName gives a buffer a name for a session. If the argument `keep` is true, the name stays when the session ends. If another buffer or
+// the same buffer has the name, SetName replaces the name and returns the old one, whose buffer may now be unused.
+func (l *Ledger) SetName(text string, b *Buffer, s *Session, keep bool) (old *Name) {
+	old = l.Names.Get(text)
+	n := &Name{Text: text, Buffer: b, UID: s.Peer.UID}
+	if old != nil {
+		l.RemoveName(old)
+	}
+	if !keep {
+		n.Owner = s
+	}
+	l.putName(n)
+	return old
+}
+
+// putName adds a name to the tables, to its owner and to its buffer.
+func (l *Ledger) putName(n *Name) {
+	if n.Owner != nil {
+		n.Owner.Names[n.Text] = n
+	}
+	l.Names.Set(n.Text, n)
+	l.namesOf.add(n.UID, 1)
+	n.Buffer.Names++
+	n.Buffer.Block.Pool.Has.Names++
+}
+
+// RemoveName removes a name. The name's buffer stays, even if nothing holds it any more.
+func (l *Ledger) RemoveName(n *Name) {
+	l.Names.Remove(n.Text)
+	l.namesOf.add(n.UID, -1)
+	n.Buffer.Block.Pool.Has.Names--
+	if n.Owner != nil {
+		RemoveKey(&n.Owner.Names, &n.Owner.most.names, n.Text)
+	}
+	n.Buffer.Names--
+}
+
+// MayName says whether a session may give the name `text` to the buffer b. The argument `replace` says whether it may take the name from
+// another buffer.
+//
+// Errors: [mempool.ErrExists], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrLimit].
+func (l *Ledger) MayName(s *Session, b *Buffer, text string, replace bool) error {
+	old, err := Claim(s, "buffer", text, l.Names.Get(text))
+	switch {
+	case err != nil:
+		return err
+	case old == nil:
+		return l.mayName(s)
+	case old.UID != s.Peer.UID:
+		return situation.Of(mempool.ErrDenied, "the name %q belongs to user %d", text, old.UID)
+	case !replace && old.Buffer != b:
+		return situation.Of(mempool.ErrExists, "the name %q is taken; replace it explicitly, or unpublish it first", text)
+	}
+	return nil
+}
+
+// Unpublished returns the error of a session that sees no such name.
+func (s *Session) Unpublished(text string) error {
+	return situation.Of(mempool.ErrNotFound, "nothing is published as %q in a pool that user %d may use", text, s.Peer.UID)
+}

@@ -1,0 +1,153 @@
+package ledger
+
+import (
+	"fmt"
+
+	"github.com/poolbridge/poolbridge/internal/bytesize"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/sizeclass"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Pool is what is known of a pool. The file free.go handles its free blocks.
+type Pool struct {
+	ledger *Ledger
+	Info   mempool.PoolInfo
+	// Granularity divides the size of each block.
+	Granularity uint64
+	Maker       uint32          // the user who made the pool
+	Access      *mempool.Access // the users and groups that may use the pool, sorted; never empty
+
+	// Reserved = Leased + Cached + Held, in bytes of blocks. Reserved counts all blocks. Leased counts the blocks that buffers use, and
+	// Cached counts the blocks that are free for use. Held counts the blocks that no buffer uses but that cannot be used yet: they are about
+	// to be freed, or the process of an ended session keeps them.
+	Reserved, Leased, Cached, Held uint64
+	Used                           uint64 // bytes of the buffers
+	Blocks                         int
+	Has                            struct{ Leases, Buffers, Names int }
+	Channels                       int
+	Closing                        bool // the pool is being destroyed
+	growing                        map[*Growth]struct{}
+
+	cache       map[uint64][]*Block // cached blocks without work under way, by size, oldest first
+	loose       int                 // how many blocks in cache no session maps
+	pending     map[uint64]*pending // cached blocks with work under way, by size
+	lastPending uint64              // how many blocks became pending so far
+	stuck       []*Block            // could not be freed; counted as held
+	users       Tally               // bytes that count for each user: see account.go
+	charged     map[*Block]struct{} // free blocks that count for a process
+}
+
+// ReservePool reserves the name of a pool that the user `maker` makes.
+func (l *Ledger) ReservePool(name string, maker uint32, access mempool.Access) *Pool {
+	p := &Pool{ledger: l, Info: mempool.PoolInfo{Name: name}, Maker: maker, Access: &access}
+	l.PoolNames[name] = p
+	l.poolsOf.add(maker, 1)
+	return p
+}
+
+// AddPool completes a pool whose name is reserved. The argument `info` needs no id.
+func (l *Ledger) AddPool(p *Pool, info mempool.PoolInfo, granularity uint64) {
+	l.Last.Pool++
+	info.ID = l.Last.Pool
+	p.Info, p.Granularity = info, granularity
+	p.makeLists()
+	l.Pools[info.ID] = p
+}
+
+func (p *Pool) makeLists() {
+	p.growing, p.cache, p.pending = make(map[*Growth]struct{}), make(map[uint64][]*Block), make(map[uint64]*pending)
+	p.users, p.charged = make(Tally), make(map[*Block]struct{})
+}
+
+// ClosePool notes that a pool is being destroyed: its name is free.
+func (l *Ledger) ClosePool(p *Pool) {
+	p.Closing = true
+	delete(l.PoolNames, p.Info.Name)
+}
+
+// RemovePool removes a pool: one that could not be made, or one that is destroyed. It also removes the pool's blocks that could not be freed,
+// and returns them.
+func (l *Ledger) RemovePool(p *Pool) []*Block {
+	if l.PoolNames[p.Info.Name] == p {
+		delete(l.PoolNames, p.Info.Name)
+	}
+	delete(l.Pools, p.Info.ID)
+	l.poolsOf.add(p.Maker, -1)
+	for s := range l.Sessions.All() {
+		delete(s.Accounts, p)
+	}
+	for s := range l.Ended.All() {
+		delete(s.Accounts, p)
+	}
+	for _, b := range p.stuck {
+		l.Blocks.Remove(b.ID)
+	}
+	return p.stuck
+}
+
+// BlockSize returns the size of the block that a buffer of n bytes needs.
+func (p *Pool) BlockSize(n uint64) (uint64, error) {
+	size := sizeclass.Of(n, p.Granularity)
+	if size > p.Info.MaxBytes { // n without rounding to a size class may fit
+		size = sizeclass.RoundUp(max(n, 1), p.Granularity)
+	}
+	if size > p.Info.MaxBytes {
+		return 0, situation.Of(mempool.ErrLimit, "pool %q is too small for %s, which need a block of %s: its max_bytes is %s; make a pool with a larger max_bytes",
+			p.Info.Name, bytesize.Text(n), bytesize.Text(size), bytesize.Text(p.Info.MaxBytes))
+	}
+	return size, nil
+}
+
+// Freeing reports whether the pool has blocks that are about to be freed. Blocks that could not be freed do not count.
+func (p *Pool) Freeing() bool {
+	n := p.Held
+	for _, b := range p.stuck {
+		n -= b.Size
+	}
+	return n > 0
+}
+
+// Gone reports whether the pool has no blocks any more, except blocks that could not be freed.
+func (p *Pool) Gone() bool { return p.Blocks == len(p.stuck) }
+
+// Stuck reports whether the pool has blocks that could not be freed.
+func (p *Pool) Stuck() bool { return len(p.stuck) > 0 }
+
+// Ending returns the error of a pool that is being destroyed.
+func (p *Pool) Ending() error {
+	return situation.Of(mempool.ErrClosed, "pool %q is being destroyed", p.Info.Name)
+}
+
+// Full returns the error that says why the pool has no room for size bytes.
+func (p *Pool) Full(size uint64) error {
+	err := situation.Of(mempool.ErrLimit, "no room for %s in pool %q: %s of %s are reserved, of which %s are leased and %s are free but still "+
+		"mapped or being given back; release some, wait longer, or make a pool with a larger max_bytes", bytesize.Text(size), p.Info.Name, bytesize.Text(p.Reserved),
+		bytesize.Text(p.Info.MaxBytes), bytesize.Text(p.Leased), bytesize.Text(p.Held))
+	if p.Held > 0 {
+		err = fmt.Errorf("%w (%w)", err, mempool.ErrRecalling)
+	}
+	return err
+}
+
+// Denied returns the error of a peer that sees the pool, because it made the pool or owns the service, and may not use it.
+func (p *Pool) Denied(peer mempool.Peer) error {
+	return situation.Of(mempool.ErrDenied, "user %[2]d (group %[3]d) may not use pool %[1]q: its maker gives it an access list that names the user or the group "+
+		"(uid=%[2]d or gid=%[3]d in --pool, uids and gids in Python)", p.Info.Name, peer.UID, peer.GID)
+}
+
+// UserBytes returns how many bytes count for a user.
+func (p *Pool) UserBytes(uid uint32) uint64 { return uint64(p.users[uid]) }
+
+// Bounded says whether the pool has a limit for each session or for each user.
+func (p *Pool) Bounded() bool { return p.Info.SessionBytes > 0 || p.Info.UserBytes > 0 }
+
+// MostOf returns the session that has the most bytes in the pool, or nil if no session has any.
+func (l *Ledger) MostOf(p *Pool) (most *Session, bytes uint64) {
+	for s := range l.Sessions.All() {
+		if a := s.Accounts[p]; a != nil && (a.bytes > bytes || a.bytes == bytes && bytes > 0 && s.ID < most.ID) {
+			most, bytes = s, a.bytes
+		}
+	}
+	return most, bytes
+}

@@ -1,0 +1,78 @@
+package ledger
+
+import (
+	"fmt"
+
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// This file decides what a session may see. A request finds what it names only with the function Find, and lists and counts call the
+// same methods VisibleTo. So a session gets the same answer for what it may not see and for what does not exist.
+
+// Visible is something that not every session may see.
+type Visible interface {
+	comparable
+	VisibleTo(*Session) bool
+}
+
+// Find returns v if the session may see it. Otherwise it returns the zero value, as if v did not exist.
+func Find[V Visible](s *Session, v V) (none V) {
+	if v != none && v.VisibleTo(s) {
+		return v
+	}
+	return none
+}
+
+// Claim does the same as Find, for a request that gives the name `text` to something new: v has the name now. If the session may not see v,
+// Claim returns an error, because names of a kind are unique in the service. The error says nothing about v but that.
+func Claim[V Visible](s *Session, kind, text string, v V) (old V, err error) {
+	if old = Find(s, v); old != v {
+		err = situation.Of(mempool.ErrExists, "the %s name %q is taken: choose another name", kind, text)
+	}
+	return old, err
+}
+
+// MayUse says whether the session may see a pool that the user `maker` made. Only the users and groups on a pool's access list may use the
+// pool. The user who made the pool sees it too.
+func (s *Session) MayUse(maker uint32, access *mempool.Access) bool {
+	return s.Owner || maker == s.Peer.UID || access.Allows(s.Peer)
+}
+
+// VisibleTo says whether a session may see the pool.
+func (p *Pool) VisibleTo(s *Session) bool { return s.MayUse(p.Maker, p.Access) }
+
+// VisibleTo says whether a session may see the buffer.
+func (b *Buffer) VisibleTo(s *Session) bool { return b.Block.Pool.VisibleTo(s) }
+
+// VisibleTo says whether a session may see the lease.
+func (of *Lease) VisibleTo(s *Session) bool { return of.Buffer.VisibleTo(s) }
+
+// VisibleTo says whether a session may see the name.
+func (n *Name) VisibleTo(s *Session) bool { return n.UID == s.Peer.UID || n.Buffer.VisibleTo(s) }
+
+// VisibleTo says whether another session may see the session.
+func (s *Session) VisibleTo(to *Session) bool { return s.Peer.UID == to.Peer.UID || to.Owner }
+
+func (s *Session) String() string { return fmt.Sprintf("session %d (pid %d)", s.ID, s.Peer.PID) }
+
+// Who returns the session's name for the text of an event.
+func (s *Session) Who() string {
+	if s.Program == "" {
+		return fmt.Sprintf("session %d (pid %d, user %d)", s.ID, s.Peer.PID, s.Peer.UID)
+	}
+	return fmt.Sprintf("session %d (%q, pid %d, user %d)", s.ID, s.Program, s.Peer.PID, s.Peer.UID)
+}
+
+// Alive returns an error if the session has ended.
+func (s *Session) Alive() error {
+	if s.Ended {
+		return s.HasEnded()
+	}
+	return nil
+}
+
+// HasEnded returns the error of a session that has ended.
+func (s *Session) HasEnded() error {
+	return situation.Of(mempool.ErrClosed, "session %d has ended", s.ID)
+}
