@@ -10,8 +10,35 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// BenchmarkFramesOfClients sends frames of 64 KiB from one client to another. The clients do not read or write the content.
+// BenchmarkFramesOfClients sends frames of 64 KiB from a publisher to another client. The clients do not read or write the content.
 func BenchmarkFramesOfClients(b *testing.B) {
+	sendFrames(b, func(_ *Pool, ch *Channel) func() error {
+		from := publisher(b, ch, 64<<10)
+		return func() error {
+			l, err := from.Loan(b.Context())
+			if err == nil {
+				_, err = from.Publish(b.Context(), l, mempool.FrameOptions{})
+			}
+			return err
+		}
+	})
+}
+
+// BenchmarkFramesOfLeases is like BenchmarkFramesOfClients, but asks the service for the memory of each frame.
+func BenchmarkFramesOfLeases(b *testing.B) {
+	sendFrames(b, func(p *Pool, ch *Channel) func() error {
+		return func() error {
+			l, err := p.Allocate(b.Context(), mempool.Bytes(64<<10))
+			if err == nil {
+				_, err = ch.Publish(b.Context(), l, mempool.FrameOptions{})
+			}
+			return err
+		}
+	})
+}
+
+// sendFrames measures a function that sends a frame; the function `sender` makes this function.
+func sendFrames(b *testing.B, sender func(*Pool, *Channel) func() error) {
 	_, path := serve(b, server.Config{})
 	producer, consumer := dial(b, path), dial(b, path)
 	p := createPool(b, producer, hostPool("p", 1<<24))
@@ -36,21 +63,14 @@ func BenchmarkFramesOfClients(b *testing.B) {
 		}
 		ended <- nil
 	}()
-	from := publisher(b, ch, 64<<10)
-	send := func() {
-		l, err := from.Loan(b.Context())
-		if err == nil {
-			_, err = from.Publish(b.Context(), l, mempool.FrameOptions{})
-		}
-		if err != nil {
-			b.Fatal(err)
-		}
-	}
-	send()
+	send := sender(p, ch)
+	require.NoError(b, send())
 	<-began
 	b.ReportAllocs()
 	for b.Loop() {
-		send()
+		if err := send(); err != nil {
+			b.Fatal(err)
+		}
 	}
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "frames/s")
 	require.NoError(b, ch.Close(b.Context()))
