@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -12,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // model is a simple model of a service. It allocates no memory for buffers, never waits, and does one operation after the other.
@@ -109,6 +112,7 @@ func TestRandomOperationsDoWhatTheModelSays(t *testing.T) {
 					t.FailNow()
 				}
 			}
+			p.reread()
 		})
 	}
 }
@@ -323,6 +327,44 @@ func (p *play) leave(a *actor) {
 		}
 	}
 	p.settle()
+}
+
+// reread writes the ledger, reads it back and compares both.
+func (p *play) reread() {
+	p.svc.mu.Lock()
+	defer p.svc.mu.Unlock()
+	written, err := p.svc.ledger.Encode()
+	require.NoError(p, err)
+	path := filepath.Join(p.TempDir(), "ledger")
+	require.NoError(p, os.WriteFile(path, written, 0o600))
+	data, err := os.ReadFile(path)
+	require.NoError(p, err)
+	read, err := ledger.Decode(data)
+	require.NoError(p, err)
+	again, err := read.Encode()
+	require.NoError(p, err)
+	require.Equal(p, written, again)
+	require.Equal(p, p.svc.ledger.Records(), read.Records())
+	for id, want := range p.svc.ledger.Pools {
+		have := read.Pools[id]
+		require.Equal(p, []uint64{want.Reserved, want.Leased, want.Cached, want.Held, want.Used, uint64(want.Blocks)},
+			[]uint64{have.Reserved, have.Leased, have.Cached, have.Held, have.Used, uint64(have.Blocks)})
+		require.Equal(p, want.Has, have.Has)
+		next := func(of *ledger.Pool, size uint64) uint64 { // the free block that an allocation would get
+			if b := of.Idle(size); b != nil {
+				return b.ID
+			}
+			return 0
+		}
+		for _, size := range want.Sizes() {
+			require.Equal(p, next(want, size), next(have, size))
+		}
+		for s := range read.Sessions.All() {
+			counts, kept := s.Counts(have)
+			wantCounts, wantKept := p.svc.ledger.Sessions.Get(s.ID).Counts(want)
+			require.Equal(p, []uint64{wantCounts, wantKept}, []uint64{counts, kept})
+		}
+	}
 }
 
 func (p *play) check() {

@@ -1,0 +1,108 @@
+package ledger
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func TestALedgerThatWasWrittenIsReadBack(t *testing.T) {
+	b := newBooks(t)
+	b.written.Block.Hold(b.reader) // a session that has ended keeps the block
+	b.EndLease(b.Leases.Get(5))
+	b.reader.Map(b.free)
+	b.EndSession(b.reader)
+	require.Empty(t, b.Check())
+	path := filepath.Join(t.TempDir(), "ledger")
+	written, err := b.Encode()
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, written, 0o600))
+	data, err := os.ReadFile(path)
+	require.NoError(t, err)
+	read, err := Decode(data)
+	require.NoError(t, err)
+	again, err := read.Encode()
+	require.NoError(t, err)
+	assert.Equal(t, written, again)
+	have, want := read.Pools[1], b.pool
+	assert.Equal(t, []any{want.Reserved, want.Leased, want.Cached, want.Held, want.Used, want.Blocks, want.Has, want.loose, want.users},
+		[]any{have.Reserved, have.Leased, have.Cached, have.Held, have.Used, have.Blocks, have.Has, have.loose, have.users})
+	assert.EqualError(t, read.Incomplete(read.Buffers.Get(2)), b.Incomplete(b.shared).Error())
+	assert.Equal(t, []byte{1, 2}, read.Event(read.Buffers.Get(2)))
+	assert.Equal(t, b.pending.ID, have.Own(read.Sessions.Get(1), 512).ID, "its process still has the block that its work uses")
+	assert.Equal(t, b.free.ID, have.Idle(b.free.Size).ID)
+	block := have.ledger.Sessions.Get(1).Account(have).Grow(512).Done()
+	assert.Equal(t, b.Last.Block+1, block.ID, "no id comes again")
+}
+
+func TestALedgerOfAnotherVersionIsRefusedWithAType(t *testing.T) {
+	data, err := newBooks(t).Encode()
+	require.NoError(t, err)
+	data[0] = Version + 1
+	_, err = Decode(data)
+	var version *VersionError
+	require.ErrorAs(t, err, &version)
+	assert.Equal(t, VersionError{Found: Version + 1, Expected: Version}, *version)
+	assert.ErrorIs(t, err, mempool.ErrInvalid)
+}
+
+func TestWhatIsNoLedgerIsRefused(t *testing.T) {
+	data, err := newBooks(t).Encode()
+	require.NoError(t, err)
+	for _, bad := range [][]byte{nil, {0xc1}, data[:1], data[:len(data)/2], data[:len(data)-1]} {
+		_, err := Decode(bad)
+		assert.ErrorIs(t, err, mempool.ErrInvalid)
+	}
+}
+
+func TestALedgerThatContradictsItselfIsRefused(t *testing.T) {
+	for says, breaks := range map[string]func(b *books){
+		"there is no block 1":   func(b *books) { b.Blocks.Remove(1) },
+		"there is no buffer 2":  func(b *books) { b.Buffers.Remove(2) },
+		"there is no session 1": func(b *books) { b.Sessions.Remove(1) },
+		"there is no pool 1":    func(b *books) { delete(b.Pools, 1) },
+		"two buffers use":       func(b *books) { b.shared.Block = b.written.Block },
+	} {
+		b := newBooks(t)
+		breaks(b)
+		data, err := b.Encode()
+		require.NoError(t, err)
+		_, err = Decode(data)
+		assert.ErrorIs(t, err, mempool.ErrInvalid)
+		assert.ErrorContains(t, err, says)
+	}
+}
+
+// A new field of a record must be written, or be computed when the ledger is read: then it is listed here.
+func TestEveryFieldOfARecordIsWrittenOrComputed(t *testing.T) {
+	for _, one := range []struct {
+		record, entry any
+		computed      []string // or written under another name
+	}{
+		{Ledger{}, content{}, []string{"Ended", "PoolNames", "namesOf", "poolsOf", "sessionsOf", "keepers", "reasons", "events"}},
+		{Session{}, sessionEntry{}, []string{"Leases", "Names", "Accounts", "most", "tensor"}},
+		{Pool{}, poolEntry{}, []string{"ledger", "Reserved", "Leased", "Cached", "Held", "Used", "Blocks", "Has", "growing", "cache", "loose", "pending",
+			"lastPending", "stuck", "users", "charged"}},
+		{Block{}, blockEntry{}, []string{"Mapped", "kept"}},
+		{Buffer{}, bufferEntry{}, []string{"Account", "Writer", "Readers", "Names"}},
+		{Lease{}, leaseEntry{}, []string{"Ended"}},
+		{Name{}, nameEntry{}, nil},
+	} {
+		record, entry := reflect.TypeOf(one.record), reflect.TypeOf(one.entry)
+		for i := range record.NumField() {
+			name := record.Field(i).Name
+			_, written := entry.FieldByName(name)
+			listed := false
+			for _, c := range one.computed {
+				listed = listed || c == name
+			}
+			assert.NotEqual(t, written, listed, "%v.%s", record, name)
+		}
+	}
+}
