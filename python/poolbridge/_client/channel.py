@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Never, cast
 
 from poolbridge._client import channel_operations as _channel_operations
+from poolbridge._client.copies import Copies
 from poolbridge._client.publisher import AsyncPublisher, Publisher
 from poolbridge._memory import tensor as _tensor
 from poolbridge.errors import (
@@ -87,6 +88,7 @@ class Channel(BaseChannel):
         super().__init__(info, pool)
         self._session = session
         self._run = run
+        self._copies = Copies(session, info)
 
     def publish(
         self,
@@ -102,9 +104,10 @@ class Channel(BaseChannel):
         If `array` is a write lease of the channel's pool, or an array in the memory of such a lease, the call transfers
         the buffer to the channel without a copy. The transfer ends the lease, and the program must not use the lease's
         arrays any more; `Lease.publish` says which arrays become read-only. Any other array is copied once, on the GPU
-        if the array is on the GPU. The call does not wait for work that is queued on the GPU: the consumers' streams
-        wait for this work. Only for work of streams that poolbridge does not know, the call itself waits; see
-        `BaseLease.used_on`.
+        if the array is on the GPU. If copies with the same shape and dtype follow each other within a second, the
+        channel keeps a publisher for them, so that only the first one asks the service for memory. The call does not
+        wait for work that is queued on the GPU: the consumers' streams wait for this work. Only for work of streams
+        that poolbridge does not know, the call itself waits; see `BaseLease.used_on`.
 
         Parameters
         ----------
@@ -150,6 +153,7 @@ class Channel(BaseChannel):
         flow = _channel_operations.publish(
             self._session,
             self._info,
+            self._copies,
             array,
             meta=meta,
             timeout=timeout,
@@ -219,6 +223,7 @@ class AsyncChannel(BaseChannel):
         super().__init__(info, pool)
         self._session = session
         self._run = run
+        self._copies = Copies(session, info)
 
     async def publish(
         self,
@@ -233,6 +238,7 @@ class AsyncChannel(BaseChannel):
         flow = _channel_operations.publish(
             self._session,
             self._info,
+            self._copies,
             array,
             meta=meta,
             timeout=timeout,

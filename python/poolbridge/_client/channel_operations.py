@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 from poolbridge._array import sources as _sources
-from poolbridge._array.copies import copy_into
 from poolbridge._client.operations import (
-    allocate,
     check_count,
     check_flag,
     check_name,
@@ -20,11 +17,9 @@ from poolbridge._client.operations import (
     ready,
     to_milliseconds,
 )
-from poolbridge._cuda import stream as _cuda_stream
-from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._order import order as _order
 from poolbridge._session.consumer import consume
-from poolbridge._session.flow import Ask, Do, Flow
+from poolbridge._session.flow import Ask, Flow
 from poolbridge._session.membership import check_able
 from poolbridge._session.producer import producer_of, send
 from poolbridge._sys.error_texts import shown
@@ -36,10 +31,8 @@ from poolbridge.errors import (
 )
 
 if TYPE_CHECKING:
-    from poolbridge._array.sources import Source
+    from poolbridge._client.copies import Copies
     from poolbridge._session.consumer import Consumer
-    from poolbridge._session.lease_state import LeaseState
-    from poolbridge._session.producer import Producer
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import ChannelIdentity
 
@@ -125,6 +118,7 @@ def close(session: Session, channel: ChannelIdentity) -> Flow[None]:
 def publish(
     session: Session,
     channel: ChannelIdentity,
+    copies: Copies,
     given: Any,
     *,
     meta: Mapping[str, str] | None,
@@ -143,7 +137,7 @@ def publish(
         )
     producer = yield from producer_of(session, channel)
     if found is None:
-        return (yield from _publish_copy(producer, given, texts=texts, timeout=timeout, stream=stream))
+        return (yield from copies.publish(producer, given, texts=texts, timeout=timeout, stream=stream))
     state, description = found
     if stream is not None:
         _order.name_stream(state, stream)
@@ -151,55 +145,6 @@ def publish(
     fence = yield from ready(state, None, mark)
     handle = b"" if mark is None or fence is None else mark.ipc_handle
     return (yield from send(producer, state, description, texts=texts, fence=fence, event=handle, timeout=timeout))
-
-
-def _publish_copy(
-    producer: Producer, given: Any, *, texts: Mapping[str, str], timeout: float | None, stream: Any
-) -> Flow[int]:
-    """Let a stream of the GPU, or the CPU, copy `given` into a new buffer, and publish the buffer."""
-    session, source = producer.session, _sources.source_of(given)
-    description = _tensor.describe(source.shape, source.element.name)
-    state = yield from allocate(session, description, producer.channel.pool, timeout=timeout)
-    try:
-        pool = state.memory.pool
-        if source.ordinal is not None and source.contiguous and pool.device[0] == _dlpack.CUDA:
-            ordinal = pool.device[1]
-            if (own := _copy_on_device(state, source, stream)) is not None:
-                yield Do(partial(_cuda_stream.synchronize_stream, ordinal, own))
-        else:
-            yield Do(partial(copy_into, state, given))
-        fence = yield from ready(state, None)
-        number = yield from send(producer, state, description, texts=texts, fence=fence, event=b"", timeout=timeout)
-    except BaseException:
-        if not state.released:
-            state.end()
-        raise
-    if fence is not None:
-        session.keep(given, fence)
-    return number
-
-
-def _copy_on_device(state: LeaseState, source: Source, stream: Any) -> int | None:
-    """Queue the copy. Return the stream that the caller must wait for; None: the caller need not wait.
-
-    The program may write the array after the publication, on a stream of its own. So the caller must wait for the copy
-    unless the stream that writes the array copies it, too, or nobody writes the array.
-    """
-    ordinal = state.memory.pool.device[1]
-    own = None
-    if stream is None:
-        # Copy on the stream that the array names. If the array names no stream, copy on poolbridge's own stream, and
-        # let the array's library make that stream wait for the array's data.
-        stream = source.stream if source.stream is not None else _cuda_stream.own_stream(ordinal)
-        if source.stream is None:
-            own = None if source.lasting else stream
-            _sources.order(source, stream)
-    _order.name_stream(state, stream)
-    key = next(reversed(state.streams or {}))
-    nbytes = state.description.nbytes
-    if nbytes:
-        _cuda_stream.copy(ordinal, key.handle, state.address(write=True), source.address, nbytes)
-    return own
 
 
 # Receiving

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 import numpy as np
 
@@ -62,14 +61,16 @@ _PATIENCE: Final = 0.2
 _LOOK: Final = 5e-3
 _NUMBERS: Final = (float, int)
 # A fence has a word and a value. The word 0 and the value 0 mean: there is no fence, because the content is complete.
-_COMPLETE: Final = 0, 0
+COMPLETE: Final = 0, 0
 
 
-class BasePublisher(Uncopied, ABC):
+class BasePublisher(Uncopied):
     """The code that `Publisher` and `AsyncPublisher` share.
 
     The array on loan is the array that `loan` returned last and that the program has not published yet.
     """
+
+    _lease_type: ClassVar[Any]  # of the leases for `wrap`
 
     def __init__(
         self,
@@ -178,7 +179,7 @@ class BasePublisher(Uncopied, ABC):
         twin.released = False
         twin.written = {}  # the array stays writeable after a publication, because later frames use the array again
         try:
-            lease = self._lease(twin)
+            lease = self._lease_type(self._run, twin)
             lease._on_gpu = self._slots.on_streams  # noqa: SLF001
             array = np.asarray(lease) if self._wrap is None else self._wrap(lease)
         finally:
@@ -189,10 +190,6 @@ class BasePublisher(Uncopied, ABC):
                 "wrap= returned no array of the lease's memory: expected an array that keeps the lease, not a copy"
             )
         return array
-
-    @abstractmethod
-    def _lease(self, twin: LeaseState) -> Any:
-        """Make the lease that the publisher passes to `wrap`."""
 
     # Arenas
 
@@ -328,6 +325,12 @@ class BasePublisher(Uncopied, ABC):
         slots.following = None
         return lender
 
+    def _know_timelines(self, lender: LeaseState) -> Flow[None]:
+        """Map the timelines of the fences for which the writers of the array on loan wait."""
+        session = self._session
+        for timeline in session.timelines.unknown(session.core.epoch, lender.fences):
+            yield from know_timeline(session, timeline)
+
     def _follows(self, stream: Any) -> bool:
         """Make `stream` wait until it may write the array on loan. False: the caller has to call `_follow`."""
         lender, slots = self._lender(), self._slots
@@ -343,7 +346,7 @@ class BasePublisher(Uncopied, ABC):
 
     def _follow(self, stream: Any) -> Flow[None]:
         """Do what `_follows` cannot do at once: make `stream` wait until it may write the array on loan."""
-        session, slots, lender = self._session, self._slots, self._lender()
+        slots, lender = self._slots, self._lender()
         pool = lender.memory.pool
         if stream is None:
             raise InvalidArgumentError(
@@ -356,9 +359,7 @@ class BasePublisher(Uncopied, ABC):
                 "this publisher's arrays are written by the CPU, as its first loan() named no stream: "
                 "make another publisher for arrays that streams write"
             )
-        self._order_loan()
-        for timeline in session.timelines.unknown(session.core.epoch, lender.fences):
-            yield from know_timeline(session, timeline)
+        yield from self._know_timelines(self._order_loan())
         _order.name_stream(lender, stream)
         follower = _order.follower(lender, stream)
         if follower is not None:
@@ -390,11 +391,15 @@ class BasePublisher(Uncopied, ABC):
         if stream is not None or (slots.following is None and lender.streams is None):
             yield from self._follow(stream)
         self._order_loan()
+        return (yield from self._complete(lender))
+
+    def _complete(self, lender: LeaseState) -> Flow[tuple[int, int]]:
+        """Make the fence of the work of the streams of `lender` on the array on loan. Return the same as `_fence`."""
         fence = yield from ready(lender, None)
-        lender.fences, lender.streams = (), None
         self._check_open()
-        slots.fences = [] if fence is None else [(fence.timeline, fence.word, fence.value)]
-        return (0, 0) if fence is None else (fence.word, fence.value)
+        self._slots.fences = [] if fence is None else [(fence.timeline, fence.word, fence.value)]
+        lender.fences, lender.streams = (), None
+        return COMPLETE if fence is None else (fence.word, fence.value)
 
     # Publishing
 
@@ -406,7 +411,7 @@ class BasePublisher(Uncopied, ABC):
         """
         slots, valid = self._slots, timeout is None or _is_time(timeout)
         if not self._written and stream is None:
-            return (slots.send(texts) if valid else None) or _COMPLETE
+            return (slots.send(texts) if valid else None) or COMPLETE
         sent = slots.send_after(texts, stream) if valid else None
         if sent is not None:
             return sent
@@ -479,9 +484,7 @@ class Publisher(BasePublisher):
     """
 
     _run: Run
-
-    def _lease(self, twin: LeaseState) -> Lease:
-        return Lease(self._run, twin)
+    _lease_type: ClassVar = Lease
 
     def loan(self, timeout: float | None = None, *, stream: Any = None) -> Any:
         """Return an array of a slot that no consumer uses. Until `publish`, each call returns the same array.
@@ -596,9 +599,7 @@ class AsyncPublisher(BasePublisher):
     """
 
     _run: AsyncRun
-
-    def _lease(self, twin: LeaseState) -> AsyncLease:
-        return AsyncLease(self._run, twin)
+    _lease_type: ClassVar = AsyncLease
 
     async def loan(self, timeout: float | None = None, *, stream: Any = None) -> Any:
         """Return an array of a buffer that no consumer uses; see `Publisher.loan`."""

@@ -1,0 +1,153 @@
+"""Test `channel.publish(array)` with arrays that are on a GPU, or that are copied to a GPU.
+
+`test_device` runs these tests on the simulated driver. On a machine with a GPU, pytest also runs them directly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gates import fill, finish, idle, new_stream, read
+from rig import CHANNELS, N, address, client, device_service, gate, other, use
+from test_gpu_channels import OfALibrary
+
+import poolbridge
+from poolbridge._client import copies as _copies
+from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._session import returns as _returns
+
+pytestmark = CHANNELS
+
+__all__ = ["client", "device_service", "gate", "other"]  # fixtures
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Let publishers live on however slowly a test runs."""
+    monkeypatch.setattr(_copies, "_SOON", 3600)
+    monkeypatch.setattr(_returns, "_IDLE", 3600)
+
+
+class OfAStream:
+    """An array that names the stream that writes it, as CuPy's arrays do."""
+
+    def __init__(self, lease, stream):
+        self.lease = lease
+        self.__cuda_array_interface__ = {**lease.view(device="cuda").__cuda_array_interface__, "stream": stream}
+
+
+def arenas(client):
+    return [arena for slots in client._session.returns._slots for arena in slots.arenas]
+
+
+@pytest.fixture
+def mine(client):
+    client.create_pool("mine", kind="device", max_bytes=64 << 20)
+    return client.allocate(N, "uint8", pool="mine")
+
+
+@pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned", "host"])
+@pytest.mark.parametrize("source", ["numpy", "named", "unknown"])
+def test_copies_have_their_content_in_every_kind_of_memory(client, other, mine, kind, source):
+    client.create_pool(kind, kind=kind, max_bytes=64 << 20)
+    channel = client.create_channel("c", pool=kind, capacity=2, mode="queue")
+    frames, stream = other.subscribe("c"), new_stream()
+    for byte in range(30):
+        if source == "numpy":
+            given: Any = np.full(N, byte, np.uint8)
+        else:
+            fill(address(mine), N, byte, stream)
+            if source == "unknown":
+                finish(stream)
+            given = OfAStream(mine, stream) if source == "named" else OfALibrary(mine)
+        channel.publish(given, timeout=60)
+        with next(frames) as frame:
+            assert (frame.to_numpy() == byte).all()
+    assert len(arenas(client)) == 1
+
+
+def test_nothing_but_the_readers_streams_waits_for_the_copy(client, other, mine, gate):
+    channel = client.create_channel("c", pool="gpu", capacity=2, mode="queue")
+    frames, stream, reader = other.subscribe("c"), new_stream(), new_stream()
+    for byte in range(5):
+        fill(address(mine), N, byte, stream)
+        channel.publish(OfAStream(mine, stream), timeout=60)
+        with next(frames) as frame:
+            assert (frame.to_numpy() == byte).all()
+    gate.hold(stream)
+    fill(address(mine), N, 7, stream)
+    channel.publish(OfAStream(mine, stream), timeout=60)
+    fill(address(mine), N, 8, stream)  # the same stream writes the array after the copy
+    frame = next(frames)
+    seen = read(use(frame.lease, reader), N, reader)
+    assert not idle(stream)
+    assert not idle(reader)
+    gate.open()
+    finish(reader)
+    finish(stream)
+    assert (seen == 7).all()
+
+
+@pytest.mark.parametrize("client", [16 * N], indirect=True, ids=["no room for more slots"])
+def test_a_slot_is_written_again_after_the_streams_of_its_readers(client, other, mine, gate):
+    channel = client.create_channel("c", pool="gpu", capacity=2, mode="queue")
+    frames, stream, reader = other.subscribe("c"), new_stream(), new_stream()
+
+    def publish(byte):
+        fill(address(mine), N, byte, stream)
+        channel.publish(OfAStream(mine, stream), timeout=60)
+
+    for byte in range(5):
+        publish(byte)
+        next(frames).release()
+    gate.hold(reader)
+    publish(100)
+    frame = next(frames)
+    seen = read(use(frame.lease, reader), N, reader)
+    frame.release()
+    for byte in range(3):  # fewer than there are slots
+        publish(byte)
+        next(frames).release()
+    assert not idle(reader)
+    gate.open()
+    finish(reader)
+    for byte in range(20):
+        publish(byte)
+        with next(frames) as frame:
+            assert (frame.to_numpy() == byte).all()
+    assert (seen == 100).all()
+
+
+def test_a_copy_in_an_unknown_stream_is_waited_for_and_one_that_fails_frees_its_slot(
+    client, other, mine, gate, monkeypatch
+):
+    channel = client.create_channel("c", pool="gpu", capacity=1, mode="queue")
+    frames, own = other.subscribe("c"), _cuda_stream.own_stream(0)
+    wait, waited = _cuda_stream.synchronize_stream, []
+
+    def open_and_wait(ordinal, stream):
+        gate.open()
+        wait(ordinal, stream)
+        waited.append(stream)
+
+    monkeypatch.setattr(_cuda_stream, "synchronize_stream", open_and_wait)
+    mine.copy_from(np.full(N, 1, np.uint8))
+    for _ in range(4):
+        channel.publish(OfALibrary(mine), timeout=60)
+        next(frames).release()
+    channel.publish(OfALibrary(mine), timeout=60)
+    for _ in range(30):  # more often than there are slots
+        with pytest.raises(poolbridge.WaitTimeoutError):
+            channel.publish(OfALibrary(mine), timeout=0)
+    next(frames).release()
+    waited.clear()
+    gate.hold(own)
+    channel.publish(OfALibrary(mine), timeout=60)
+    assert waited == [own]
+    writer = new_stream()
+    fill(address(mine), N, 2, writer)
+    finish(writer)
+    assert (next(frames).to_numpy() == 1).all()
+    assert len(arenas(client)) == 1
