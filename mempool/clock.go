@@ -31,8 +31,11 @@ type Clock struct {
 
 	reserved [TimelineWords]bool // by word: reserved with Word, and not freed yet
 	holders  map[uint64][]holder // by word: what was published with fences that were not reached then
-	failed   map[uint64]struct{} // words that were freed after a fence had failed
+	failed   map[uint64]*failure // by word that was freed after a fence had failed
 }
+
+// failure has the holders of the fences of a failed word. A word that is renewed and fails again has another failure.
+type failure struct{ holders []holder }
 
 // holder is something in which others find a fence, such as a buffer.
 type holder struct {
@@ -43,7 +46,7 @@ type holder struct {
 // NewClock makes a clock of a session's timeline. The page must be mapped for writing. The new clock owns the page.
 func NewClock(id uint64, page *Page) *Clock {
 	return &Clock{id: id, page: page, wordOf: make(map[any]uint64), queue: make(map[uint64]Queue),
-		holders: make(map[uint64][]holder), failed: make(map[uint64]struct{})}
+		holders: make(map[uint64][]holder), failed: make(map[uint64]*failure)}
 }
 
 // Timeline returns the timeline's id.
@@ -129,11 +132,12 @@ func (c *Clock) Free(word uint64) error {
 		return situation.Of(ErrInvalid, "fence %d of word %d is neither reached nor failed: call Reach or Fail first", c.next[word], word)
 	}
 	c.reserved[word] = false
+	holders := c.holders[word]
+	delete(c.holders, word)
 	if c.page.Reason(word) != "" {
-		c.failed[word] = struct{}{}
+		c.failed[word] = &failure{holders}
 		return nil
 	}
-	delete(c.holders, word)
 	c.free = append(c.free, word)
 	return nil
 }
@@ -157,41 +161,38 @@ func (c *Clock) Published(t Fence, gone func(context.Context) (bool, error)) {
 // renew frees the words with failed fences whose holders are gone.
 func (c *Clock) renew(ctx context.Context) error {
 	c.mu.Lock()
-	holders := make(map[uint64][]holder)
-	for word := range c.failed {
-		holders[word] = c.holders[word] // nobody changes the holders of a word that is not reserved
-	}
+	failed := maps.Clone(c.failed)
 	c.mu.Unlock()
-	for word, of := range holders {
+	for word, f := range failed {
 		gone, err := true, error(nil)
-		for i := 0; gone && i < len(of); i++ {
-			if gone, err = of[i].gone(ctx); err != nil {
+		for i := 0; gone && i < len(f.holders); i++ {
+			if gone, err = f.holders[i].gone(ctx); err != nil {
 				return err
 			}
 		}
 		if gone {
-			c.renewWord(word)
+			c.renewWord(word, f)
 		}
 	}
 	return nil
 }
 
-func (c *Clock) renewWord(word uint64) {
+// renewWord makes a word free whose failure is f, unless another goroutine has renewed the word since.
+func (c *Clock) renewWord(word uint64, f *failure) {
 	if c.use() != nil {
 		return
 	}
 	defer c.life.RUnlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, failed := c.failed[word]; !failed { // another goroutine has renewed the word
+	if c.failed[word] != f {
 		return
 	}
-	for _, h := range c.holders[word] {
+	for _, h := range f.holders {
 		c.next[word] = max(c.next[word], h.value)
 	}
 	c.page.renew(word, c.next[word])
 	delete(c.failed, word)
-	delete(c.holders, word)
 	c.free = append(c.free, word)
 }
 

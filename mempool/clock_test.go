@@ -1,6 +1,7 @@
 package mempool
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -54,4 +55,34 @@ func TestOnlyAReservedWordWithoutAnOpenFenceIsFreed(t *testing.T) {
 	require.NoError(t, clock.Reach(at))
 	require.NoError(t, clock.Free(word))
 	assert.ErrorIs(t, clock.Free(word), ErrInvalid, "twice")
+}
+
+func TestAWordThatFailsAgainStaysFailedForACallerWhoAskedAboutItsFirstFailure(t *testing.T) {
+	clock := newClock(t)
+	failed := func(reason string, gone func(context.Context) (bool, error)) Fence {
+		word, err := clock.Word(t.Context())
+		require.NoError(t, err)
+		at := clock.Next(word)
+		clock.Published(at, gone)
+		require.NoError(t, clock.Fail(at, reason))
+		require.NoError(t, clock.Free(word))
+		return at
+	}
+	for range TimelineWords - 1 {
+		_, err := clock.Word(t.Context())
+		require.NoError(t, err)
+	}
+	var second Fence
+	asked := 0
+	first := failed("first", func(context.Context) (bool, error) {
+		if asked++; asked == 1 { // before the answer, another caller gets the word, and its content fails too
+			second = failed("second", func(context.Context) (bool, error) { return false, nil })
+		}
+		return true, nil
+	})
+	_, err := clock.Word(t.Context())
+	require.ErrorIs(t, err, ErrLimit)
+	assert.Equal(t, first.Word, second.Word)
+	assert.Equal(t, "second", clock.page.Reason(second.Word))
+	assert.True(t, clock.page.Failed(second.Word, second.Value))
 }

@@ -276,6 +276,23 @@ def test_words_are_used_again_once_their_streams_are_done(page, monkeypatch):
     assert timeline.word(StreamKey(0, 17)) is None
 
 
+def test_a_word_that_fails_again_stays_failed_for_a_thread_that_asked_about_its_first_failure(page):
+    timeline = Timeline(1, page)
+    first = timeline.promise()
+    assert timeline.fail(first, "first", 1, 1)
+    asked = timeline.failed[first.word]
+    timeline.free(first.word, asked)  # by another thread, which has had the same answer
+    while (second := timeline.promise()).word != first.word:
+        page.store(second.word, second.value)
+    assert timeline.fail(second, "second", 2, 1)
+    timeline.free(first.word, asked)
+    assert page.reason(second.word) == "second"
+    assert page.died(second.word, second.value)
+    with pytest.raises(poolbridge.PoolLimitError, match="512 streams and promises"):
+        for _ in range(512):
+            timeline.promise()
+
+
 def test_who_waits_for_a_stream_is_told_before_the_stream_is(page, monkeypatch):
     happened: list[object] = []
     monkeypatch.setattr(_cuda_stream, "write", lambda *arguments: happened.append(arguments[2:]))

@@ -474,7 +474,7 @@ def _free_words(session: Session, own: Timeline) -> Flow[None]:
         try:
             yield from lease(session, failed.buffer, failed.generation, write=True, timeout=0.0)
         except StaleError:
-            own.free(word)
+            own.free(word, failed)
         except (BusyError, ContentFailedError):
             pass
 

@@ -266,12 +266,15 @@ class Timeline:
             self.failed[fence.word] = Failed(fence.value, buffer, generation)
         return failed
 
-    def free(self, word: int) -> None:
-        """Let other promises and streams use the word of a failed promise, whose buffer is gone."""
+    def free(self, word: int, failed: Failed) -> None:
+        """Let other promises and streams use the word of a failed promise, whose buffer is gone.
+
+        Do nothing if another thread has freed the word since: a later promise may have failed on the same word.
+        """
         with self.lock:
-            failed = self.failed.pop(word, None)
-            if failed is not None and not self.closed:
+            if self.failed.get(word) is failed and not self.closed:
                 self.page.renew(word, failed.value)
+                del self.failed[word]
 
     def fail_promises(self, reason: str) -> None:
         """Mark the fences of all open promises as failed."""
