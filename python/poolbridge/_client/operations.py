@@ -470,7 +470,7 @@ def promise(state: LeaseState) -> Flow[Promise]:
 
 def _free_words(session: Session, own: Timeline) -> Flow[None]:
     """Free the words of failed promises whose buffers are gone: nobody can read the fences of these promises."""
-    for word, failed in list(own.failed.items()):
+    for word, failed in own.failed.copy().items():  # finalisers may add failures meanwhile
         try:
             yield from lease(session, failed.buffer, failed.generation, write=True, timeout=0.0)
         except StaleError:

@@ -287,8 +287,9 @@ class Returns:
         try:
             while (seconds := self._wanted_for(producer, came)) is not None:
                 came = producer.await_back(seconds)
-        except PoolbridgeError:
-            pass  # the session has ended
+        except PoolbridgeError:  # the session has ended, or the channel is corrupt, which the producer's next call says
+            with self._session.lock:
+                self._wanted.pop(producer, None)
 
     def _wanted_for(self, producer: Producer, came: Any) -> float | None:
         """Give back what came back, and return for how many seconds `_drain` waits on; None: it ends."""
