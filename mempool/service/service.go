@@ -104,11 +104,15 @@ func New(c Config) *Service {
 }
 
 // checkLedger returns a function that says which rules of the ledger are broken. The caller of the function holds s.mu. A check reads all
-// records, so the function checks a small ledger at each call, and a ledger of n records only at every n/16th call.
+// records. So the function checks a ledger of n records at every n/16th of the first 4,096 calls, and later at every n+32nd call.
 func (s *Service) checkLedger() func() string {
-	calls := 0
+	calls, all := 0, 0
 	return func() string {
-		if calls++; calls*16 < s.ledger.Records() {
+		due := s.ledger.Records() / 16
+		if all++; all > 4096 {
+			due = s.ledger.Records() + 32
+		}
+		if calls++; calls < due {
 			return ""
 		}
 		calls = 0
