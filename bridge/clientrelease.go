@@ -94,7 +94,7 @@ func (l *Lease) holder() func(context.Context) (bool, error) {
 		if s != nil && s.round.Load() != round {
 			return true, nil
 		}
-		r := &wire.LeaseBuffer{Buffer: info.Buffer, Generation: info.Generation, Write: true}
+		r := &wire.LeaseBuffer{Buffer: info.Buffer, Generation: info.Generation}
 		l, err := c.lease(ctx, once, r, &r.Wait)
 		switch {
 		case err == nil:

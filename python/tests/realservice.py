@@ -62,6 +62,19 @@ def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
         time.sleep(0.005)
 
 
+def check_arrays_in_hand(frames: poolbridge.Subscription) -> None:
+    """Receive 300 frames of one growing number each, and check that nobody writes the arrays of the newest five."""
+    kept: list[tuple[int, np.ndarray[Any, Any]]] = [(-1, np.empty(0))]
+    for _ in range(300):
+        array = np.asarray(frames.receive(60))
+        number = int(array[0])
+        assert number > kept[-1][0]
+        kept.append((number, array))
+        for seen, one in kept:
+            assert (one == seen).all()
+        del kept[:-5]
+
+
 def leases(client: poolbridge.Client) -> int:
     """Return how many leases the service has."""
     return client.stats().leases

@@ -16,7 +16,7 @@ import signal
 import threading
 
 import numpy as np
-from realservice import leases, until
+from realservice import check_arrays_in_hand, leases, until
 from test_interrupts import at_every_step
 from test_members import service as service  # noqa: PLC0414 - a fixture
 from test_stopped_service import stop
@@ -254,19 +254,9 @@ def test_no_slot_is_written_while_its_frame_is_in_hand(client, other, mode, full
     frames = other.subscribe("c", credit=8)
     sender = threading.Thread(target=publish)
     sender.start()
-    kept, last = [], -1
-    for _ in range(300):
-        found = np.asarray(frames.receive(60))
-        assert int(found[0]) > last
-        last = int(found[0])
-        kept.append((last, found))
-        for seen, one in kept:
-            assert (one == seen).all()
-        del kept[:-5]
+    check_arrays_in_hand(frames)
     enough.set()
     sender.join(60)
-    kept.clear()
-    del found, one
 
 
 @pytest.mark.parametrize("threads", [2, 4])

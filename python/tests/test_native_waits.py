@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -15,6 +16,7 @@ pytest.importorskip(
 )
 
 from nativeworld import LINE, Interrupted, World, back, interrupt as interrupt, take, world, worlds as worlds  # noqa: PLC0414 - fixtures
+from realservice import until
 
 from poolbridge import _native
 from poolbridge._native import Condition, Frame, Producer
@@ -33,8 +35,7 @@ def test_a_consumer_sleeps_until_a_frame_comes(worlds: list[World]) -> None:
     taken: list[object] = []
     thread = threading.Thread(target=lambda: taken.append(consumer.take(None)))
     thread.start()
-    while not _native.load_u64(w.channel.sequencer, 64) & 1:
-        time.sleep(0.001)
+    until(lambda: _native.load_u64(w.channel.sequencer, 64) & 1)
     w.publish(producer)
     thread.join()
     assert isinstance(taken[0], Frame)
@@ -82,8 +83,7 @@ def test_a_wait_for_memory_ends_when_another_thread_takes_the_memory_back(
     frame, came = take(consumer), []
     thread = threading.Thread(target=lambda: came.append(producer.reclaim(None)), daemon=True)
     thread.start()
-    while not _native.load_u64(w.channel.sequencer, 128) & 1:
-        time.sleep(0.001)
+    until(lambda: _native.load_u64(w.channel.sequencer, 128) & 1)  # the thread sleeps
     interval = sys.getswitchinterval()
     sys.setswitchinterval(60)  # so that this thread is the first one that looks
     try:
@@ -122,8 +122,7 @@ def test_a_swap_waits_for_the_next_frame(worlds: list[World]) -> None:
     taken: list[object] = []
     thread = threading.Thread(target=lambda: taken.append(consumer.swap(first.number)))
     thread.start()
-    while not _native.load_u64(w.channel.sequencer, 64) & 1:
-        time.sleep(0.001)
+    until(lambda: _native.load_u64(w.channel.sequencer, 64) & 1)
     in_hand = consumer.in_hand
     w.publish(producer)
     thread.join()
@@ -199,8 +198,7 @@ def test_a_member_that_is_closed_ends_its_waits(worlds: list[World]) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while not _native.load_u64(w.channel.sequencer, 64) & 1:
-        time.sleep(0.001)
+    until(lambda: _native.load_u64(w.channel.sequencer, 64) & 1)
     consumer.close()
     thread.join()
     assert raised == [ClosedError]
@@ -227,8 +225,7 @@ def test_producers_get_room_in_the_order_in_which_they_began_to_wait(worlds: lis
         producer.patience = 3600  # a producer must not lose its turn on a slow machine
         thread = threading.Thread(target=publish, args=(slot, producer))
         thread.start()
-        while not _native.load_u64(w.channel.sequencer, 512 + 8 * slot):
-            time.sleep(0.001)
+        until(partial(_native.load_u64, w.channel.sequencer, 512 + 8 * slot))
         threads.append(thread)
     blocks = []
     for _ in range(4):

@@ -11,6 +11,7 @@ pytest.importorskip(
 import asyncio
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from realservice import leases, publish, until
@@ -113,6 +114,28 @@ def test_a_client_waits_for_memory_that_somebody_wants_until_it_closes_or_nobody
         client.close()
     until(lambda: not waiters())
     frame.release()
+
+
+def test_memory_goes_to_who_waits_and_the_session_lives_where_no_thread_can_start(client, other, monkeypatch):
+    def refuse(thread, start=threading.Thread.start):
+        if thread.name in {"poolbridge-wanted", "poolbridge-returns"}:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    refused = []
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    pool = client.create_pool("one", max_bytes=PAGE)
+    channel = client.create_channel("c", pool=pool, mode="queue", capacity=1)
+    frames = other.subscribe("c", ack="manual")
+    publish(client, channel, 1, timeout=60)
+    frame = next(frames)
+    with ThreadPoolExecutor() as threads:
+        allocating = threads.submit(other.allocate, 4, pool=other.open_pool("one"), timeout=60)
+        until(lambda: "poolbridge-wanted" in refused)
+        frame.release()
+        assert allocating.result().pool == "one"
+    assert client.stats().leases >= 1
 
 
 def test_an_allocation_of_the_asyncio_client_waits_for_memory_of_its_own_frame(service, other):

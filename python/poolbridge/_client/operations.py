@@ -48,6 +48,7 @@ from poolbridge.errors import (
     InvalidArgumentError,
     NotFoundError,
     PoolLimitError,
+    ProducerDiedError,
     StaleError,
     UnsupportedError,
     WaitTimeoutError,
@@ -472,10 +473,10 @@ def _free_words(session: Session, own: Timeline) -> Flow[None]:
     """Free the words of failed promises whose buffers are gone: nobody can read the fences of these promises."""
     for word, failed in own.failed.copy().items():  # finalisers may add failures meanwhile
         try:
-            yield from lease(session, failed.buffer, failed.generation, write=True, timeout=0.0)
+            yield from lease(session, failed.buffer, failed.generation, write=False, timeout=0.0)
         except StaleError:
             own.free(word, failed)
-        except (BusyError, ContentFailedError):
+        except (BusyError, ContentFailedError, ProducerDiedError):
             pass
 
 

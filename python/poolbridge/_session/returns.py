@@ -19,6 +19,8 @@ from poolbridge.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from poolbridge._native import Arena as _Arena, Slots as _Slots
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.producer import Producer
@@ -149,6 +151,16 @@ class Slots(_Slots):
         self.producer: Producer | None = None
 
 
+def _start(name: str, work: Callable[[], None]) -> threading.Thread | None:
+    """Start a thread. None: no thread can start now, which must not end the session; a later call tries again."""
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
+
+
 class Returns:
     """The arenas of one session, and its leases that came back. The session's lock guards this object.
 
@@ -276,10 +288,10 @@ class Returns:
         self._sweep(pool)
         for producer in list(self._session.producers.values()):
             if producer.channel.pool == pool and (producer.loans or self.uses(producer)):
-                if producer not in self._wanted:
-                    drain = partial(self._drain, producer)
-                    threading.Thread(target=drain, name="poolbridge-wanted", daemon=True).start()
+                if producer not in self._wanted and not _start("poolbridge-wanted", partial(self._drain, producer)):
+                    continue  # the service says it again while somebody waits
                 self._wanted[producer] = time.monotonic() + _WANTED
+        self.watch()
 
     def _drain(self, producer: Producer) -> None:
         """Give back what comes back to a producer, as long as somebody wants it."""
@@ -413,8 +425,7 @@ class Returns:
     def watch(self) -> None:
         """Start the thread that checks what came back, unless this thread runs already or there is nothing to check."""
         if self._thread is None and self._session.ended is None and (self._leaving or self._slots or self._lends()):
-            self._thread = threading.Thread(target=self._run, name="poolbridge-returns", daemon=True)
-            self._thread.start()
+            self._thread = _start("poolbridge-returns", self._run)
 
     def _soon(self) -> float | None:
         """Return after how many seconds the thread has work to do; None if the thread has no work."""
