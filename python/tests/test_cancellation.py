@@ -12,6 +12,7 @@ pytest.importorskip(
 )
 
 import asyncio
+import gc
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -23,6 +24,7 @@ import numpy as np
 from realservice import RealService
 
 import poolbridge
+from poolbridge._session.cancellation import Cancellation
 from poolbridge._session.flow import Do, Hear, Sleep
 
 # The most steps that an operation of this file has.
@@ -34,6 +36,15 @@ def service(tmp_path_factory):
     running = RealService(str(tmp_path_factory.mktemp("cancellation") / "r.sock"))
     yield running
     running.close()
+
+
+@pytest.fixture(autouse=True)
+def no_collector():
+    """Memory comes back as soon as the program drops its array, not when the garbage collector finds a cycle."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 class Cancelled:
@@ -461,6 +472,22 @@ def test_a_cancelled_operation_has_no_effect_or_returns_its_result(service, oper
         if not asyncio.run(once(service, operation, step, after=after, stop=asyncio.Task.cancel)):
             return
     pytest.fail("the operation has more steps")
+
+
+def test_a_cancellation_that_waits_refers_to_nothing_of_its_operation():
+    """CPython 3.11 drops the stack frames of a coroutine that has ended; later versions keep those of a traceback."""
+
+    async def main():
+        cancellation, work = Cancellation(), asyncio.get_running_loop().create_future()
+        task: Any = asyncio.current_task()
+        asyncio.get_running_loop().call_soon(task.cancel)
+        asyncio.get_running_loop().call_later(0.01, work.set_result, 7)
+        assert await cancellation.outlast(work) == 7
+        assert isinstance(cancellation.error, asyncio.CancelledError)
+        assert cancellation.error.__traceback__ is None
+        task.uncancel()
+
+    asyncio.run(main())
 
 
 def test_a_time_limit_that_came_too_late_cancels_nothing_afterwards(service):

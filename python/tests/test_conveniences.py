@@ -127,11 +127,27 @@ def test_a_fault_within_a_library_is_its_own(client, monkeypatch):
         client.get_array("it", library="torch")
 
 
+GETS_ITS_ARRAY_TWICE = """
+import sys
+import numpy, poolbridge
+
+with poolbridge.connect(sys.argv[1]) as client:
+    one, two = (client.get_array("it", library=sys.argv[2]) for _ in range(2))
+    for array in one, two:
+        numpy.from_dlpack(array)
+        print(numpy.asarray(array).tolist(), numpy.from_dlpack(array).ctypes.data == numpy.from_dlpack(one).ctypes.data)
+"""
+
+
 @pytest.mark.parametrize("library", ["torch", "jax"])
-def test_other_libraries_get_the_memory_in_place(client, library):
-    pytest.importorskip(library)
+def test_other_libraries_get_the_memory_in_place(service, client, library):
+    """The library is loaded in another process: it keeps files open there, and poolbridge warns who has loaded it."""
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
     client.put(np.arange(3, dtype="float32"), "it")
-    assert np.asarray(client.get_array("it", library=library)).tolist() == [0, 1, 2]
+    program = [sys.executable, "-c", GETS_ITS_ARRAY_TWICE, service.path, library]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
+    assert done.stdout.splitlines() == ["[0.0, 1.0, 2.0] True"] * 2, done.stderr
 
 
 def test_asyncio_puts_and_gets_as_well(service):

@@ -11,10 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import dask_workers
 import numpy as np
 import pytest
-from daskcluster import (
+from daskcluster import (  # skips this file if Dask is not installed, so it comes before `dask_workers`
     MARKS,
     POOL,
     SECONDS,
@@ -34,6 +33,8 @@ from daskcluster import (
     total,
     workers,
 )
+
+import dask_workers  # isort: skip
 from realservice import RealService, until
 
 import poolbridge

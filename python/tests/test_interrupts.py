@@ -110,6 +110,8 @@ class Interrupter:
 def at_every_step(try_it, *functions, most=100_000):
     """Call `try_it` with an interrupt at the first place, then at the second, and so on; return how many there are."""
     for at in range(most):
+        if sys.version_info >= (3, 13):  # CPython reports all opcodes of a function from its second call on
+            try_it(Interrupter(most, *functions))
         interrupter = Interrupter(at, *functions)
         try_it(interrupter)
         if interrupter.where is None:
@@ -334,6 +336,9 @@ def real(tmp_path):
     running.close()
 
 
+@pytest.mark.skipif(
+    sys.version_info >= (3, 13), reason="after an interrupt, CPython 3.13 leaves out opcodes: use Python 3.11 or 3.12"
+)
 @pytest.mark.parametrize("mode", ["broadcast", "queue"])
 @pytest.mark.parametrize("take", ["iterate", "receive", "arrays"])
 def test_no_interrupt_loses_a_frame(real, mode, take):

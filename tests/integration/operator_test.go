@@ -93,7 +93,7 @@ func TestDoctorSaysWhetherThePackageHasItsNativeModule(t *testing.T) {
 	without := t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(without, "poolbridge"), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(without, "poolbridge", "__init__.py"), nil, 0o600))
-	said = doctor("PYTHONPATH=" + without)
+	said = doctor("PYTHONPATH=" + without + string(filepath.ListSeparator) + os.Getenv("PYTHONPATH"))
 	assert.Contains(t, said, " (no native module)")
 	assert.Contains(t, said, "without its native module: it can use no channels")
 	assert.Contains(t, said, "install a C compiler and the headers of Python, and then poolbridge again")

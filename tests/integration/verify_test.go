@@ -81,7 +81,7 @@ func TestVerifyOfAnInterpreterWithoutThePackageSaysSo(t *testing.T) {
 func TestALibraryThatEndsItsInterpreterIsAFindingAndTheOthersAreChecked(t *testing.T) {
 	folder := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "jax.py"), []byte("import os\nos._exit(3)\n"), 0o600))
-	t.Setenv("PYTHONPATH", folder)
+	t.Setenv("PYTHONPATH", folder+string(filepath.ListSeparator)+os.Getenv("PYTHONPATH"))
 	r, ok := verify(t, "--python", rig.Python(t).Path, "--only", "host/transfer/round-trip/*")
 	assert.True(t, ok)
 	status := map[string]string{}
@@ -92,6 +92,7 @@ func TestALibraryThatEndsItsInterpreterIsAFindingAndTheOthersAreChecked(t *testi
 			assert.Contains(t, c.Reason, "exit status 3")
 		}
 	}
+	delete(status, "transfer/round-trip/torch") // if it is installed
 	assert.Equal(t, map[string]string{"transfer/round-trip/go": "passed", "transfer/round-trip/numpy": "passed", "transfer/round-trip/python": "skipped"}, status)
 }
 

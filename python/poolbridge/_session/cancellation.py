@@ -26,6 +26,10 @@ class Cancellation:
         self._before = self._task.cancelling()
         self.error: asyncio.CancelledError | None = None
 
+    def keep(self, error: asyncio.CancelledError) -> None:
+        """Keep the error without its traceback, which would refer to this object and to the operation's result."""
+        self.error = error.with_traceback(None)
+
     def check(self) -> None:
         """Raise the `CancelledError`, if there is one. The operation calls `check` before each step."""
         error, self.error = self.error, None
@@ -38,7 +42,7 @@ class Cancellation:
             try:
                 await asyncio.wait((work,))
             except asyncio.CancelledError as error:
-                self.error = error
+                self.keep(error)
                 if stop is not None:
                     stop()
         return work.result()

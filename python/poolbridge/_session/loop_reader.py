@@ -93,7 +93,7 @@ class LoopReader:
                 except asyncio.CancelledError as error:
                     if not isinstance(request, _LASTING):
                         raise
-                    cancellation.error = error
+                    cancellation.keep(error)
                     self._session.cancel(call)
             return cast("_ReplyT", call.result())
         except RequestCancelledError:
