@@ -15,11 +15,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import poolbridge
 from poolbridge._bench.fan import HEAD, number_of
-from poolbridge._bench.gpu import stream_of
+from poolbridge._bench.gpu import preferred_consumer, stream_of
 from poolbridge._libraries import consumers as _consumers
 
 if TYPE_CHECKING:
@@ -119,21 +117,28 @@ class BenchWorker:
 
     def publish(self, task: dict[str, Any]) -> dict[str, Any]:
         """Publish frames for some seconds and close the channel; answer with the time of each frame."""
-        client, shape, pause = self._connected, (task["bytes"],), task["pause"]
+        client, pause, clock = self._connected, task["pause"], time.monotonic_ns
         channel = client.open_channel(task["channel"], timeout=_TIMEOUT)
-        # The first allocation opens the pool and starts CUDA in this process, so it is not measured.
-        client.allocate(shape, "uint8", pool=channel.pool, timeout=_TIMEOUT).release()
-        clock = time.monotonic_ns
+        wrap = stream = None
+        if on_device := client.open_pool(channel.pool, timeout=_TIMEOUT).kind not in {"host", "pinned"}:
+            library = _consumers.load(preferred_consumer())
+            stream = stream_of(library)
+            wrap = partial(library.take, stream=stream)
+        publisher = channel.publisher(task["bytes"], "uint8", wrap=wrap)
+        # The first loan opens the pool and starts CUDA in this process, so it is not measured.
+        publisher.loan(_TIMEOUT, stream=stream)
         stamps: list[int] = []
         until = clock() + int(task["seconds"] * 1e9)
         while len(stamps) < task["most"] and (clock() < until or len(stamps) < task["least"]):
             if pause:
                 time.sleep(pause)
-            lease = client.allocate(shape, "uint8", pool=channel.pool, timeout=_TIMEOUT)
-            if lease.kind == "host":
-                np.asarray(lease)[: HEAD.itemsize].view(HEAD)[0] = len(stamps) + 1
+            array = publisher.loan(_TIMEOUT, stream=stream)
+            if not on_device:
+                array[: HEAD.itemsize].view(HEAD)[0] = len(stamps) + 1
             stamps.append(clock())
-            channel.publish(lease, timeout=_TIMEOUT)
+            publisher.publish(timeout=_TIMEOUT)
+        del array
+        publisher.close()
         channel.close()
         return {"samples": stamps}
 
