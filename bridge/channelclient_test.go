@@ -247,9 +247,9 @@ func TestWhoFailsToJoinLeavesItsPlaceToOthers(t *testing.T) {
 				for range tries {
 					ctx, cancel := context.WithCancel(t.Context())
 					m := newMembership(s.from, role)
-					m.depart, m.counts = func(context.Context) { m.unseat() }, func() (none shmchannel.Counts) { return none }
+					m.depart, m.counts = func(context.Context) { m.sendLeave() }, func() (none shmchannel.Counts) { return none }
 					if err := m.join(ctx, &wire.Join{}, func(shmchannel.MemberConfig) error { return fail(cancel) }); err == nil {
-						m.unseat()
+						m.sendLeave()
 					}
 					cancel()
 				}

@@ -35,7 +35,7 @@ func (ch *Channel) producer(ctx context.Context) (*producing, error) {
 	p := s.producers[ch.info.ID]
 	if p == nil {
 		p = &producing{membership: newMembership(ch, shmchannel.ProducerRole), joined: make(chan struct{})}
-		p.depart = func(context.Context) { p.unseat() }
+		p.depart = func(context.Context) { p.sendLeave() }
 		if err := c.inBackground(p.begin); err != nil { // in the background, so that joining continues if ctx ends
 			s.mu.Unlock()
 			return nil, err

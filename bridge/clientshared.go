@@ -80,13 +80,13 @@ func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchanne
 	defer closeFiles(files)
 	m.id = reply.Member
 	if len(files) != 3 {
-		m.unseat()
+		m.sendLeave()
 		return situation.Of(ErrProtocol, "a member of channel %q comes with three files, this one with %d", m.channel.Name, len(files))
 	}
 	err = open(shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Slot: slotOf(reply.Slot), ID: reply.Member,
 		Spin: spin.Time, Spinner: new(spinner)})
 	if err != nil {
-		m.unseat()
+		m.sendLeave()
 		return err
 	}
 	c.shared.enlist(m)
@@ -108,8 +108,10 @@ func (e *spinner) End(found bool) {
 	e.Learn(found)
 }
 
-// unseat tells the service that the member leaves. unseat fails only if the connection is gone.
-func (m *membership) unseat() { _ = m.client.send(0, &wire.Leave{Channel: m.channel.ID, Member: m.id}) }
+// sendLeave tells the service that the member leaves. sendLeave fails only if the connection is gone.
+func (m *membership) sendLeave() {
+	_ = m.client.send(0, &wire.Leave{Channel: m.channel.ID, Member: m.id})
+}
 
 func slotOf(slot uint64) int { return int(min(slot, math.MaxInt32)) }
 

@@ -41,9 +41,9 @@ func (c *Consumer) hold(i int, number uint64) {
 	c.cursor.holds[i].number.Store(number)
 }
 
-// unhold clears hold i and wakes all producers that sleep. unhold always wakes them: even if the consumer held the block only for a moment,
+// clearHold clears hold i and wakes all producers that sleep. clearHold always wakes them: even if the consumer held the block only for a moment,
 // a producer may already sleep until the block comes back.
-func (c *Consumer) unhold(i int) {
+func (c *Consumer) clearHold(i int) {
 	c.holds.busy[i/64] &^= 1 << (i % 64)
 	c.holds.numbers[i] = 0
 	h := &c.cursor.holds[i]

@@ -34,7 +34,7 @@ func (c *Consumer) Release(in InHand, done Fence) error {
 		c.let(f.Number)
 		return nil
 	}
-	c.unhold(h)
+	c.clearHold(h)
 	if !c.dropping() {
 		c.inHands--
 	}

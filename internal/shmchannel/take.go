@@ -34,7 +34,7 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 			err = errMoved
 		}
 		if err != nil {
-			c.unhold(h)
+			c.clearHold(h)
 			return false, err
 		}
 	case c.inHands == MaxInHand:
@@ -51,7 +51,7 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	}
 	if err != nil && !errors.Is(err, ErrFrame) {
 		if h >= 0 {
-			c.unhold(h)
+			c.clearHold(h)
 		}
 		return false, err
 	}
@@ -77,7 +77,7 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 		if h < 0 {
 			c.let(n)
 		} else {
-			c.unhold(h)
+			c.clearHold(h)
 		}
 		return false, err
 	}
@@ -141,11 +141,11 @@ func (c *Consumer) takeFromQueue(t tail, f *Frame) (bool, error) {
 	}
 	c.hold(h, n)
 	if err := c.takesPart(); err != nil {
-		c.unhold(h)
+		c.clearHold(h)
 		return false, err
 	}
 	if !s.claim(n).CompareAndSwap(uint64(b.first.claim), uint64(newClaim(n, c.tag()))) {
-		c.unhold(h)
+		c.clearHold(h)
 		return false, errMoved
 	}
 	if err == nil {
@@ -156,7 +156,7 @@ func (c *Consumer) takeFromQueue(t tail, f *Frame) (bool, error) {
 	f.Number, f.Producer, f.hold, f.Missed = n, peer, h, 0
 	f.Ready.Timeline = peer.Timeline
 	if err != nil {
-		c.unhold(h)
+		c.clearHold(h)
 		return false, errors.Join(err, c.settle(n, tagDone))
 	}
 	if s.dropped.Load() != 0 {

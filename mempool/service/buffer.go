@@ -46,7 +46,7 @@ func (s *Session) grant(b *ledger.Buffer, write bool) GrantedLease {
 		b.Block.Fences = svc.pending(b.Block.Fences)
 		wait = b.Ready.Union(b.Block.Fences)
 	}
-	svc.show(s.rec, wait)
+	svc.beginWaitLocked(s.rec, wait)
 	l := svc.ledger.Grant(b, s.rec, write, wait, uint32(time.Since(svc.began)/time.Second))
 	_, mapped := s.rec.Mapped[b.Block.ID]
 	return GrantedLease{Lease: Lease{s, l}, Grant: svc.describe(l), Mapped: mapped}

@@ -105,9 +105,9 @@ const tendPause = time.Millisecond
 // least lookRest times the duration of the call. During a call of tidy, the service serves no session, because tidy needs Service.mu.
 const lookRest = 10
 
-// untidy counts the buffers that the channel keeps, and the members that left and whose slots tidy can free without another request.
+// countLeftovers counts the buffers that the channel keeps, and the members that left and whose slots tidy can free without another request.
 // The caller holds Service.mu.
-func (ch *channel) untidy() (n int) {
+func (ch *channel) countLeftovers() (n int) {
 	for _, m := range ch.members {
 		if m.left && (m.said || m.Role == shmchannel.ProducerRole) {
 			n++
@@ -116,10 +116,10 @@ func (ch *channel) untidy() (n int) {
 	return n + len(ch.kept)
 }
 
-// tend starts a goroutine that calls tidy again and again, until untidy returns 0 or the channel is freed. The service must check
+// tend starts a goroutine that calls tidy again and again, until countLeftovers returns 0 or the channel is freed. The service must check
 // repeatedly, because consumers do not tell it when they have finished with a frame. The caller holds Service.mu.
 func (ch *channel) tend() {
-	if ch.tended || ch.untidy() == 0 {
+	if ch.tended || ch.countLeftovers() == 0 {
 		return
 	}
 	ch.tended = true
@@ -137,9 +137,9 @@ func (ch *channel) tend() {
 				svc.unlock()
 				continue
 			}
-			before := ch.untidy()
+			before := ch.countLeftovers()
 			ch.tidy()
-			left := ch.untidy()
+			left := ch.countLeftovers()
 			ch.tended = ch.lives() && left > 0
 			again := ch.tended
 			rest := time.Until(ch.rests)

@@ -110,7 +110,7 @@ func (s *Session) endLease(l *ledger.Lease, incomplete bool, done ledger.Fences)
 	} else {
 		b.Block.Fences = svc.more(b.Block.Fences, done)
 	}
-	svc.unshow(wait)
+	svc.endWaitLocked(wait)
 	svc.recycleUnused(b)
 }
 

@@ -138,7 +138,7 @@ func (m *member) forget() {
 	delete(s.members, m)
 	s.svc.members--
 	if m.timeline != nil {
-		m.timeline.unshow()
+		m.timeline.dropReferenceLocked()
 	}
 	if s.swept != nil && !s.consumes() {
 		close(s.swept)

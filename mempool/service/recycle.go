@@ -10,7 +10,7 @@ func (p *Pool) recycle(b *ledger.Block) {
 	b.Fences = p.svc.pending(b.Fences)
 	if len(b.Fences) > maxFences { // more fences than the service can send to the block's next user
 		b.Holds++
-		p.svc.drain(b, func() { p.svc.unhold(b) })
+		p.svc.drain(b, func() { p.svc.endHoldLocked(b) })
 	}
 	if b.TakeBack() {
 		p.kept()
@@ -26,10 +26,10 @@ func (p *Pool) kept() {
 	}
 }
 
-// unhold ends one hold on b. The caller holds s.mu.
-func (s *Service) unhold(b *ledger.Block) {
+// endHoldLocked ends one hold on b. The caller holds s.mu.
+func (s *Service) endHoldLocked(b *ledger.Block) {
 	b.Fences = s.pending(b.Fences)
-	if b.Unhold() {
+	if b.EndHold() {
 		s.poolOf(b.Pool).kept()
 	}
 }

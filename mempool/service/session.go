@@ -328,7 +328,7 @@ func (s *Session) reclaimAll(held []*ledger.Block) {
 	s.vanish()
 	for _, b := range held {
 		b.Left(s.rec)
-		s.svc.unhold(b)
+		s.svc.endHoldLocked(b)
 	}
 	for _, b := range s.rec.Mapped {
 		s.unmap(b)

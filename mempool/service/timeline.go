@@ -202,8 +202,8 @@ func (t *timeline) owed() bool {
 	return false
 }
 
-// show notes that a lease of a session waits for fences. The caller holds s.mu.
-func (s *Service) show(of *ledger.Session, ts ledger.Fences) {
+// beginWaitLocked notes that a lease of a session waits for fences. The caller holds s.mu.
+func (s *Service) beginWaitLocked(of *ledger.Session, ts ledger.Fences) {
 	for _, t := range ts {
 		own := s.timelines[t.Timeline]
 		own.leases++
@@ -211,15 +211,15 @@ func (s *Service) show(of *ledger.Session, ts ledger.Fences) {
 	}
 }
 
-// unshow undoes show for a lease that has ended. The caller holds s.mu.
-func (s *Service) unshow(ts ledger.Fences) {
+// endWaitLocked undoes beginWaitLocked for a lease that has ended. The caller holds s.mu.
+func (s *Service) endWaitLocked(ts ledger.Fences) {
 	for _, t := range ts {
-		s.timelines[t.Timeline].unshow()
+		s.timelines[t.Timeline].dropReferenceLocked()
 	}
 }
 
-// unshow notes that a lease or a member of a channel does not refer to the timeline any more. The caller holds Service.mu.
-func (t *timeline) unshow() {
+// dropReferenceLocked notes that a lease or a member of a channel does not refer to the timeline any more. The caller holds Service.mu.
+func (t *timeline) dropReferenceLocked() {
 	t.leases--
 	t.retire()
 }

@@ -32,10 +32,10 @@ func (m *model) stepConsumer(s *state, c int8, choice int) bool {
 			a.pc = cUsed
 		}
 		if a.n < m.oldestKept(a.tail.number) {
-			a.pc = cUnhold
+			a.pc = cEndHold
 		}
 	case cClaim:
-		a.pc = cUnhold
+		a.pc = cEndHold
 		if k := &s.claims[a.n%m.n()]; *k == a.survey.claim {
 			*k = claim{a.n, claimedBy + c}
 			m.taken(s, c, a.n)
@@ -54,7 +54,7 @@ func (m *model) stepConsumer(s *state, c int8, choice int) bool {
 		s.ghost.uses[c] = 0
 		s.floor[c] = a.next
 		m.ring(a, freed, m.after(a))
-	case cUnhold:
+	case cEndHold:
 		word := freed
 		if s.ghost.uses[c] == 0 && !a.settled && m.mutant("a hold that was for nothing wakes nobody") {
 			word = none
@@ -107,7 +107,7 @@ func (m *model) stepConsumer(s *state, c int8, choice int) bool {
 		a.said = true
 		a.pc = cDone
 		if s.ghost.uses[c] > 0 {
-			a.pc = cUnhold
+			a.pc = cEndHold
 		}
 	default:
 		return false
@@ -200,7 +200,7 @@ func (m *model) own(s *state, c int8, a *consumer) {
 	case !m.holds(c):
 		a.ends, a.pc = true, cRelease
 	case !part:
-		a.ends, a.pc = true, cUnhold
+		a.ends, a.pc = true, cEndHold
 	case m.Queue:
 		a.pc = cClaim
 	case m.mutant("no second look after the hold"):
@@ -255,7 +255,7 @@ func (m *model) read(s *state, c int8, a *consumer, choice int) bool {
 		if a.n >= m.oldestKept(s.tail.number) {
 			m.fault("consumer %d does not find frame %d, which is kept", c, a.n)
 		}
-		a.pc = cUnhold
+		a.pc = cEndHold
 	}
 	return true
 }
@@ -336,7 +336,7 @@ func (m *model) use(s *state, c int8, a *consumer, choice int) bool {
 func (m *model) release(s *state, c int8, a *consumer) {
 	a.pc = cRelease
 	if s.hold[c] > 0 {
-		a.pc = cUnhold
+		a.pc = cEndHold
 	}
 	if a.failed && m.mutant("a frame that failed is not released") {
 		m.ring(a, none, cTail)
@@ -388,7 +388,7 @@ func (m *model) settle(s *state, c int8, a *consumer, choice int) bool {
 		if s.state != open && !m.mutant("nobody is woken for the end") {
 			word = published
 		}
-		m.ring(a, word, cUnhold)
+		m.ring(a, word, cEndHold)
 		return true
 	}
 	if choice > 0 && (a.failed || int(a.returned) == m.Requeue) {
@@ -409,9 +409,9 @@ func (m *model) settle(s *state, c int8, a *consumer, choice int) bool {
 		if m.mutant("nobody is woken for a frame that was requeued") {
 			word = none
 		}
-		m.ring(a, word, cUnhold)
+		m.ring(a, word, cEndHold)
 	case a.failed && m.mutant("a frame that failed is not released"):
-		a.pc = cUnhold
+		a.pc = cEndHold
 	default:
 		k.tag = acknowledged
 		m.acknowledged(s, a.n)

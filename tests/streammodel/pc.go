@@ -60,7 +60,7 @@ const (
 	cDoneValue
 	cDoneNumber
 	cRelease
-	cUnhold
+	cEndHold
 	cClaim
 	cSettle
 	cEnding
@@ -154,7 +154,7 @@ var names = [...]string{
 	cDoneValue:  "stores done: value and word",
 	cDoneNumber: "stores done: the number",
 	cRelease:    "stores the floor",
-	cUnhold:     "clears the hold",
+	cEndHold:    "clears the hold",
 	cClaim:      "swaps the claim",
 	cSettle:     "acknowledges or requeues",
 	cEnding:     "loads the state after that",

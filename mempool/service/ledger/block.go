@@ -127,8 +127,8 @@ func (b *Block) TakeBack() bool {
 	return true
 }
 
-// Unhold ends one hold on a block. The result is true if the block is free for use now.
-func (b *Block) Unhold() bool {
+// EndHold ends one hold on a block. The result is true if the block is free for use now.
+func (b *Block) EndHold() bool {
 	b.Holds--
 	if b.State != BlockHeld {
 		return false

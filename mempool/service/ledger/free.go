@@ -35,15 +35,15 @@ func (b *Block) keep() {
 	b.Pool.Cached += b.Size
 	b.Charge()
 	if b.Kept() {
-		b.pend()
+		b.setPending()
 	} else {
 		b.shelve()
 	}
 }
 
-// pend adds a free block to the blocks on which work is under way. Before the call, Charge has stored in b.kept.keepers the processes that
+// setPending adds a free block to the blocks on which work is under way. Before the call, Charge has stored in b.kept.keepers the processes that
 // the block counts for.
-func (b *Block) pend() {
+func (b *Block) setPending() {
 	p := b.Pool
 	p.lastPending++
 	b.kept.since = p.lastPending
@@ -84,8 +84,8 @@ func (l *pending) tidy() {
 	}
 }
 
-// unpend removes a block from the blocks on which work is under way.
-func (b *Block) unpend() {
+// clearPending removes a block from the blocks on which work is under way.
+func (b *Block) clearPending() {
 	p := b.Pool
 	b.kept.since = 0
 	l := p.pending[b.Size]
@@ -109,7 +109,7 @@ func (b *Block) shelve() {
 func (b *Block) LookAgain() (fewer bool) {
 	fewer = b.Charge()
 	if b.Pending() && !b.Kept() {
-		b.unpend()
+		b.clearPending()
 		b.shelve()
 	}
 	return fewer
@@ -189,7 +189,7 @@ func (p *Pool) Sizes() []uint64 {
 func (a *Account) Reuse(b *Block) {
 	p := b.Pool
 	if b.Pending() {
-		b.unpend()
+		b.clearPending()
 	} else {
 		list := p.cache[b.Size]
 		p.cache[b.Size] = slices.Delete(list, len(list)-1, len(list))
@@ -245,7 +245,7 @@ func (p *Pool) Choose(chosen *uint64, n uint64, mapped, quiet bool) (blocks []*B
 	for _, size := range slices.Sorted(maps.Keys(p.pending)) {
 		for _, e := range p.pending[size].all {
 			if *chosen < n && !e.stale() && e.block.Mapped.Len() > 0 == mapped {
-				e.block.unpend()
+				e.block.clearPending()
 				take(e.block)
 			}
 		}
