@@ -1,4 +1,4 @@
-"""Tests that memory of closed clients comes back: when the last array is gone, or at once if there is none."""
+"""Tests when memory comes back: of closed clients, when the last array is gone; after a call that failed, at once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -37,6 +38,79 @@ def service(tmp_path):
 def other(service):
     with poolbridge.connect(service.path) as client:
         yield client
+
+
+@contextmanager
+def no_collector():
+    """Let the garbage collector free nothing."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+FAILING = {
+    "the pool is full": lambda client: client.allocate(4 * MIB, pool="p", timeout=0),
+    "the pool stays full": lambda client: client.allocate(4 * MIB, pool="p", timeout=0.01),
+    "no such name": lambda client: client.get("none", timeout=0),
+    "no such name in time": lambda client: client.get("none", timeout=0.01),
+    "no such pool": lambda client: client.open_pool("none", timeout=0),
+    "no such channel": lambda client: client.open_channel("none", timeout=0),
+}
+
+
+@pytest.mark.parametrize("failing", FAILING.values(), ids=FAILING)
+def test_after_a_call_that_failed_memory_comes_back_without_the_garbage_collector(service, failing):
+    arrays = []
+
+    def call(client):
+        array = np.asarray(client.allocate(4, pool="p"))
+        arrays.append(weakref.ref(array))
+        try:
+            failing(client)
+        except poolbridge.PoolbridgeError:
+            return array.sum()
+        pytest.fail("the call did not fail")
+
+    async def acall(client):
+        array = np.asarray(await client.allocate(4, pool="p"))
+        arrays.append(weakref.ref(array))
+        try:
+            await failing(client)
+        except poolbridge.PoolbridgeError:
+            return array.sum()
+        pytest.fail("the call did not fail")
+
+    async def main():
+        async with await poolbridge.connect_async(service.path) as client:
+            await acall(client)
+
+    with no_collector(), poolbridge.connect(service.path) as client:
+        call(client)
+        asyncio.run(main())
+        assert [array() for array in arrays] == [None, None]
+
+
+def test_after_a_wait_that_failed_memory_comes_back_without_the_garbage_collector(service, other):
+    channel = other.create_channel("c", pool="p", capacity=1)
+    arrays = []
+
+    def call(wait):
+        array = np.asarray(other.allocate(4, pool="p"))
+        arrays.append(weakref.ref(array))
+        try:
+            wait()
+        except poolbridge.WaitTimeoutError:
+            return array.sum()
+        pytest.fail("the wait did not fail")
+
+    with poolbridge.connect(service.path) as client, client.subscribe("c", ack="manual") as frames, no_collector():
+        call(lambda: frames.receive(0.01))
+        publish(other, channel, 7)
+        call(lambda: channel.publish(np.zeros(4), timeout=0.01))
+        assert [array() for array in arrays] == [None, None]
 
 
 def sessions(client):

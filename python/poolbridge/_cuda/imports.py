@@ -161,7 +161,7 @@ class PinnedPool:
             try:
                 _cuda.call("cuMemPoolSetAccess", self._pool, [_access(gpu, write=True)], 1)
             except DriverError as error:
-                refused[gpu] = error
+                refused[gpu] = error.with_traceback(None)
         return refused
 
     def grant(self, ordinal: int) -> None:

@@ -25,11 +25,13 @@ class Call:
 
     Attributes
     ----------
+    error, failed
+        The error until the caller takes it, and whether the request has failed.
     working
         Whether the service has said that it is working on the request.
     """
 
-    __slots__ = ("abandoned", "error", "number", "on_done", "reply", "reply_type", "request", "working")
+    __slots__ = ("abandoned", "error", "failed", "number", "on_done", "reply", "reply_type", "request", "working")
 
     def __init__(self, request: Request, reply_type: type[Reply], on_done: Callable[[], object]) -> None:
         self.request: Any = request
@@ -40,11 +42,12 @@ class Call:
         self.working = False
         self.reply: Reply | None = None
         self.error: PoolbridgeError | None = None
+        self.failed = False
 
     @property
     def done(self) -> bool:
         """Whether the reply or an error has arrived."""
-        return self.reply is not None or self.error is not None
+        return self.reply is not None or self.failed
 
     def fail(self, error: PoolbridgeError) -> None:
         """Set the error, unless the reply or another error has arrived, and tell the caller of the request.
@@ -52,13 +55,23 @@ class Call:
         If the client was closed while the service worked on the request, the service's later answer changes nothing.
         """
         if not self.done:
-            self.error = error
+            self.error, self.failed = error, True
         self.on_done()
+
+    def take_error(self) -> PoolbridgeError:
+        """Return the error to raise, and keep no reference.
+
+        The traceback of the error will refer to stack frames that refer to this object. If this object referred to the
+        error, then the arrays of these frames would stay until the garbage collector runs.
+        """
+        error, self.error = self.error, None
+        assert error is not None  # noqa: S101 - only called once, after the call has failed
+        return error
 
     def result(self) -> Reply:
         """Return the reply, or raise the error."""
-        if self.error is not None:
-            raise self.error
+        if self.failed:
+            raise self.take_error()
         assert self.reply is not None  # noqa: S101 - only called when done
         return self.reply
 

@@ -100,7 +100,7 @@ class Membership(ABC):
             except ClosedError:
                 pass
             except PoolbridgeError as error:
-                self.unmapped[slot] = error
+                self.unmapped[slot] = error.with_traceback(None)
         self.known[slot] = member
 
     @abstractmethod

@@ -226,7 +226,7 @@ class SessionMembers(SessionMemory):
     def _learned(self, timeline: int, made: list[Call], then: Callable[[int], None]) -> None:
         # The thread that has received the reply calls `_learned`. This thread holds the session's lock.
         call = made[0]
-        if call.error is None:
+        if not call.failed:
             self._adopt(timeline, own=False)
         elif isinstance(call.error, (NotFoundError, StaleError)):
             self.timelines.add_gone(timeline)

@@ -143,12 +143,12 @@ class SocketReader:
                 turn = threading.Event()
                 call.on_done = turn.set
                 self._wait_for(call, turn, time.monotonic() + self._session.patience)
-            if call.error is not None:
-                raise call.error
+            if call.failed:
+                raise call.take_error()
             reply = cast("_ReplyT", call.reply)
         except BaseException:
             self._after_reading()  # a signal handler that raised may have skipped this step
-            if call is not None and call.error is None:
+            if call is not None and not call.failed:
                 self._session.abandon(call)
             raise
         return reply
