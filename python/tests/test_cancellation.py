@@ -475,7 +475,7 @@ def test_a_cancelled_operation_has_no_effect_or_returns_its_result(service, oper
 
 
 def test_a_cancellation_that_waits_refers_to_nothing_of_its_operation():
-    """CPython 3.11 drops the stack frames of a coroutine that has ended; later versions keep those of a traceback."""
+    """From CPython 3.12 on, a frame of a traceback keeps the frames of the coroutines that await it."""
 
     async def main():
         cancellation, work = Cancellation(), asyncio.get_running_loop().create_future()

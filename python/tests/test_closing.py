@@ -12,8 +12,10 @@ import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,6 +24,8 @@ from fakeservice import Service as FakeService
 from realservice import RealService, publish, until
 
 import poolbridge
+from poolbridge._array.copies import copy_into
+from poolbridge._client import whole
 
 MIB = 1 << 20
 SESSIONS = 16
@@ -111,6 +115,89 @@ def test_after_a_wait_that_failed_memory_comes_back_without_the_garbage_collecto
         publish(other, channel, 7)
         call(lambda: channel.publish(np.zeros(4), timeout=0.01))
         assert [array() for array in arrays] == [None, None]
+
+
+def test_after_an_asyncio_wait_that_failed_memory_comes_back_without_the_garbage_collector(service, other):
+    arrays = []
+
+    async def call(client, fail):
+        array = np.asarray(await client.allocate(4, pool="p"))
+        arrays.append(weakref.ref(array))
+        lease = await client.get("later")
+        asyncio.get_running_loop().call_later(0.01, fail)
+        try:
+            await lease.wait(0.02 if fail is list else 60)
+        except poolbridge.PoolbridgeError:
+            return array.sum()
+        pytest.fail("the wait did not fail")
+
+    async def main():
+        async with await poolbridge.connect_async(service.path) as client:
+            await call(client, list)
+            await call(client, partial(promise.fail, "no"))
+
+    with other.allocate(4, pool="p") as lease, no_collector():
+        promise = lease.promise()
+        lease.publish("later")
+        asyncio.run(main())
+        assert [array() for array in arrays] == [None, None]
+        assert other.stats().leases == 1
+
+
+def test_after_a_cancelled_copy_memory_comes_back_without_the_garbage_collector(service, monkeypatch):
+    arrays = []
+    loop: Any = None
+    task: Any = None
+
+    def slow(*arguments):
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
+        loop.call_soon_threadsafe(task.cancel)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
+        return copy_into(*arguments)
+
+    async def call(client):
+        array = np.zeros(4)
+        arrays.append(weakref.ref(array))
+        try:
+            await client.put(array, "it", pool="p")
+        except asyncio.CancelledError:
+            return array.sum()
+        pytest.fail("the copy was not cancelled")
+
+    async def main():
+        nonlocal loop, task
+        async with await poolbridge.connect_async(service.path) as client:
+            loop, task = asyncio.get_running_loop(), asyncio.create_task(call(client))
+            await task
+            task = None
+
+    monkeypatch.setattr(whole, "copy_into", slow)
+    with no_collector():
+        asyncio.run(main())
+        assert arrays[0]() is None
+
+
+class Silent:
+    """A tracer that does nothing."""
+
+    def trace(self, operation):
+        return nullcontext()
+
+
+def test_after_the_end_of_a_traced_loop_memory_comes_back_without_the_garbage_collector(service):
+    def call(client):
+        channel = client.create_channel("c", pool="p", capacity=2)
+        with client.subscribe("c") as frames:
+            publish(client, channel, 7)
+            channel.close()
+            for array in frames.arrays():
+                copy = array.copy()
+                arrays.append(weakref.ref(copy))
+
+    arrays: list[Any] = []
+    with no_collector(), poolbridge.connect(service.path, tracer=Silent()) as client:
+        call(client)
+        assert arrays[0]() is None
 
 
 def sessions(client):

@@ -395,9 +395,9 @@ def test_threads_that_start_one_at_once_share_it(socket_path):
 def test_a_service_that_does_not_come_is_given_up(socket_path, monkeypatch):
     monkeypatch.setattr(_starter, "START_SECONDS", 0.0)
     starter = _starter.Starter(socket_path, 0.0)
-    error = poolbridge.ServiceNotRunningError("none")
-    with pytest.raises(poolbridge.ServiceNotRunningError, match="none"):
-        starter.start(error)
+    assert not starter.start(poolbridge.ServiceNotRunningError("none"))
+    with pytest.raises(poolbridge.ServiceNotRunningError):
+        poolbridge.connect(socket_path, start=True)
 
 
 def test_a_service_that_has_the_lock_and_no_socket_is_named_by_its_lock(socket_path, monkeypatch):

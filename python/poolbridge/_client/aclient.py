@@ -299,8 +299,7 @@ class AsyncClient(AsyncLists, ClientState):
             return await self._reader.wait(step.waiter, step.seconds)
         if isinstance(step, Sleep):
             return await self._sleep(step, cancellation)
-        work = self._reader.loop.run_in_executor(None, copy_context().run, step.work)
-        return await cancellation.outlast(work)
+        return await cancellation.outlast(self._reader.loop.run_in_executor(None, copy_context().run, step.work))
 
     async def _sleep(self, step: Sleep, cancellation: Cancellation) -> Any:
         """Run a waiting step in another thread. The step waits for at most `_NAP` seconds, even if it is cancelled."""
@@ -308,7 +307,10 @@ class AsyncClient(AsyncLists, ClientState):
             self._sleepers = ThreadPoolExecutor(_MOST_SLEEPERS, thread_name_prefix="poolbridge-sleeper")
         seconds = _NAP if step.seconds is None else min(step.seconds, _NAP)
         work = self._reader.loop.run_in_executor(self._sleepers, step.work, seconds)
-        return await (cancellation.outlast(work) if step.lasting else work)
+        try:
+            return await (cancellation.outlast(work) if step.lasting else work)
+        finally:
+            del work  # the future keeps its error, whose traceback refers to this stack frame
 
     async def _run(self, flow: Flow[_T]) -> _T:
         """Carry out all steps of the operation `flow` and return its result; `Cancellation` says what ends it early."""

@@ -54,7 +54,8 @@ async def connect_async(
             with descriptors_named("the client cannot connect"):
                 return await _connect(where, timeout, starter.wait, gpu, checked)
         except (ServiceNotRunningError, ClosedError) as error:
-            await asyncio.to_thread(starter.start, error)
+            if not await asyncio.to_thread(starter.start, error):
+                raise
 
 
 async def _connect(

@@ -102,7 +102,8 @@ def connect(
         try:
             return _connect(where, timeout, starter.wait, gpu, checked)
         except (ServiceNotRunningError, ClosedError) as error:
-            starter.start(error)
+            if not starter.start(error):
+                raise
 
 
 @descriptors_named("the client cannot connect")

@@ -202,10 +202,9 @@ class BasePublisher(Uncopied):
             try:
                 state = yield from allocate(self._session, self._slots_of(size), self._channel.pool, timeout=left)
                 break
-            except (PoolLimitError, DeviceMemoryError) as error:
+            except (PoolLimitError, DeviceMemoryError):
                 if size == 1:
                     raise
-                error.__traceback__ = None  # its stack frames would keep the array that `loan` returns
                 size //= 2
         try:
             if not self._decided:

@@ -171,6 +171,8 @@ class Service:
             await asyncio.wait([starting])  # the thread cannot be cancelled: wait for it, then end the service
             await asyncio.to_thread(self.stop)
             raise
+        finally:
+            del starting  # the task keeps its error, whose traceback refers to this stack frame
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -52,13 +52,18 @@ class Starter:
         self._locked = False  # another process has the lock of the socket
         self.wait = 0.0
 
-    def start(self, error: PoolbridgeError) -> None:
+    def start(self, error: PoolbridgeError) -> bool:
         """Start the service, unless another process starts it. Call this method after an attempt to connect has failed.
 
         Parameters
         ----------
         error
-            The error of the failed attempt. The method raises this error when the time limit has passed.
+            The error of the failed attempt.
+
+        Returns
+        -------
+        bool
+            Whether to try again; False: the time limit has passed, so raise the error of the attempt.
 
         Raises
         ------
@@ -76,7 +81,7 @@ class Starter:
                 "its process: end it, or use another path"
             ) from error
         if left <= 0:
-            raise error
+            return False
         try:
             options = ["--socket", self._path, "--end-unused", _UNUSED]
             process = Process(options, self._log(), left, bounded=True)
@@ -85,10 +90,11 @@ class Starter:
             LOG.debug("another process has the lock of %s", self._path)
             self._locked = True
             self.wait = min(_OTHERS_SECONDS, left)
-            return
+            return True
         process.leave()
         self._locked = False
         self.wait = 0.0
+        return True
 
     def _log(self) -> Path | None:
         """Make the folder of the socket, and return the path of the log in this folder.

@@ -60,7 +60,10 @@ def _traced(method: _F, begin: Callable[..., Operation], end: Callable[[Operatio
                 except StopAsyncIteration as stop:  # the end of the iteration is no error of the operation
                     ended = stop
             if ended is not None:
-                raise ended
+                try:
+                    raise ended
+                finally:
+                    del ended  # its traceback refers to this stack frame
             return result
 
         return cast("_F", call_async)
@@ -75,7 +78,10 @@ def _traced(method: _F, begin: Callable[..., Operation], end: Callable[[Operatio
             except StopIteration as stop:
                 ended = stop
         if ended is not None:
-            raise ended
+            try:
+                raise ended
+            finally:
+                del ended
         return result
 
     return cast("_F", call)

@@ -32,20 +32,25 @@ class Cancellation:
 
     def check(self) -> None:
         """Raise the `CancelledError`, if there is one. The operation calls `check` before each step."""
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                self.error = None
 
     async def outlast(self, work: asyncio.Future[Any], stop: Callable[[], None] | None = None) -> Any:
         """Wait for the result of `work`, whose effect cannot be undone. A cancellation calls `stop` and waits on."""
-        while not work.done():
-            try:
-                await asyncio.wait((work,))
-            except asyncio.CancelledError as error:
-                self.keep(error)
-                if stop is not None:
-                    stop()
-        return work.result()
+        try:
+            while not work.done():
+                try:
+                    await asyncio.wait((work,))
+                except asyncio.CancelledError as error:
+                    self.keep(error)
+                    if stop is not None:
+                        stop()
+            return work.result()
+        finally:
+            del work  # the future keeps its error, whose traceback refers to this stack frame
 
     def defer(self) -> None:
         """Let a `CancelledError` that the operation did not raise end the task's next wait."""

@@ -502,7 +502,7 @@ class Consumer(Membership):
     def lose(self, error: PoolbridgeError | None) -> None:
         """Note that no frame will come any more. `error` says why; None if the channel or subscription was closed."""
         if not self.ended:
-            self.error = error
+            self.error = None if error is None else type(error)(*error.args)  # without a traceback
             self.ended = True
         self._tell()
 

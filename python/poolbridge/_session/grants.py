@@ -88,10 +88,9 @@ def know_timeline(session: Session, timeline: int) -> Flow[None]:
     """Ask the service for a timeline's page, and map the page. `timeline` 0 stands for the session's own timeline."""
     try:
         reply = yield from ask(GetTimeline(timeline=timeline), TimelineReply)
-    except (NotFoundError, StaleError) as error:
+    except (NotFoundError, StaleError):
         if not timeline:
             raise
-        error.__traceback__ = None  # its stack frames would keep the caller's arrays
         session.timelines.add_gone(timeline)
     else:
         session.adopt(reply.timeline, own=not timeline)

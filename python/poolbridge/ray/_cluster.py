@@ -123,7 +123,7 @@ def call(reference: Any) -> Any:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, poolbridge.PoolbridgeError):
-            raise error.cause from error
+            raise type(error.cause)(*error.cause.args) from error  # a new one: `error` refers to its cause
         raise
 
 

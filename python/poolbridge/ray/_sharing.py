@@ -21,9 +21,8 @@ def again(work: Callable[[], _T]) -> _T:
     """Run `work`. If `work` loses the connection to the service, run `work` once more: a new service may run now."""
     try:
         return work()
-    except poolbridge.ConnectionLostError as error:
-        error.__traceback__ = None  # the traceback would keep the callers' arrays until the next garbage collection
-    return work()
+    except poolbridge.ConnectionLostError:
+        return work()
 
 
 def lost(one: Shared) -> poolbridge.StaleError:
