@@ -156,7 +156,8 @@ class World:
 
     async def leases(self) -> int:
         """Count the leases of all clients."""
-        await self.client.stats()  # its reply comes after the reply to a cancelled request, whose lease then ends
+        for client in (self.other, self.client):  # before the service replies, it reads the releases sent before
+            await client.stats()  # the reply comes after the reply to a cancelled request, whose lease then ends
         return (await self.client.stats()).leases
 
     async def names(self) -> list[str]:
