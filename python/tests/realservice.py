@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,17 @@ def check_arrays_in_hand(frames: poolbridge.Subscription) -> None:
         for seen, one in kept:
             assert (one == seen).all()
         del kept[:-5]
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Let the garbage collector free nothing."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def leases(client: poolbridge.Client) -> int:

@@ -12,7 +12,6 @@ pytest.importorskip(
 )
 
 import asyncio
-import gc
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -21,7 +20,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from realservice import RealService
+from realservice import RealService, no_collector
 
 import poolbridge
 from poolbridge._session.cancellation import Cancellation
@@ -39,12 +38,10 @@ def service(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def no_collector():
+def without_collector():
     """Memory comes back as soon as the program drops its array, not when the garbage collector finds a cycle."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+    with no_collector():
+        yield
 
 
 class Cancelled:

@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import pytest
 from fakeservice import Service as FakeService
-from realservice import RealService, publish, until
+from realservice import RealService, no_collector, publish, until
 
 import poolbridge
 from poolbridge._array.copies import copy_into
@@ -42,17 +42,6 @@ def service(tmp_path):
 def other(service):
     with poolbridge.connect(service.path) as client:
         yield client
-
-
-@contextmanager
-def no_collector():
-    """Let the garbage collector free nothing."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 FAILING = {

@@ -128,9 +128,9 @@ with poolbridge.connect(sys.argv[1]) as client, poolbridge.connect(sys.argv[1]) 
 
 
 def test_a_tensor_of_torch_can_be_written_after_its_publication(device_service):
-    """PyTorch is loaded in another process: it keeps files open, and poolbridge warns a process that has loaded it."""
+    """Another process loads PyTorch: PyTorch keeps files open, and poolbridge warns each process that has loaded it."""
     if importlib.util.find_spec("torch") is None:
-        pytest.skip("PyTorch is not installed")
+        pytest.skip("PyTorch is not installed: pip install torch")
     done = subprocess.run(
         [sys.executable, "-c", WRITES_TENSORS_AFTER_PUBLICATION, device_service],
         env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False,
