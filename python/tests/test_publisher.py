@@ -319,7 +319,13 @@ def test_a_small_pool_has_as_many_slots_as_fit(client, other, blocks):
             frame = frames.receive(60)
             assert (np.asarray(frame) == value).all()
             frame.release()
-        assert publisher._slots.counts[0] == blocks
+        # The service asked for unused memory when the loan above found no room. So an arena without frames may be gone.
+        assert publisher._slots.counts[0] <= blocks
+        for value in range(blocks):
+            fill(publisher, value)
+            held[value] = frames.receive(60)
+        assert publisher._slots.counts == (blocks, 0)
+        assert [int(np.asarray(frame)[0]) for frame in held] == list(range(blocks))
 
 
 def test_slots_grow_with_what_consumers_hold_and_not_otherwise(client, other):
