@@ -42,7 +42,7 @@ type Tensor struct {
 	Offset uint64 `wire:"of?"`
 }
 
-// PoolInfo describes a pool: a named, bounded arena of one kind of memory.
+// PoolInfo describes a pool: a named, bounded amount of memory of one kind.
 //
 //wire:public
 //wire:go

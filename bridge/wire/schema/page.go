@@ -35,18 +35,18 @@ func (s *schema) page(page []byte) ([]byte, error) {
 	return out, strange
 }
 
-// names returns the structures that have a type in Go or a public class in Python.
+// names returns the structures that have a type in Go alone, and those that also have a public class in Python.
 func (s *schema) names() string {
-	var out bytes.Buffer
-	fmt.Fprint(&out, "| Structure | Go | Python | |\n|---|---|---|---|\n")
-	yes := map[bool]string{true: "yes"}
+	var goOnly, both []string
 	for _, one := range s.structs {
-		if one.public || one.byHand {
-			first, _, _ := strings.Cut(one.doc, ". ")
-			fmt.Fprintf(&out, "| `%s` | yes | %s | %s |\n", one.name, yes[one.public], strings.TrimSuffix(first, "."))
+		switch {
+		case one.public:
+			both = append(both, "`"+one.name+"`")
+		case one.byHand:
+			goOnly = append(goOnly, "`"+one.name+"`")
 		}
 	}
-	return out.String()
+	return fmt.Sprintf("- Go and Python: %s\n- Go alone: %s\n", strings.Join(both, ", "), strings.Join(goOnly, ", "))
 }
 
 // list returns the keys of a structure.

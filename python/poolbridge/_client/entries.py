@@ -19,7 +19,7 @@ def _time(nanoseconds: int) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class PoolInfo:
-    """Describes a pool: a named, bounded arena of one kind of memory.
+    """Describes a pool: a named, bounded amount of memory of one kind.
 
     Attributes
     ----------

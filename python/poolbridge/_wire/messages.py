@@ -45,7 +45,7 @@ class Tensor(Struct, omit_defaults=True):
 
 
 class PoolInfo(Struct, omit_defaults=True, kw_only=True):
-    """Describes a pool: a named, bounded arena of one kind of memory."""
+    """Describes a pool: a named, bounded amount of memory of one kind."""
 
     id: U  # pool id
     name: str = field(name="nm")  # name
