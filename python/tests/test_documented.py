@@ -74,7 +74,6 @@ HOW = {  # page, and words that only one block of the page has: how the test run
     ("events.md", "client.event()"): (TYPED, ""),
     ("engines.md", "poolbridge.ray.start()"): (CLUSTER, "(7.0, 1)"),
     ("engines.md", "dask.array"): (ALONE, "2000000.0"),
-    ("engines.md", "image(number)"): (ALONE, "45.0"),
     ("engines.md", "def weights("): (TYPED, ""),
     ("pools.md", "multiprocessing"): (ALONE, "15.0"),
     ("pools.md", "too late"): (ALONE, "Connect again"),
