@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -51,14 +52,14 @@ func (c *Client) arrived(l wire.Grant, fds *seqpacket.FDs) {
 	b.pool, b.bytes, b.use = l.Pool, l.BlockBytes, l.Generation
 	if l.Export != nil && b.mem == nil {
 		b.forgetExport()
-		x := convert.Export(l.Export, takeFiles(fds, l.Export.FDs))
+		x := convert.Export(l.Export, session.TakeFiles(fds, l.Export.FDs))
 		b.export, b.data = &x, x.Data
 	}
 }
 
 func (b *block) forgetExport() {
 	if b.export != nil {
-		closeFiles(b.export.Files)
+		session.CloseFiles(b.export.Files)
 		b.export = nil
 	}
 }
@@ -70,7 +71,7 @@ func (c *Client) mapped(p *Pool, l wire.Grant) (*mempool.ImportedBlock, mempool.
 	defer c.mu.Unlock()
 	b := c.blocks[l.Block]
 	if c.closing || b == nil {
-		return nil, nil, errClientClosed
+		return nil, nil, session.ErrClientClosed
 	}
 	if b.mem == nil {
 		mem, err := p.mem.Block(l.Block, l.BlockBytes, b.export)
@@ -96,7 +97,7 @@ func (c *Client) left(l *Lease, id uint64, done ...mempool.Fence) error {
 	b := c.blocks[id]
 	if b != nil {
 		b.leases--
-		b.busy = append(slices.DeleteFunc(b.busy, c.timelines.past), done...)
+		b.busy = append(slices.DeleteFunc(b.busy, c.session.Timelines.Past), done...)
 	}
 	if b == nil || !b.recalled || b.leases > 0 { // nil: the client has been closed
 		c.mu.Unlock()
@@ -120,7 +121,7 @@ func (c *Client) dropLater(id uint64, b *block) {
 	busy := slices.Clone(b.busy)
 	c.background.Go(func() {
 		for _, t := range busy {
-			if !c.timelines.await(c.done, t) {
+			if !c.session.Timelines.Await(t) {
 				return
 			}
 		}
@@ -172,7 +173,7 @@ func (c *Client) drop(id uint64) error {
 // dropped tells the service that the client has unmapped blocks.
 func (c *Client) dropped(ids []uint64) error {
 	for part := range slices.Chunk(ids, wire.MaxElements) {
-		if err := c.send(0, &wire.Dropped{Blocks: part}); err != nil {
+		if err := c.session.Send(&wire.Dropped{Blocks: part}); err != nil {
 			return err
 		}
 	}
@@ -189,7 +190,7 @@ func (c *Client) recall(ids []uint64) {
 	for _, id := range ids {
 		b := c.blocks[id]
 		if b != nil {
-			b.busy = slices.DeleteFunc(b.busy, c.timelines.past)
+			b.busy = slices.DeleteFunc(b.busy, c.session.Timelines.Past)
 		}
 		switch {
 		case b != nil && b.leases > 0:
@@ -223,7 +224,7 @@ func (c *Client) unmapAll() error {
 		delete(c.pools, id)
 	}
 	c.mu.Unlock()
-	if err := c.dropped(dropped); err != nil && !errors.Is(err, ErrDisconnected) && !errors.Is(err, errClientClosed) {
+	if err := c.dropped(dropped); err != nil && !errors.Is(err, ErrDisconnected) && !errors.Is(err, session.ErrClientClosed) {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

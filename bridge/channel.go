@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -34,7 +35,7 @@ func (c *Client) CreateChannel(ctx context.Context, spec ChannelSpec) (*Channel,
 	}
 	var reply wire.ChannelReply
 	r := &wire.MakeChannel{Name: spec.Name, Pool: spec.Pool, Mode: string(spec.Mode), Capacity: uint64(spec.Capacity), Full: string(spec.Full)}
-	if err := c.call(ctx, r, &call{into: &reply}); err != nil {
+	if err := c.session.Call(ctx, r, &reply); err != nil {
 		return nil, err
 	}
 	return &Channel{client: c, info: convert.ChannelIdentity(reply.Channel)}, nil
@@ -45,18 +46,18 @@ func (c *Client) CreateChannel(ctx context.Context, spec ChannelSpec) (*Channel,
 //
 // Errors: [ErrNotFound] at the deadline, [ErrDenied], [ErrUnsupported].
 func (c *Client) OpenChannel(ctx context.Context, name string) (*Channel, error) {
-	return c.findChannel(ctx, name, waiting)
+	return c.findChannel(ctx, name, session.Waiting)
 }
 
 // TryOpenChannel is like [Client.OpenChannel], but does not wait for the channel to exist.
 //
 // Errors: [ErrNotFound], [ErrDenied], [ErrUnsupported].
 func (c *Client) TryOpenChannel(ctx context.Context, name string) (*Channel, error) {
-	return c.findChannel(ctx, name, once)
+	return c.findChannel(ctx, name, session.Once)
 }
 
-func (c *Client) findChannel(ctx context.Context, name string, try attempt) (*Channel, error) {
-	info, err := c.find(ctx, once, &wire.Find{Name: name})
+func (c *Client) findChannel(ctx context.Context, name string, try session.Attempt) (*Channel, error) {
+	info, err := c.find(ctx, session.Once, &wire.Find{Name: name})
 	if errors.Is(err, ErrNotFound) {
 		info, err = c.find(ctx, try, &wire.Find{Name: name, Consume: true})
 	}
@@ -66,16 +67,16 @@ func (c *Client) findChannel(ctx context.Context, name string, try attempt) (*Ch
 	return &Channel{client: c, info: info, named: true}, nil
 }
 
-func (c *Client) find(ctx context.Context, try attempt, r *wire.Find) (mempool.ChannelIdentity, error) {
+func (c *Client) find(ctx context.Context, try session.Attempt, r *wire.Find) (mempool.ChannelIdentity, error) {
 	var reply wire.ChannelReply
-	err := c.wait(ctx, try, r, &r.Wait, call{into: &reply})
+	err := c.session.Wait(ctx, try, r, &r.Wait, session.Call{Into: &reply})
 	return convert.ChannelIdentity(reply.Channel), err
 }
 
 // source returns the channel whose frames the consumers of ch take: ch, or a closed queue of the same name that still has frames.
 func (ch *Channel) source(ctx context.Context) *Channel {
 	if ch.named && ch.info.Mode == mempool.WorkQueue {
-		older, err := ch.client.find(ctx, once, &wire.Find{Name: ch.info.Name, Consume: true})
+		older, err := ch.client.find(ctx, session.Once, &wire.Find{Name: ch.info.Name, Consume: true})
 		if err == nil && older.ID < ch.info.ID {
 			return &Channel{client: ch.client, info: older}
 		}
@@ -94,7 +95,7 @@ func (ch *Channel) Identity() ChannelIdentity { return ch.info }
 // Errors: [ErrLimit] if the channel is full, at the deadline or, with the policy [Fail], at once; the error says what the channel waits
 // for, for example the consumer that has not released a frame. [ErrInvalid], [ErrReleased], [ErrDenied], [ErrClosed].
 func (ch *Channel) Publish(ctx context.Context, l *Lease, o FrameOptions) (uint64, error) {
-	return ch.send(ctx, waiting, l, o)
+	return ch.send(ctx, session.Waiting, l, o)
 }
 
 // TryPublish is like [Channel.Publish], but does not wait for room. A client's first call of Publish or TryPublish for a channel joins the
@@ -102,10 +103,10 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o FrameOptions) (uint6
 //
 // Errors: those of Publish; [ErrLimit] with every policy.
 func (ch *Channel) TryPublish(ctx context.Context, l *Lease, o FrameOptions) (uint64, error) {
-	return ch.send(ctx, once, l, o)
+	return ch.send(ctx, session.Once, l, o)
 }
 
-func (ch *Channel) send(ctx context.Context, try attempt, l *Lease, o mempool.FrameOptions) (number uint64, err error) {
+func (ch *Channel) send(ctx context.Context, try session.Attempt, l *Lease, o mempool.FrameOptions) (number uint64, err error) {
 	if err := o.Validate(); err != nil {
 		return 0, err
 	}
@@ -134,5 +135,5 @@ func (ch *Channel) send(ctx context.Context, try attempt, l *Lease, o mempool.Fr
 //
 // Errors: [ErrDenied] if another user made the channel, [ErrClosed] if the channel is closed already.
 func (ch *Channel) Close(ctx context.Context) error {
-	return ch.client.call(ctx, &wire.CloseChannel{Channel: ch.info.ID}, &call{into: &wire.EmptyReply{}})
+	return ch.client.session.Call(ctx, &wire.CloseChannel{Channel: ch.info.ID}, &wire.EmptyReply{})
 }

@@ -88,7 +88,7 @@ func TestALostSessionGivesTheFramesOfAQueueBack(t *testing.T) {
 	acked, kept, released := receive(t, from, 0), receive(t, from, 1), receive(t, from, 2)
 	require.NoError(t, acked.Ack())
 	require.NoError(t, released.Release())
-	require.NoError(t, s.consumer.conn.Close())
+	require.NoError(t, s.consumer.session.Conn.Close())
 	<-s.consumer.Done()
 	again, err := s.from.consume(t.Context(), mempool.SubscribeOptions{})
 	require.NoError(t, err)
@@ -404,11 +404,11 @@ func TestATimelineIsKeptWhileALeaseOfWhichTheServiceDoesNotKnowWaitsForIt(t *tes
 	}
 	id := clock.Timeline()
 	forgotten := func() bool {
-		page, err := c.timelines.find(id)
+		page, err := c.session.Timelines.Find(id)
 		require.NoError(t, err)
 		return page == nil
 	}
-	c.timelines.forget([]uint64{id})
+	c.session.Timelines.Forget([]uint64{id})
 	for _, f := range frames {
 		assert.False(t, forgotten())
 		require.NoError(t, f.Lease.WaitOn(t.Context(), mempool.CPU))

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -24,7 +25,7 @@ func TestAThousandConsumersOfAChannelJoinAndEachGetsEveryFrame(t *testing.T) {
 		p.findStream()
 		for range each {
 			s := p.consume(wire.Join{Channel: channel})
-			closeFiles([]*os.File{s.config.Roster, s.config.Sequencer, s.config.Own}) // they are mapped; the test may have only 4,096 descriptors
+			session.CloseFiles([]*os.File{s.config.Roster, s.config.Sequencer, s.config.Own}) // they are mapped; the test may have only 4,096 descriptors
 			sinks = append(sinks, s)
 		}
 	}

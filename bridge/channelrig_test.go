@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -57,8 +58,8 @@ func (p *partner) receive() (h *wire.Header, files []*os.File) {
 	p.Helper()
 	n, fds, err := p.Conn.Recv(p.Buffer)
 	require.NoError(p, err)
-	files = takeFiles(fds, wire.MaxFDs)
-	p.Cleanup(func() { closeFiles(files) })
+	files = session.TakeFiles(fds, wire.MaxFDs)
+	p.Cleanup(func() { session.CloseFiles(files) })
 	header, err := wire.DecodeHeader(p.Buffer[:n])
 	require.NoError(p, err)
 	if header.Q != 0 {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
@@ -124,7 +125,7 @@ func hold(first func(*Client) error) error {
 	if !in.Scan() {
 		return nil
 	}
-	if err := c.conn.Close(); err != nil {
+	if err := c.session.Conn.Close(); err != nil {
 		return err
 	}
 	fmt.Println("closed")
@@ -134,7 +135,7 @@ func hold(first func(*Client) error) error {
 
 // bequeath starts a process that has the client's socket open until it has read descriptor 3 to its end.
 func bequeath(c *Client) error {
-	raw, err := c.conn.SyscallConn()
+	raw, err := c.session.Conn.SyscallConn()
 	if err != nil {
 		return err
 	}
@@ -280,7 +281,7 @@ func crowdedServer() error {
 		if in.Text() == "one" {
 			room = 1
 		}
-		closeFiles(full[:room])
+		session.CloseFiles(full[:room])
 		full = full[room:]
 		fmt.Println("has made room")
 	}

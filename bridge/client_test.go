@@ -38,7 +38,7 @@ func TestACancelledCallDoesNotWaitForTheService(t *testing.T) {
 	_, m = s.request(t)
 	assert.Equal(t, &wire.Release{Lease: 77}, m)
 	done := make(chan struct{})
-	c.tasks.add(func() { close(done) })
+	c.session.AddTask(func() { close(done) })
 	<-done
 	c.mu.Lock()
 	assert.Zero(t, c.blocks[5].leases)

@@ -68,10 +68,10 @@ func (p *producing) reclaim() (leases []*sending) {
 // collect reclaims memory and releases the leases that have come back. It may wait until the service reads. While the client is being
 // closed, collect does nothing: Close itself reclaims what is left.
 func (p *producing) collect() {
-	if p.client.enter() != nil {
+	if p.client.session.Enter() != nil {
 		return
 	}
-	defer p.client.leave()
+	defer p.client.session.Leave()
 	p.giveUpLeases()
 }
 
@@ -123,7 +123,7 @@ func (c *Client) wanted(pool uint64) {
 	for _, p := range c.shared.producersIn(pool) {
 		p.wanted.Store(time.Now().Add(wantedFor).UnixNano())
 		p.giveBack()
-		if p.draining.CompareAndSwap(false, true) && c.inBackground(p.drain) != nil {
+		if p.draining.CompareAndSwap(false, true) && c.session.Go(p.drain) != nil {
 			p.draining.Store(false)
 		}
 	}
@@ -141,7 +141,7 @@ func (p *producing) giveBack() {
 func (p *producing) drain() {
 	defer p.draining.Store(false)
 	for until := p.wanted.Load(); time.Now().UnixNano() < until; until = p.wanted.Load() {
-		ctx, cancel := context.WithDeadline(p.client.working, time.Unix(0, until))
+		ctx, cancel := context.WithDeadline(p.client.session.Working(), time.Unix(0, until))
 		err := p.native.AwaitBack(ctx, func() bool {
 			p.giveBack()
 			return p.native.Lent() == 0
@@ -157,10 +157,10 @@ func (p *producing) drain() {
 // because the service does not know these fences. If a fence is not reached yet, giveUp starts a goroutine that waits for the fence and
 // then releases the lease.
 func (c *Client) giveUp(info *mempool.Grant, fences []mempool.Fence) error {
-	if c.linked.Err() != nil { // the lease has ended with the session
-		return context.Cause(c.linked)
+	if c.session.Linked().Err() != nil { // the lease has ended with the session
+		return context.Cause(c.session.Linked())
 	}
-	wait := c.pending(c.linked, fences)
+	wait := c.pending(c.session.Linked(), fences)
 	if len(wait) == 0 {
 		return c.releaseMemory(info, nil)
 	}
@@ -168,14 +168,14 @@ func (c *Client) giveUp(info *mempool.Grant, fences []mempool.Fence) error {
 	c.background.Go(func() {
 		defer c.shared.giving.Done()
 		for _, t := range wait {
-			switch page, err := c.page(c.linked, t.Timeline); {
+			switch page, err := c.session.Timelines.Page(c.session.Linked(), t.Timeline); {
 			case err == nil:
-				_ = page.Await(c.linked, t) // if the timeline's process died, or the service forgot the timeline, no work is left
+				_ = page.Await(c.session.Linked(), t) // if the timeline's process died, or the service forgot the timeline, no work is left
 			case !forgotten(err):
 				return // nobody knows whether the fence is reached, so the lease ends only with the session
 			}
 		}
-		if c.linked.Err() == nil {
+		if c.session.Linked().Err() == nil {
 			_ = c.releaseMemory(info, nil) // releaseMemory fails only if the connection is gone
 		}
 	})
@@ -195,7 +195,7 @@ func (c *Client) releaseMemory(info *mempool.Grant, done []mempool.Fence) error 
 // pending leaves out the fences that are certainly reached, and returns the remaining fences.
 func (c *Client) pending(ctx context.Context, fences []mempool.Fence) (left []mempool.Fence) {
 	for _, t := range fences {
-		page, err := c.page(ctx, t.Timeline)
+		page, err := c.session.Timelines.Page(ctx, t.Timeline)
 		if forgotten(err) {
 			continue
 		}
@@ -245,7 +245,7 @@ func (s *memberships) startTicks(c *Client) {
 	defer s.mu.Unlock()
 	if !s.ticking {
 		s.ticking = true
-		time.AfterFunc(tickEvery, func() { c.tasks.add(c.tick) })
+		time.AfterFunc(tickEvery, func() { c.session.AddTask(c.tick) })
 	}
 }
 
@@ -256,7 +256,7 @@ func (c *Client) tick() {
 	s.mu.Lock()
 	s.ticking = false
 	s.mu.Unlock()
-	if c.working.Err() != nil {
+	if c.session.Working().Err() != nil {
 		return
 	}
 	again := false

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -150,11 +151,7 @@ func TestMemoryIsUsedAgainWhenTheTimelineOfItsReaderIsGone(t *testing.T) {
 	finish()
 	require.NoError(t, s.consumer.Close())
 	eventually(t, func() bool {
-		_, page, err := s.producer.mapTimeline(t.Context(), id)
-		if err == nil {
-			require.NoError(t, page.Close())
-		}
-		return errors.Is(err, ErrStale)
+		return errors.Is(s.producer.session.Call(t.Context(), &wire.GetTimeline{Timeline: id}, &wire.TimelineReply{}), ErrStale)
 	})
 	other, err := dial(t, s.path).TryOpenPool(t.Context(), "p")
 	require.NoError(t, err)

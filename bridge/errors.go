@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/program"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -44,7 +45,7 @@ var ErrFrameCorrupt = fmt.Errorf("%w: the frame is corrupt", ErrContentFailed)
 var ErrNotRunning = errors.New("no service is running")
 
 // ErrDisconnected means that the connection to the service is gone. The session has ended with the connection.
-var ErrDisconnected = errors.New("disconnected from the service")
+var ErrDisconnected = session.ErrDisconnected
 
 // Code returns the code of an error, or "" if the error has no code. docs/protocol.md lists the codes. An error that wraps
 // [context.DeadlineExceeded] has the code of [ErrTimeout].

@@ -22,7 +22,7 @@ func TestWhatAClientSaysAboutEventsIsChecked(t *testing.T) {
 		"without a fence":         &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes)},
 		"another session's fence": &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes), Ready: &wire.Fence{Timeline: 99, Value: 1}},
 	} {
-		assert.ErrorIs(t, c.call(t.Context(), r, &call{into: &wire.EmptyReply{}}), ErrInvalid, name)
+		assert.ErrorIs(t, c.session.Call(t.Context(), r, &wire.EmptyReply{}), ErrInvalid, name)
 	}
 	require.NoError(t, l.CopyFrom(t.Context(), 0, []byte{1}), "the lease lives on")
 	require.NoError(t, l.Release(false))

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -16,7 +17,7 @@ import (
 // numbers begin at 1 again; [ErrUnsupported] if the service keeps no history; [ErrDisconnected], [ErrClosed], the context's error.
 func (c *Client) Events(ctx context.Context, after uint64) (EventPage, error) {
 	for {
-		page, err := c.events(ctx, waiting, after)
+		page, err := c.events(ctx, session.Waiting, after)
 		if err != nil || len(page.Events) > 0 || page.Lost > 0 {
 			return page, err
 		}
@@ -28,13 +29,13 @@ func (c *Client) Events(ctx context.Context, after uint64) (EventPage, error) {
 //
 // Errors: those of Events.
 func (c *Client) TryEvents(ctx context.Context, after uint64) (EventPage, error) {
-	return c.events(ctx, once, after)
+	return c.events(ctx, session.Once, after)
 }
 
-func (c *Client) events(ctx context.Context, try attempt, after uint64) (mempool.EventPage, error) {
+func (c *Client) events(ctx context.Context, try session.Attempt, after uint64) (mempool.EventPage, error) {
 	var reply wire.EventsReply
 	r := &wire.Events{After: after}
-	if err := c.wait(ctx, try, r, &r.Wait, call{into: &reply}); err != nil {
+	if err := c.session.Wait(ctx, try, r, &r.Wait, session.Call{Into: &reply}); err != nil {
 		return mempool.EventPage{}, err
 	}
 	return mempool.EventPage{Events: convert.Events(reply.Events), Next: reply.Next, Lost: reply.Lost}, nil
@@ -47,15 +48,5 @@ func (c *Client) events(ctx context.Context, try attempt, after uint64) (mempool
 // Errors: [ErrDenied] unless this client's user is the user that the service runs as, or root, [ErrNotFound], [ErrInvalid] for this client's own
 // session and for sessions of the service's own process, [ErrDisconnected], [ErrClosed], the context's error.
 func (c *Client) EndSession(ctx context.Context, session uint64) error {
-	return c.call(ctx, &wire.EndSession{Session: session}, &call{into: &wire.EmptyReply{}})
-}
-
-// bye tells the service that the client closes the connection. If sending would have to wait, bye sends nothing.
-func (c *Client) bye() {
-	packet, err := wire.AppendRequest(nil, 0, &wire.Bye{})
-	if err != nil || !c.sending.TryLock() {
-		return
-	}
-	defer c.sending.Unlock()
-	_ = c.conn.TrySend(packet, nil) // the connection may be gone
+	return c.session.Call(ctx, &wire.EndSession{Session: session}, &wire.EmptyReply{})
 }

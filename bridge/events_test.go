@@ -166,7 +166,7 @@ func TestAClientWhoseSessionAnOperatorEndedIsToldSo(t *testing.T) {
 	_, path := serve(t, server.Config{})
 	c, victim := dial(t, path), dial(t, path)
 	require.NoError(t, c.EndSession(t.Context(), victim.Session()))
-	<-victim.done
+	<-victim.Done()
 	_, err := victim.Stats(t.Context())
 	assert.ErrorIs(t, err, ErrDisconnected)
 	assert.ErrorContains(t, err, "an operator ended this session")

@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -25,27 +26,27 @@ type Exported struct {
 //
 // Errors: those of [Client.Get].
 func (c *Client) Export(ctx context.Context, name string) (*Exported, error) {
-	return c.export(ctx, waiting, name)
+	return c.export(ctx, session.Waiting, name)
 }
 
 // TryExport is like [Client.Export], but does not wait until the name exists. TryExport still waits until the buffer's content is complete.
 //
 // Errors: those of [Client.TryGet].
 func (c *Client) TryExport(ctx context.Context, name string) (*Exported, error) {
-	return c.export(ctx, once, name)
+	return c.export(ctx, session.Once, name)
 }
 
-func (c *Client) export(ctx context.Context, try attempt, name string) (*Exported, error) {
-	if err := c.enter(); err != nil {
+func (c *Client) export(ctx context.Context, try session.Attempt, name string) (*Exported, error) {
+	if err := c.session.Enter(); err != nil {
 		return nil, err
 	}
-	defer c.leave()
+	defer c.session.Leave()
 	x := &Exported{client: c}
 	var reply wire.GrantReply
 	r := &wire.Get{Name: name}
-	err := c.wait(ctx, try, r, &r.Wait, call{into: &reply,
-		files: func(fds *seqpacket.FDs) { c.arrived(reply.Grant, fds) },
-		undo:  func() { _ = (&Lease{client: c, info: convert.Grant(reply.Grant)}).end(false) }})
+	err := c.session.Wait(ctx, try, r, &r.Wait, session.Call{Into: &reply,
+		Files: func(fds *seqpacket.FDs) { c.arrived(reply.Grant, fds) },
+		Undo:  func() { _ = (&Lease{client: c, info: convert.Grant(reply.Grant)}).end(false) }})
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +55,7 @@ func (c *Client) export(ctx context.Context, try attempt, name string) (*Exporte
 		return nil, errors.Join(err, x.Release())
 	}
 	// The caller passes the address to programs that do not use fences, so wait here until the content is complete.
-	order := mempool.Order{Pages: c.page, Clock: c.Clock}
+	order := c.session.Timelines.Order()
 	order.Begin(x.info.Wait, true)
 	if err := order.Before(ctx, mempool.CPU); err != nil {
 		return nil, errors.Join(err, x.Release())
@@ -71,15 +72,15 @@ func (c *Client) export(ctx context.Context, try attempt, name string) (*Exporte
 func (c *Client) poolInfo(ctx context.Context, id uint64) (mempool.PoolInfo, error) {
 	var reply wire.PoolReply
 	var files []*os.File
-	err := c.call(ctx, &wire.Open{Pool: id}, &call{into: &reply, files: func(fds *seqpacket.FDs) {
+	err := c.session.Do(ctx, &wire.Open{Pool: id}, &session.Call{Into: &reply, Files: func(fds *seqpacket.FDs) {
 		if reply.Pool.Export != nil {
-			files = takeFiles(fds, reply.Pool.Export.FDs)
+			files = session.TakeFiles(fds, reply.Pool.Export.FDs)
 		}
-	}, undo: func() { closeFiles(files) }})
+	}, Undo: func() { session.CloseFiles(files) }})
 	if err != nil {
 		return mempool.PoolInfo{}, err
 	}
-	closeFiles(files)
+	session.CloseFiles(files)
 	return convert.PoolInfo(reply.Pool), nil
 }
 
@@ -95,7 +96,7 @@ func (x *Exported) Saved(name, socket string) Saved {
 	t := x.info.Tensor
 	s := mempool.Saved{Version: mempool.SavedVersion, Kind: x.pool.Kind, Device: x.pool.Device.UUID, Bytes: x.info.Bytes,
 		DType: t.DType, Shape: t.Shape, Strides: t.Strides, ByteOffset: t.ByteOffset,
-		Socket: socket, Name: name, Epoch: x.client.epoch.String()}
+		Socket: socket, Name: name, Epoch: x.client.session.Epoch.String()}
 	if x.pool.Kind == mempool.Legacy {
 		s.Handle = x.data
 	}

@@ -193,6 +193,6 @@ func TestReleaseAsksTheServiceForNothingThatItWouldWaitFor(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, l.Fill(cancelled, 0, 1<<20, 1), context.Canceled, "it makes the timeline first")
 	require.NoError(t, l.Fill(t.Context(), 0, 1<<20, 1))
-	assert.NotNil(t, c.timelines.own(), "of which the fences are that say when the memory may be used")
+	assert.NotNil(t, c.session.Timelines.Own(), "of which the fences are that say when the memory may be used")
 	release(t, l)
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -87,10 +88,10 @@ func (s *consuming) adopt(ctx context.Context, l *Lease, came *shmchannel.Frame)
 	if known || err != nil {
 		return err
 	}
-	if err := c.enter(); err != nil {
+	if err := c.session.Enter(); err != nil {
 		return err
 	}
-	defer c.leave()
+	defer c.session.Leave()
 	if err := s.mapBlock(ctx, came.Block); err != nil {
 		return err
 	}
@@ -107,7 +108,7 @@ func (s *consuming) ready(ctx context.Context, l *Lease, fence shmchannel.Fence)
 		return situation.Of(errCorruptRecord, "a producer without a timeline published a frame with a fence")
 	}
 	t := mempool.Fence{Timeline: fence.Timeline, Word: fence.Word, Value: fence.Value}
-	page, err := s.client.page(ctx, t.Timeline)
+	page, err := s.client.session.Timelines.Page(ctx, t.Timeline)
 	switch {
 	case errors.Is(err, ErrNotFound) || errors.Is(err, ErrStale): // the service forgets a timeline only after its process has ended
 		return situation.Of(ErrProducerDied, "frame %d of channel %q is incomplete: the process that wrote it died before finishing",
@@ -125,7 +126,7 @@ func (s *consuming) ready(ctx context.Context, l *Lease, fence shmchannel.Fence)
 	}
 	if !over {
 		l.info = &mempool.Grant{Wait: []mempool.Fence{t}}
-		s.client.timelines.pin(l.info.Wait)
+		s.client.session.Timelines.Pin(l.info.Wait)
 		l.ordering().Begin(l.info.Wait, true)
 	}
 	return nil
@@ -138,7 +139,7 @@ func (c *Client) hold(l *Lease, pool uint64, came *shmchannel.Frame) (known bool
 	b := c.blocks[came.Block]
 	switch {
 	case c.closing:
-		return false, errClientClosed
+		return false, session.ErrClientClosed
 	case b == nil || b.mem == nil:
 		return false, nil
 	case b.pool != pool:
@@ -201,12 +202,12 @@ func (s *consuming) mapBlock(ctx context.Context, id uint64) error {
 	}
 	var reply wire.MapReply
 	var came wire.Grant
-	err = c.call(ctx, &wire.Map{Channel: s.channel.ID, Block: id}, &call{into: &reply,
-		files: func(fds *seqpacket.FDs) {
+	err = c.session.Do(ctx, &wire.Map{Channel: s.channel.ID, Block: id}, &session.Call{Into: &reply,
+		Files: func(fds *seqpacket.FDs) {
 			came = wire.Grant{Pool: p.info.ID, Block: id, BlockBytes: reply.BlockBytes, Generation: reply.Generation, Export: &reply.Export}
 			c.arrived(came, fds)
 		},
-		undo: func() { _ = c.ended(id) }})
+		Undo: func() { _ = c.ended(id) }})
 	if errors.Is(err, ErrNotFound) {
 		return situation.Of(errCorruptRecord, "block %d, which the pool does not have in use: %v", id, err)
 	}
@@ -222,8 +223,8 @@ func (s *consuming) mapBlock(ctx context.Context, id uint64) error {
 // decide requeues the frame if `again` is true, and acknowledges the frame otherwise.
 func (t *taken) decide(again bool) error {
 	s := t.by
-	if s.client.working.Err() != nil {
-		return context.Cause(s.client.working)
+	if s.client.session.Working().Err() != nil {
+		return context.Cause(s.client.session.Working())
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -298,11 +299,11 @@ func (t *taken) release(incomplete bool, done []mempool.Fence) error {
 
 // finish waits for a fence of the client's own work.
 func (c *Client) finish(t mempool.Fence) error {
-	page, err := c.page(c.linked, t.Timeline)
+	page, err := c.session.Timelines.Page(c.session.Linked(), t.Timeline)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(c.linked, workLimit)
+	ctx, cancel := context.WithTimeout(c.session.Linked(), session.WorkLimit)
 	defer cancel()
 	return page.Await(ctx, t)
 }

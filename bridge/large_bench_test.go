@@ -35,7 +35,7 @@ func BenchmarkListsOfALargeService(b *testing.B) {
 	lister := clients[0]
 	page := func(what, after string) *wire.ListReply {
 		var reply wire.ListReply
-		require.NoError(b, lister.call(b.Context(), &wire.List{What: what, After: after}, &call{into: &reply}))
+		require.NoError(b, lister.session.Call(b.Context(), &wire.List{What: what, After: after}, &reply))
 		return &reply
 	}
 	for _, what := range []string{wire.ListSessions, wire.ListBuffers, wire.ListLeases} {

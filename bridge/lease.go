@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/situation"
@@ -47,17 +48,17 @@ type LeaseOptions struct {
 //
 // Errors: [ErrNotFound] or [ErrBusy] at the deadline, [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) Get(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
-	return c.get(ctx, waiting, name, o)
+	return c.get(ctx, session.Waiting, name, o)
 }
 
 // TryGet is like [Client.Get], but does not wait.
 //
 // Errors: [ErrNotFound], [ErrBusy], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) TryGet(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
-	return c.get(ctx, once, name, o)
+	return c.get(ctx, session.Once, name, o)
 }
 
-func (c *Client) get(ctx context.Context, try attempt, name string, o LeaseOptions) (l *Lease, err error) {
+func (c *Client) get(ctx context.Context, try session.Attempt, name string, o LeaseOptions) (l *Lease, err error) {
 	if c.tracer != nil {
 		var end func(*Lease, error)
 		ctx, end = c.trace(ctx, &Operation{Name: OpGet, Buffer: name})
@@ -71,17 +72,17 @@ func (c *Client) get(ctx context.Context, try attempt, name string, o LeaseOptio
 //
 // Errors: [ErrBusy] at the deadline, [ErrStale], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) Lease(ctx context.Context, buffer, generation uint64, o LeaseOptions) (*Lease, error) {
-	return c.leaseBuffer(ctx, waiting, buffer, generation, o)
+	return c.leaseBuffer(ctx, session.Waiting, buffer, generation, o)
 }
 
 // TryLease is like [Client.Lease], but does not wait.
 //
 // Errors: [ErrBusy], [ErrStale], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) TryLease(ctx context.Context, buffer, generation uint64, o LeaseOptions) (*Lease, error) {
-	return c.leaseBuffer(ctx, once, buffer, generation, o)
+	return c.leaseBuffer(ctx, session.Once, buffer, generation, o)
 }
 
-func (c *Client) leaseBuffer(ctx context.Context, try attempt, buffer, generation uint64, o LeaseOptions) (l *Lease, err error) {
+func (c *Client) leaseBuffer(ctx context.Context, try session.Attempt, buffer, generation uint64, o LeaseOptions) (l *Lease, err error) {
 	if c.tracer != nil {
 		var end func(*Lease, error)
 		ctx, end = c.trace(ctx, &Operation{Name: OpLease})
@@ -92,15 +93,15 @@ func (c *Client) leaseBuffer(ctx context.Context, try attempt, buffer, generatio
 }
 
 // lease asks the service for a lease. limit points to the request's field for the time limit.
-func (c *Client) lease(ctx context.Context, try attempt, r wire.Request, limit *uint64) (*Lease, error) {
-	if err := c.enter(); err != nil {
+func (c *Client) lease(ctx context.Context, try session.Attempt, r wire.Request, limit *uint64) (*Lease, error) {
+	if err := c.session.Enter(); err != nil {
 		return nil, err
 	}
-	defer c.leave()
+	defer c.session.Leave()
 	var reply wire.GrantReply
-	err := c.wait(ctx, try, r, limit, call{into: &reply,
-		files: func(fds *seqpacket.FDs) { c.arrived(reply.Grant, fds) },
-		undo:  func() { _ = (&Lease{client: c, info: convert.Grant(reply.Grant)}).end(false) }})
+	err := c.session.Wait(ctx, try, r, limit, session.Call{Into: &reply,
+		Files: func(fds *seqpacket.FDs) { c.arrived(reply.Grant, fds) },
+		Undo:  func() { _ = (&Lease{client: c, info: convert.Grant(reply.Grant)}).end(false) }})
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +128,7 @@ func (c *Client) adopt(ctx context.Context, came wire.Grant) (*Lease, error) {
 	}
 	for _, t := range l.info.Wait { // map the timelines now, because later calls may have no context
 		if err == nil {
-			_, err = c.page(ctx, t.Timeline)
+			_, err = c.session.Timelines.Page(ctx, t.Timeline)
 		}
 	}
 	if err != nil {
@@ -140,26 +141,9 @@ func (c *Client) adopt(ctx context.Context, came wire.Grant) (*Lease, error) {
 	}
 	c.mu.Unlock()
 	if closing {
-		return l, errClientClosed
+		return l, session.ErrClientClosed
 	}
 	return l, nil
-}
-
-// A method that makes a lease calls enter first and Client.leave last. Close waits until the method has called Client.leave.
-func (c *Client) enter() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closing {
-		return errClientClosed
-	}
-	c.busy++
-	return nil
-}
-
-func (c *Client) leave() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.idle()
 }
 
 // Grant returns the description of the lease.
@@ -177,7 +161,7 @@ func (l *Lease) Tensor() Tensor { return l.Grant().Tensor }
 // hasEnded returns the error of a call on a lease that has ended. If the session has ended too, the error says so.
 func (c *Client) hasEnded(info *mempool.Grant) error {
 	err := situation.Of(ErrReleased, "lease %d, of %s%v, has ended", info.ID, info.Tensor.DType, info.Tensor.Shape)
-	if why := context.Cause(c.working); why != nil {
+	if why := context.Cause(c.session.Working()); why != nil {
 		return fmt.Errorf("%w: %w", err, why)
 	}
 	return err
@@ -206,7 +190,7 @@ func (l *Lease) with(ctx context.Context, off, n uint64, write bool, f func(memp
 		}
 	}
 	if write && m.Queue() != mempool.CPU {
-		if _, err := l.client.Clock(ctx); err != nil && ctx.Err() != nil { // make the timeline now, so that Release need not ask for it
+		if _, err := l.client.session.Timelines.Clock(ctx); err != nil && ctx.Err() != nil { // make the timeline now, so that Release need not ask for it
 			return err
 		}
 		l.ordering().Use()
@@ -225,7 +209,7 @@ func (l *Lease) reach() (mempool.Memory, error) {
 // ordering returns the lease's order, and makes the order if the lease has no order yet.
 func (l *Lease) ordering() *mempool.Order {
 	if l.order.Load() == nil {
-		l.order.CompareAndSwap(nil, &mempool.Order{Pages: l.client.order.pages, Clock: l.client.order.clock})
+		l.order.CompareAndSwap(nil, l.client.session.Timelines.Order())
 	}
 	return l.order.Load()
 }
@@ -400,7 +384,7 @@ func (l *Lease) Publish(ctx context.Context, p Publication) (err error) {
 		t := convert.WireTensor(*p.Tensor)
 		r.Tensor = &t
 	}
-	err = l.client.call(ctx, r, &call{into: &wire.EmptyReply{}})
+	err = l.client.session.Call(ctx, r, &wire.EmptyReply{})
 	if _, refused := errors.AsType[*RemoteError](err); err != nil && refused {
 		return err
 	}

@@ -45,7 +45,7 @@ func pages[W, T any](ctx context.Context, c *Client, what string, entries func(*
 	return func(yield func(T, error) bool) {
 		for after, more := "", true; more; {
 			var page wire.ListReply
-			if err := c.call(ctx, &wire.List{What: what, After: after}, &call{into: &page}); err != nil {
+			if err := c.session.Call(ctx, &wire.List{What: what, After: after}, &page); err != nil {
 				var none T
 				yield(none, err)
 				return

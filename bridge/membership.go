@@ -9,8 +9,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -60,7 +60,7 @@ func newMembership(ch *Channel, role shmchannel.Role) membership {
 // If a step after the service's reply fails, the client removes the member from the channel again.
 func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchannel.MemberConfig) error) error {
 	c := m.client
-	clock, err := c.Clock(ctx) // a member's fences must be of a timeline that was sealed before the member joins
+	clock, err := c.session.Timelines.Clock(ctx) // a member's fences must be of a timeline that was sealed before the member joins
 	if err != nil {
 		return err
 	}
@@ -68,16 +68,16 @@ func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchanne
 	r.Channel, r.Role = m.channel.ID, m.role
 	var reply wire.JoinReply
 	var files []*os.File
-	err = c.call(ctx, r, &call{into: &reply,
-		files: func(fds *seqpacket.FDs) { files = takeFiles(fds, reply.Export.FDs) },
-		undo: func() {
-			closeFiles(files)
-			_ = c.send(0, &wire.Leave{Channel: m.channel.ID, Member: reply.Member})
+	err = c.session.Do(ctx, r, &session.Call{Into: &reply,
+		Files: func(fds *seqpacket.FDs) { files = session.TakeFiles(fds, reply.Export.FDs) },
+		Undo: func() {
+			session.CloseFiles(files)
+			_ = c.session.Send(&wire.Leave{Channel: m.channel.ID, Member: reply.Member})
 		}})
 	if err != nil {
 		return err
 	}
-	defer closeFiles(files)
+	defer session.CloseFiles(files)
 	m.id = reply.Member
 	if len(files) != 3 {
 		m.sendLeave()
@@ -90,7 +90,7 @@ func (m *membership) join(ctx context.Context, r *wire.Join, open func(shmchanne
 		return err
 	}
 	c.shared.enlist(m)
-	err = c.call(ctx, &wire.Enter{Channel: m.channel.ID, Member: m.id}, &call{into: &wire.EmptyReply{}})
+	err = c.session.Call(ctx, &wire.Enter{Channel: m.channel.ID, Member: m.id}, &wire.EmptyReply{})
 	if err != nil {
 		c.shared.forget(m)
 		m.depart(ctx)
@@ -110,7 +110,7 @@ func (e *spinner) End(found bool) {
 
 // sendLeave tells the service that the member leaves. sendLeave fails only if the connection is gone.
 func (m *membership) sendLeave() {
-	_ = m.client.send(0, &wire.Leave{Channel: m.channel.ID, Member: m.id})
+	_ = m.client.session.Send(&wire.Leave{Channel: m.channel.ID, Member: m.id})
 }
 
 func slotOf(slot uint64) int { return int(min(slot, math.MaxInt32)) }
@@ -143,8 +143,8 @@ func (s *memberships) forget(m *membership) {
 // memberCame passes a notice about a member, with the member's file, to this client's members of the other role. memberCame runs in the
 // receiving goroutine.
 func (s *memberships) memberCame(n *wire.MemberCame, fds *seqpacket.FDs) {
-	files := takeFiles(fds, n.Export.FDs)
-	defer closeFiles(files)
+	files := session.TakeFiles(fds, n.Export.FDs)
+	defer session.CloseFiles(files)
 	s.mu.Lock()
 	members := slices.Collect(maps.Keys(s.members[n.Channel]))
 	s.mu.Unlock()
@@ -181,7 +181,7 @@ func (m *membership) meet(n *wire.MemberCame, files []*os.File) {
 
 // await waits for the file of another member, which u names.
 func (m *membership) await(ctx context.Context, u *shmchannel.UnknownMemberError) error {
-	ctx, cancel := m.client.joint(ctx)
+	ctx, cancel := m.client.session.Joint(ctx)
 	defer cancel()
 	for {
 		m.mu.Lock()
@@ -201,8 +201,8 @@ func (m *membership) await(ctx context.Context, u *shmchannel.UnknownMemberError
 // over returns an error if the client or the caller's ctx has ended.
 func (m *membership) over(ctx context.Context) error {
 	switch {
-	case m.client.working.Err() != nil:
-		return context.Cause(m.client.working)
+	case m.client.session.Working().Err() != nil:
+		return context.Cause(m.client.session.Working())
 	case ctx.Err() != nil:
 		return situation.Ended(ctx)
 	}
@@ -228,8 +228,8 @@ func (m *membership) failure(ctx context.Context, err error) error {
 		return situation.Of(ErrInvalid, "channel %q: %v", ch, err)
 	case errors.Is(err, shmchannel.ErrLeft): // the service removes members when the session ends; the client's error says why
 		select {
-		case <-m.client.working.Done():
-			return context.Cause(m.client.working)
+		case <-m.client.session.Working().Done():
+			return context.Cause(m.client.session.Working())
 		case <-ctx.Done():
 			return situation.Ended(ctx)
 		}
@@ -246,31 +246,10 @@ type patient struct {
 }
 
 func (p *patient) Err() error {
-	if p.client.working.Err() != nil {
-		return context.Cause(p.client.working)
+	if p.client.session.Working().Err() != nil {
+		return context.Cause(p.client.session.Working())
 	}
 	return p.Context.Err()
-}
-
-// joint returns a context that ends when ctx ends or when the client ends.
-func (c *Client) joint(ctx context.Context) (context.Context, func()) {
-	joined, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(c.working, func() { cancel(context.Cause(c.working)) })
-	return joined, func() {
-		stop()
-		cancel(nil)
-	}
-}
-
-// inBackground runs f in a goroutine, unless the client is being closed. Close waits for the goroutine.
-func (c *Client) inBackground(f func()) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closing {
-		return errClientClosed
-	}
-	c.background.Go(f)
-	return nil
 }
 
 // leaveShared removes the client's members from all channels. Before Close calls leaveShared, Close ends the client's leases. The method
@@ -286,7 +265,7 @@ func (c *Client) leaveShared() {
 		}
 	}
 	s.mu.Unlock()
-	ctx, cancel := context.WithTimeout(c.linked, closeGrace)
+	ctx, cancel := c.session.Grace()
 	defer cancel()
 	for _, f := range leave {
 		f(ctx)
@@ -296,11 +275,9 @@ func (c *Client) leaveShared() {
 		s.giving.Wait()
 		close(given)
 	}()
-	grace := time.NewTimer(closeGrace)
-	defer grace.Stop()
 	select {
 	case <-given:
-	case <-grace.C: // the service releases the remaining leases when the session ends
+	case <-ctx.Done(): // the service releases the remaining leases when the session ends
 	}
 }
 

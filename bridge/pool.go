@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/situation"
@@ -33,10 +34,10 @@ func (c *Client) CreatePool(ctx context.Context, spec PoolSpec) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, id, err := c.open(ctx, once, r, nil)
+	p, id, err := c.open(ctx, session.Once, r, nil)
 	if err != nil && id != 0 {
 		// The caller gets an error and no Pool, so it would not destroy the pool. Destroy the pool here.
-		err = errors.Join(err, c.call(ctx, &wire.Destroy{Pool: id}, &call{into: &wire.EmptyReply{}}))
+		err = errors.Join(err, c.session.Call(ctx, &wire.Destroy{Pool: id}, &wire.EmptyReply{}))
 	}
 	return p, err
 }
@@ -52,7 +53,7 @@ func (c *Client) EnsurePool(ctx context.Context, spec PoolSpec) (*Pool, error) {
 		return nil, err
 	}
 	r.Ensure = true
-	p, _, err := c.open(ctx, once, r, nil)
+	p, _, err := c.open(ctx, session.Once, r, nil)
 	return p, err
 }
 
@@ -77,17 +78,17 @@ func widen(ids []uint32) []uint64 {
 //
 // Errors: [ErrNotFound] at the deadline, [ErrDenied], [ErrUnavailable] if this process cannot use the pool's device.
 func (c *Client) OpenPool(ctx context.Context, name string) (*Pool, error) {
-	return c.openPool(ctx, waiting, name)
+	return c.openPool(ctx, session.Waiting, name)
 }
 
 // TryOpenPool is like [Client.OpenPool], but waits only if the service is still making the pool.
 //
 // Errors: [ErrNotFound], [ErrDenied], [ErrUnavailable] if this process cannot use the pool's device.
 func (c *Client) TryOpenPool(ctx context.Context, name string) (*Pool, error) {
-	return c.openPool(ctx, once, name)
+	return c.openPool(ctx, session.Once, name)
 }
 
-func (c *Client) openPool(ctx context.Context, try attempt, name string) (*Pool, error) {
+func (c *Client) openPool(ctx context.Context, try session.Attempt, name string) (*Pool, error) {
 	r := &wire.Open{Name: name}
 	p, _, err := c.open(ctx, try, r, &r.Wait)
 	return p, err
@@ -95,18 +96,18 @@ func (c *Client) openPool(ctx context.Context, try attempt, name string) (*Pool,
 
 // open asks the service for a pool and opens it in this process. If the request can wait, `limit` points to the request's field for the
 // time limit. If the service has the pool but this process cannot open it, open returns the pool's id with the error.
-func (c *Client) open(ctx context.Context, try attempt, r wire.Request, limit *uint64) (p *Pool, id uint64, err error) {
+func (c *Client) open(ctx context.Context, try session.Attempt, r wire.Request, limit *uint64) (p *Pool, id uint64, err error) {
 	var reply wire.PoolReply
 	var files []*os.File
-	err = c.wait(ctx, try, r, limit, call{into: &reply, files: func(fds *seqpacket.FDs) {
+	err = c.session.Wait(ctx, try, r, limit, session.Call{Into: &reply, Files: func(fds *seqpacket.FDs) {
 		if reply.Pool.Export != nil {
-			files = takeFiles(fds, reply.Pool.Export.FDs)
+			files = session.TakeFiles(fds, reply.Pool.Export.FDs)
 		}
-	}, undo: func() { closeFiles(files) }})
+	}, Undo: func() { session.CloseFiles(files) }})
 	if err != nil {
 		return nil, 0, err
 	}
-	defer closeFiles(files)
+	defer session.CloseFiles(files)
 	p, err = c.imported(reply.Pool, files)
 	return p, reply.Pool.ID, err
 }
@@ -120,12 +121,12 @@ func (c *Client) imported(came wire.PoolInfo, files []*os.File) (*Pool, error) {
 		return p, nil
 	}
 	if c.closing {
-		return nil, errClientClosed
+		return nil, session.ErrClientClosed
 	}
 	if came.Export == nil {
 		return nil, situation.Of(ErrProtocol, "pool %q came without its export", info.Name)
 	}
-	mem, err := mempool.ImportPool(c.epoch, info, convert.Export(came.Export, files), c.device)
+	mem, err := mempool.ImportPool(c.session.Epoch, info, convert.Export(came.Export, files), c.device)
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +139,7 @@ func (c *Client) imported(came wire.PoolInfo, files []*os.File) (*Pool, error) {
 //
 // Errors: [ErrLimit] or [ErrOutOfMemory] at the deadline, or at once if the pool can never have room; [ErrInvalid], [ErrClosed].
 func (p *Pool) Allocate(ctx context.Context, t Tensor) (*Lease, error) {
-	return p.allocate(ctx, waiting, t)
+	return p.allocate(ctx, session.Waiting, t)
 }
 
 // TryAllocate is like [Pool.Allocate], but does not wait for leases to end. But TryAllocate may wait some seconds for blocks that the
@@ -146,10 +147,10 @@ func (p *Pool) Allocate(ctx context.Context, t Tensor) (*Lease, error) {
 //
 // Errors: [ErrLimit] or [ErrOutOfMemory] if there is no room, [ErrInvalid], [ErrClosed].
 func (p *Pool) TryAllocate(ctx context.Context, t Tensor) (*Lease, error) {
-	return p.allocate(ctx, once, t)
+	return p.allocate(ctx, session.Once, t)
 }
 
-func (p *Pool) allocate(ctx context.Context, try attempt, t mempool.Tensor) (l *Lease, err error) {
+func (p *Pool) allocate(ctx context.Context, try session.Attempt, t mempool.Tensor) (l *Lease, err error) {
 	if p.client.tracer != nil {
 		var end func(*Lease, error)
 		ctx, end = p.client.trace(ctx, &Operation{Name: OpAllocate, Pool: p.info.Name})
@@ -163,7 +164,7 @@ func (p *Pool) allocate(ctx context.Context, try attempt, t mempool.Tensor) (l *
 }
 
 // alloc asks the service for a buffer.
-func (p *Pool) alloc(ctx context.Context, try attempt, t mempool.Tensor) (*Lease, error) {
+func (p *Pool) alloc(ctx context.Context, try session.Attempt, t mempool.Tensor) (*Lease, error) {
 	r := &wire.Alloc{Pool: p.info.ID, Tensor: convert.WireTensor(t)}
 	began := time.Now()
 	l, err := p.client.lease(ctx, try, r, &r.Wait)
@@ -182,7 +183,7 @@ func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
 		from.giveBack()
 	}
 	var reply wire.TrimReply
-	if err := p.client.call(ctx, &wire.Trim{Pool: p.info.ID, Keep: keep}, &call{into: &reply}); err != nil {
+	if err := p.client.session.Call(ctx, &wire.Trim{Pool: p.info.ID, Keep: keep}, &reply); err != nil {
 		return 0, err // do not read reply: the receiving goroutine may still write it
 	}
 	return reply.Bytes, nil
@@ -212,7 +213,7 @@ func (c *Client) DestroyPool(ctx context.Context, name string) error {
 }
 
 func (c *Client) destroy(ctx context.Context, pool uint64) error {
-	return c.call(ctx, &wire.Destroy{Pool: pool}, &call{into: &wire.EmptyReply{}})
+	return c.session.Call(ctx, &wire.Destroy{Pool: pool}, &wire.EmptyReply{})
 }
 
 // pool returns the open pool with this id. It opens the pool if the client has not opened the pool yet.
@@ -223,6 +224,6 @@ func (c *Client) pool(ctx context.Context, id uint64) (*Pool, error) {
 	if p != nil {
 		return p, nil
 	}
-	p, _, err := c.open(ctx, once, &wire.Open{Pool: id}, nil)
+	p, _, err := c.open(ctx, session.Once, &wire.Open{Pool: id}, nil)
 	return p, err
 }

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/situation"
@@ -36,7 +37,7 @@ func (ch *Channel) producer(ctx context.Context) (*producing, error) {
 	if p == nil {
 		p = &producing{membership: newMembership(ch, shmchannel.ProducerRole), joined: make(chan struct{})}
 		p.depart = func(context.Context) { p.sendLeave() }
-		if err := c.inBackground(p.begin); err != nil { // in the background, so that joining continues if ctx ends
+		if err := c.session.Go(p.begin); err != nil { // in the background, so that joining continues if ctx ends
 			s.mu.Unlock()
 			return nil, err
 		}
@@ -64,11 +65,11 @@ func (ch *Channel) producer(ctx context.Context) (*producing, error) {
 // begin joins the channel. If joining fails, the next Publish tries again.
 func (p *producing) begin() {
 	s := &p.client.shared
-	p.err = p.join(p.client.working, &wire.Join{}, func(config shmchannel.MemberConfig) (err error) {
+	p.err = p.join(p.client.session.Working(), &wire.Join{}, func(config shmchannel.MemberConfig) (err error) {
 		p.native, err = shmchannel.OpenProducer(config)
 		if err == nil {
 			p.add, p.counts = p.native.AddCursor, p.native.Counts
-			p.unwatch = context.AfterFunc(p.client.working, p.native.Wake)
+			p.unwatch = context.AfterFunc(p.client.session.Working(), p.native.Wake)
 		}
 		return err
 	})
@@ -104,7 +105,7 @@ func (p *producing) retire(ctx context.Context) {
 // producer is removed.
 func (p *producing) leave(ctx context.Context) bool {
 	for end := time.Now().Add(leaveTries); ; {
-		err := p.client.call(ctx, &wire.Leave{Channel: p.channel.ID, Member: p.id}, &call{into: &wire.EmptyReply{}, last: true})
+		err := p.client.session.Do(ctx, &wire.Leave{Channel: p.channel.ID, Member: p.id}, &session.Call{Into: &wire.EmptyReply{}, Closing: true})
 		_, refused := errors.AsType[*RemoteError](err)
 		switch {
 		case err == nil || refused && !errors.Is(err, ErrBusy): // if the service refused, the channel is gone

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/situation"
@@ -19,7 +20,7 @@ type frameRecord struct {
 }
 
 // publish does what Publish does, for a caller that holds l.mu.
-func (ch *Channel) publish(ctx context.Context, try attempt, l *Lease, o mempool.FrameOptions) (uint64, error) {
+func (ch *Channel) publish(ctx context.Context, try session.Attempt, l *Lease, o mempool.FrameOptions) (uint64, error) {
 	t, err := ch.fits(l, o.Tensor)
 	if err != nil {
 		return 0, err
@@ -80,7 +81,7 @@ func (l *Lease) unjoined(ctx context.Context, err error, o mempool.Completion) e
 // abort ends a write lease that was not published, so no reader gets the content. Work on the memory may be running until the fence `ready`
 // is reached. The caller holds l.mu.
 func (l *Lease) abort(ready *mempool.Fence) error {
-	clock := l.client.timelines.own()
+	clock := l.client.session.Timelines.Own()
 	if ready == nil || clock == nil || ready.Timeline != clock.Timeline() || ready.Validate() != nil { // the service accepts no such fence
 		return l.end(true)
 	}
@@ -137,9 +138,9 @@ func describe(t *mempool.Tensor, base uint64) shmchannel.Description {
 }
 
 // publish publishes a record in the channel.
-func (p *producing) publish(ctx context.Context, try attempt, r *shmchannel.Record) (uint64, error) {
-	if p.client.working.Err() != nil {
-		return 0, context.Cause(p.client.working)
+func (p *producing) publish(ctx context.Context, try session.Attempt, r *shmchannel.Record) (uint64, error) {
+	if p.client.session.Working().Err() != nil {
+		return 0, context.Cause(p.client.session.Working())
 	}
 	number, err := p.native.TryPublish(r)
 	if err != nil {
@@ -151,7 +152,7 @@ func (p *producing) publish(ctx context.Context, try attempt, r *shmchannel.Reco
 }
 
 // publishInTime is like publish, but waits for room and for the files of new consumers.
-func (p *producing) publishInTime(caller context.Context, try attempt, r *shmchannel.Record) (uint64, error) {
+func (p *producing) publishInTime(caller context.Context, try session.Attempt, r *shmchannel.Record) (uint64, error) {
 	send := func() (uint64, error) { return p.native.Publish(&patient{Context: caller, client: p.client}, r) }
 	if try {
 		send = func() (uint64, error) { return p.native.TryPublish(r) }
@@ -171,8 +172,8 @@ func (p *producing) publishInTime(caller context.Context, try attempt, r *shmcha
 			continue
 		case isFull && (bool(try) || p.over(caller) == nil):
 			return 0, p.behind(full)
-		case isFull && errors.Is(caller.Err(), context.DeadlineExceeded) && p.client.working.Err() == nil:
-			return 0, late(caller, p.behind(full))
+		case isFull && errors.Is(caller.Err(), context.DeadlineExceeded) && p.client.session.Working().Err() == nil:
+			return 0, session.Late(caller, p.behind(full))
 		}
 		return 0, p.failure(caller, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/situation"
@@ -90,26 +91,26 @@ func (ch *Channel) Publisher(ctx context.Context, t Tensor) (*Publisher, error) 
 // If no slot is free, Loan waits until one comes back.
 //
 // Errors: [ErrLimit] or [ErrOutOfMemory] at the deadline: the error says how many slots there are and what has them; [ErrClosed].
-func (p *Publisher) Loan(ctx context.Context) (*Lease, error) { return p.loan(ctx, waiting) }
+func (p *Publisher) Loan(ctx context.Context) (*Lease, error) { return p.loan(ctx, session.Waiting) }
 
 // TryLoan is like [Publisher.Loan], but does not wait until a slot comes back. It may ask the service for memory.
 //
 // Errors: those of Loan, at once.
-func (p *Publisher) TryLoan(ctx context.Context) (*Lease, error) { return p.loan(ctx, once) }
+func (p *Publisher) TryLoan(ctx context.Context) (*Lease, error) { return p.loan(ctx, session.Once) }
 
 // Publish publishes a loan as a frame and returns the frame's number. The loan has ended then. In all else, Publish is like
 // [Channel.Publish]: in particular, if it fails, the loan stays valid, unless ctx was cancelled.
 //
 // Errors: those of [Channel.Publish]; [ErrInvalid] if the lease is not a loan of this Publisher.
 func (p *Publisher) Publish(ctx context.Context, l *Lease, o FrameOptions) (uint64, error) {
-	return p.send(ctx, waiting, l, o)
+	return p.send(ctx, session.Waiting, l, o)
 }
 
 // TryPublish is like [Publisher.Publish], but does not wait for room in the channel.
 //
 // Errors: those of Publish; [ErrLimit] with every policy.
 func (p *Publisher) TryPublish(ctx context.Context, l *Lease, o FrameOptions) (uint64, error) {
-	return p.send(ctx, once, l, o)
+	return p.send(ctx, session.Once, l, o)
 }
 
 // Close ends the Publisher. It gives an arena back as soon as all slots of the arena are free. The program can still use and release its
@@ -125,15 +126,15 @@ func (p *Publisher) Close() {
 // usable returns an error if the Publisher or its client has ended.
 func (p *Publisher) usable() error {
 	switch c := p.channel.client; {
-	case c.working.Err() != nil:
-		return context.Cause(c.working)
+	case c.session.Working().Err() != nil:
+		return context.Cause(c.session.Working())
 	case p.closed.Load():
 		return situation.Of(ErrClosed, "this publisher of channel %q was closed", p.channel.info.Name)
 	}
 	return nil
 }
 
-func (p *Publisher) loan(ctx context.Context, try attempt) (l *Lease, err error) {
+func (p *Publisher) loan(ctx context.Context, try session.Attempt) (l *Lease, err error) {
 	c := p.channel.client
 	if c.tracer != nil {
 		var end func(*Lease, error)
@@ -156,7 +157,7 @@ func (p *Publisher) loan(ctx context.Context, try attempt) (l *Lease, err error)
 }
 
 // await returns a slot that comes back, or a slot of a new arena.
-func (p *Publisher) await(caller context.Context, try attempt) (*slot, error) {
+func (p *Publisher) await(caller context.Context, try session.Attempt) (*slot, error) {
 	if s := p.look(); s != nil {
 		return s, nil
 	}
@@ -200,8 +201,8 @@ func (p *Publisher) await(caller context.Context, try attempt) (*slot, error) {
 		case failed:
 			return nil, p.none()
 		case err == nil:
-		case errors.Is(caller.Err(), context.DeadlineExceeded) && c.working.Err() == nil:
-			return nil, late(caller, p.none())
+		case errors.Is(caller.Err(), context.DeadlineExceeded) && c.session.Working().Err() == nil:
+			return nil, session.Late(caller, p.none())
 		default:
 			return nil, p.from.failure(caller, err)
 		}
@@ -241,7 +242,7 @@ func (p *Publisher) none() error {
 	return err
 }
 
-func (p *Publisher) send(ctx context.Context, try attempt, l *Lease, o mempool.FrameOptions) (number uint64, err error) {
+func (p *Publisher) send(ctx context.Context, try session.Attempt, l *Lease, o mempool.FrameOptions) (number uint64, err error) {
 	if err := o.Validate(); err != nil {
 		return 0, err
 	}
@@ -288,7 +289,7 @@ func (p *Publisher) send(ctx context.Context, try attempt, l *Lease, o mempool.F
 	}
 	l.ended = true
 	s.loan.CompareAndSwap(l, nil) // the slot may have come back and be on loan again already
-	l.client.timelines.unpin(l.info.Wait)
+	l.client.session.Timelines.Unpin(l.info.Wait)
 	return number, l.endOrder()
 }
 
@@ -325,7 +326,7 @@ func (p *Publisher) take(n int) *slot {
 	for _, a := range p.arenas[:min(n, len(p.arenas))] {
 		for i, s := range slices.Backward(a.free) {
 			if len(s.wait) > 0 {
-				s.wait = p.channel.client.timelines.left(s.wait)
+				s.wait = p.channel.client.session.Timelines.Left(s.wait)
 			}
 			if len(s.wait) == 0 {
 				a.free = slices.Delete(a.free, i, i+1)
@@ -348,7 +349,7 @@ func (p *Publisher) take(n int) *slot {
 func (p *Publisher) look() *slot {
 	if leases := p.from.reclaim(); len(leases) > 0 {
 		c := p.channel.client
-		c.tasks.add(func() { // a stopped service must not stop a Loan
+		c.session.AddTask(func() { // a stopped service must not stop a Loan
 			for _, l := range leases {
 				_ = c.giveUp(l.info, l.wait) // giveUp fails only if the connection is gone
 			}
@@ -362,10 +363,10 @@ func (s *slot) lend(ctx context.Context) (*Lease, error) {
 	c := s.arena.of.channel.client
 	l := &Lease{client: c, info: s.info, mem: s.mem, memory: s.memory, slot: s, buffer: s.info.Buffer}
 	if len(s.wait) > 0 {
-		c.timelines.pin(s.wait) // no page may be unmapped between pending and the lease's own pin
+		c.session.Timelines.Pin(s.wait) // no page may be unmapped between pending and the lease's own pin
 		left := c.pending(ctx, s.wait)
-		c.timelines.pin(left)
-		c.timelines.unpin(s.wait)
+		c.session.Timelines.Pin(left)
+		c.session.Timelines.Unpin(s.wait)
 		if s.wait = left; len(left) > 0 {
 			info := *s.info
 			info.Wait = slices.Clone(left)
@@ -423,13 +424,13 @@ func (p *Publisher) slots() (n int) {
 }
 
 // first asks for the first arena, unless another goroutine has made one meanwhile.
-func (p *Publisher) first(ctx context.Context, try attempt) error {
+func (p *Publisher) first(ctx context.Context, try session.Attempt) error {
 	select {
 	case p.making <- struct{}{}:
 	case <-ctx.Done():
 		return situation.Ended(ctx)
-	case <-p.channel.client.working.Done():
-		return context.Cause(p.channel.client.working)
+	case <-p.channel.client.session.Working().Done():
+		return context.Cause(p.channel.client.session.Working())
 	}
 	defer func() { <-p.making }()
 	if p.slots() > 0 {
@@ -461,8 +462,8 @@ func (p *Publisher) grow() {
 		return
 	}
 	c := p.channel.client
-	err := c.inBackground(func() {
-		err := p.extend(c.working, once, p.slots())
+	err := c.session.Go(func() {
+		err := p.extend(c.session.Working(), session.Once, p.slots())
 		p.mu.Lock()
 		if p.refusal = err; err != nil {
 			p.refused = time.Now()
@@ -478,12 +479,12 @@ func (p *Publisher) grow() {
 
 // extend asks the service for an arena of n slots. If there is no room, it asks for half as many, and so on. `last` says whether the request
 // for one slot waits.
-func (p *Publisher) extend(ctx context.Context, last attempt, n int) error {
+func (p *Publisher) extend(ctx context.Context, last session.Attempt, n int) error {
 	for ; ; n = max(n/2, 1) {
 		if n > 1 && p.stride > math.MaxInt64/uint64(n) {
 			continue
 		}
-		try := once
+		try := session.Once
 		if n <= 1 {
 			try = last
 		}

@@ -55,9 +55,7 @@ func sendLoanBy(ctx context.Context, publish publishing, p *Publisher, n uint64)
 // asked returns how many requests the clients of a pair have made so far.
 func (s *channelPair) asked() (requests uint32) {
 	for _, c := range []*Client{s.producer, s.consumer} {
-		c.mu.Lock()
-		requests += c.lastQ
-		c.mu.Unlock()
+		requests += c.session.Requests()
 	}
 	return requests
 }

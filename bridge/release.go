@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -67,7 +68,7 @@ func (l *Lease) leave() {
 
 // completed returns the fence after which the content is complete, or nil if the content is complete now. The caller holds l.mu.
 func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.Fence, error) {
-	if clock := l.client.timelines.own(); c.Ready != nil && clock != nil {
+	if clock := l.client.session.Timelines.Own(); c.Ready != nil && clock != nil {
 		clock.Published(*c.Ready, l.holder())
 	}
 	if l.order.Load() == nil && len(c.After) == 0 && c.Event == nil {
@@ -77,7 +78,7 @@ func (l *Lease) completed(ctx context.Context, c mempool.Completion) (*mempool.F
 	if err != nil {
 		return nil, err
 	}
-	if _, err := l.client.Clock(ctx); err != nil && ctx.Err() != nil { // make the timeline now, so that Release need not ask for it
+	if _, err := l.client.session.Timelines.Clock(ctx); err != nil && ctx.Err() != nil { // make the timeline now, so that Release need not ask for it
 		return nil, err
 	}
 	return l.ordering().Ready(ctx, m.Queue(), c)
@@ -95,7 +96,7 @@ func (l *Lease) holder() func(context.Context) (bool, error) {
 			return true, nil
 		}
 		r := &wire.LeaseBuffer{Buffer: info.Buffer, Generation: info.Generation}
-		l, err := c.lease(ctx, once, r, &r.Wait)
+		l, err := c.lease(ctx, session.Once, r, &r.Wait)
 		switch {
 		case err == nil:
 			return false, l.Release(false)
@@ -141,7 +142,7 @@ func (c *Client) sendRelease(info *mempool.Grant, incomplete, unsure bool, done 
 		seen := convert.WireGrant(*info)
 		r.Seen = &seen
 	}
-	return c.send(0, r)
+	return c.session.Send(r)
 }
 
 // end tells the service that the lease has ended, and then counts one lease less on the block in the client. The order matters: the client
@@ -150,11 +151,11 @@ func (l *Lease) end(incomplete bool, done ...mempool.Fence) error {
 	l.ended = true
 	switch {
 	case l.taken != nil:
-		defer l.client.timelines.unpin(l.info.Wait)
+		defer l.client.session.Timelines.Unpin(l.info.Wait)
 		err := errors.Join(l.taken.release(incomplete, done), l.endOrder())
 		return errors.Join(err, l.client.left(l, l.info.Block, done...))
 	case l.slot != nil:
-		l.client.timelines.unpin(l.info.Wait)
+		l.client.session.Timelines.Unpin(l.info.Wait)
 		l.slot.end(l, done)
 		return l.endOrder()
 	}

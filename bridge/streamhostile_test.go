@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -165,8 +166,8 @@ func TestATimelineThatItsClientSealed(t *testing.T) {
 			r.Send(2, &wire.GetTimeline{})
 			_, fds, err := r.Conn.Recv(r.Buffer)
 			require.NoError(t, err)
-			files := takeFiles(fds, 1)
-			defer closeFiles(files)
+			files := session.TakeFiles(fds, 1)
+			defer session.CloseFiles(files)
 			_, err = unix.FcntlInt(files[0].Fd(), unix.F_ADD_SEALS, c.seals)
 			require.NoError(t, err)
 			if c.code != "" {

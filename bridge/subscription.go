@@ -35,7 +35,7 @@ func (ch *Channel) consume(ctx context.Context, o mempool.SubscribeOptions) (*co
 		s.native, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: config, Reached: s.reached})
 		if err == nil {
 			s.add, s.counts = s.native.AddTrack, s.native.Counts
-			s.unwatch = context.AfterFunc(s.client.working, s.native.Wake)
+			s.unwatch = context.AfterFunc(s.client.session.Working(), s.native.Wake)
 		}
 		return err
 	})
@@ -44,7 +44,7 @@ func (ch *Channel) consume(ctx context.Context, o mempool.SubscribeOptions) (*co
 
 // reached reports whether a fence of the client's own timeline is reached.
 func (s *consuming) reached(t shmchannel.Fence) bool {
-	return s.client.timelines.past(mempool.Fence{Timeline: s.timeline, Word: t.Word, Value: t.Value})
+	return s.client.session.Timelines.Past(mempool.Fence{Timeline: s.timeline, Word: t.Word, Value: t.Value})
 }
 
 // next waits for the next frame. It returns nil without an error if no frame will come any more. A frame and an error can come together.
@@ -96,7 +96,7 @@ func (s *consuming) take(caller context.Context, f *shmchannel.Frame) (err error
 
 // doubt tells the service about a corrupt frame. doubt returns the frame without a lease, and an error.
 func (s *consuming) doubt(number uint64, why error) (*Frame, error) {
-	_ = s.client.send(0, &wire.Doubt{Channel: s.channel.ID, Member: s.id, Sequence: number}) // send fails only if the connection is gone
+	_ = s.client.session.Send(&wire.Doubt{Channel: s.channel.ID, Member: s.id, Sequence: number}) // send fails only if the connection is gone
 	return &Frame{Seq: number, channel: &s.channel}, situation.Of(ErrFrameCorrupt, "frame %d of channel %q: %v", number, s.channel.Name, why)
 }
 
@@ -105,8 +105,8 @@ func (s *consuming) abandon() {
 	s.leaves.Do(func() {
 		c := s.client
 		c.shared.forget(&s.membership)
-		_ = s.native.Leave()                                            // Leave fails only if the member is closed, and the member is open
-		_ = c.send(0, &wire.Leave{Channel: s.channel.ID, Member: s.id}) // send fails only if the connection is gone
+		_ = s.native.Leave()                                                 // Leave fails only if the member is closed, and the member is open
+		_ = c.session.Send(&wire.Leave{Channel: s.channel.ID, Member: s.id}) // send fails only if the connection is gone
 		s.leaveNative()
 	})
 }

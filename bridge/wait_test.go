@@ -108,7 +108,7 @@ func TestACallWaitsForTheServicesAnswerABitLongerThanItsDeadline(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			s := imitate(t)
 			c := s.dial(t)
-			c.deadlineGrace = grace
+			c.session.DeadlineGrace = grace
 			ctx, pass := dueNow(t)
 			ended := make(chan error)
 			go func() {
@@ -136,7 +136,7 @@ func TestACallWaitsForTheServicesAnswerABitLongerThanItsDeadline(t *testing.T) {
 func TestACallWithoutADeadlineAsksAgainWhenTheServiceMayWaitNoLonger(t *testing.T) {
 	s := imitate(t)
 	c := s.dial(t)
-	c.longestWait = 1
+	c.session.LongestWait = 1
 	ended := make(chan error)
 	go func() {
 		_, err := c.OpenChannel(context.Background(), "c")
@@ -164,7 +164,7 @@ func TestARefusalBeforeTheDeadlineIsFinal(t *testing.T) {
 		ended <- err
 	}()
 	q, m := s.request(t)
-	assert.Equal(t, &wire.Get{Name: "x", Wait: uint64(longestWait.Milliseconds())}, m)
+	assert.Equal(t, &wire.Get{Name: "x", Wait: uint64(c.session.LongestWait.Milliseconds())}, m)
 	s.refuse(t, q, &wire.Error{Code: wire.CodeLimit, Message: "256 requests wait"})
 	err := <-ended
 	require.ErrorIs(t, err, ErrLimit)

@@ -1,8 +1,8 @@
-package bridge
+package session
 
 import "sync"
 
-// tasks is the work that a client does after notices and replies of the service. The tasks run one after another, and not in the receiving
+// tasks is the work that a session does after notices and replies of the service. The tasks run one after another, and not in the receiving
 // goroutine: the receiving goroutine must never wait to send, because the service may be waiting until the client receives.
 type tasks struct {
 	mu   sync.Mutex
@@ -10,28 +10,28 @@ type tasks struct {
 	wake chan struct{} // buffered for one value
 }
 
-func (e *tasks) add(f func()) {
-	e.mu.Lock()
-	e.todo = append(e.todo, f)
-	e.mu.Unlock()
+func (ts *tasks) add(f func()) {
+	ts.mu.Lock()
+	ts.todo = append(ts.todo, f)
+	ts.mu.Unlock()
 	select {
-	case e.wake <- struct{}{}:
+	case ts.wake <- struct{}{}:
 	default: // run will wake up anyway, because wake has a value
 	}
 }
 
 // run runs tasks until done is closed, and then runs the remaining tasks.
-func (e *tasks) run(done <-chan struct{}) {
+func (ts *tasks) run(done <-chan struct{}) {
 	for last := false; !last; {
 		select {
-		case <-e.wake:
+		case <-ts.wake:
 		case <-done:
 			last = true
 		}
-		e.mu.Lock()
-		todo := e.todo
-		e.todo = nil
-		e.mu.Unlock()
+		ts.mu.Lock()
+		todo := ts.todo
+		ts.todo = nil
+		ts.mu.Unlock()
 		for _, f := range todo {
 			f()
 		}

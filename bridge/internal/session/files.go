@@ -1,4 +1,4 @@
-package bridge
+package session
 
 import (
 	"os"
@@ -7,9 +7,9 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/wire"
 )
 
-// takeFiles takes the next n descriptors from fds. If descriptors are missing, takeFiles returns fewer files, and the caller reports the
+// TakeFiles takes the next n descriptors from fds. If descriptors are missing, TakeFiles returns fewer files, and the caller reports the
 // error.
-func takeFiles(fds *seqpacket.FDs, n uint64) []*os.File {
+func TakeFiles(fds *seqpacket.FDs, n uint64) []*os.File {
 	var files []*os.File
 	for range min(n, wire.MaxFDs) {
 		fd := fds.Next()
@@ -21,7 +21,8 @@ func takeFiles(fds *seqpacket.FDs, n uint64) []*os.File {
 	return files
 }
 
-func closeFiles(files []*os.File) {
+// CloseFiles closes files that the service sent.
+func CloseFiles(files []*os.File) {
 	for _, f := range files {
 		_ = f.Close() // the client has not written to these files, so closing loses no data
 	}

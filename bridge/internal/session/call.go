@@ -1,0 +1,174 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Call is a request that waits for its reply.
+type Call struct {
+	Into    wire.Reply
+	Files   func(*seqpacket.FDs) // takes the files of the reply, before the caller gets it; runs in the receiving goroutine
+	Undo    func()               // releases what the service granted to a caller that no longer waits; runs as a task
+	Closing bool                 // the call is allowed while the session is being closed
+
+	op        string
+	done      chan error
+	grace     time.Duration // how long after the deadline of its context the call still waits for the reply
+	abandoned bool          // no caller waits for done; guarded by calls.mu
+}
+
+// Call sends a request, waits for the reply and decodes it into `into`. If Call fails, the caller must not read `into`: the receiving
+// goroutine may still write it.
+func (s *Session) Call(ctx context.Context, r wire.Request, into wire.Reply) error {
+	return s.Do(ctx, r, &Call{Into: into})
+}
+
+// Do is like [Session.Call], for a reply with files, or one that must be undone if nobody waits for it any more. If ctx ends before the reply
+// comes, Do cancels the request. If the service has granted something to the request nevertheless, the session calls c.Undo.
+func (s *Session) Do(ctx context.Context, r wire.Request, c *Call) error {
+	return s.explain(s.do(ctx, r, c))
+}
+
+// refusal is the service's answer to a request that it refused. It never leaves this package.
+type refusal struct {
+	op  string
+	why *wire.Error
+}
+
+func (r *refusal) Error() string { return r.op + ": " + r.why.Error() }
+
+// explain returns the error for the caller of a call that failed with err.
+func (s *Session) explain(err error) error {
+	if r, refused := errors.AsType[*refusal](err); refused {
+		return s.Refused(r.op, r.why)
+	}
+	return err
+}
+
+// do is like Do, but returns a *refusal if the service refused the request.
+func (s *Session) do(ctx context.Context, r wire.Request, c *Call) error {
+	c.op, c.done = r.Op(), make(chan error, 1)
+	if ctx.Err() != nil {
+		return c.ended(ctx)
+	}
+	q, err := s.calls.add(c)
+	if err != nil {
+		return err
+	}
+	if err := s.send(q, r); err != nil {
+		if s.calls.remove(q) != nil {
+			s.Leave()
+		}
+		return err
+	}
+	err, answered := c.await(ctx)
+	if !answered && !s.calls.abandon(q) {
+		err, answered = <-c.done, true // the reply came meanwhile
+	}
+	if !answered {
+		err = c.ended(ctx)
+	}
+	if !answered || errors.Is(err, ErrClientClosed) { // err is not an answer of the service
+		s.tasks.add(func() { _ = s.Send(&wire.Cancel{Request: uint64(q)}) })
+	}
+	return err
+}
+
+// Requests returns how many requests the session has made that have replies.
+func (s *Session) Requests() uint32 {
+	s.calls.mu.Lock()
+	defer s.calls.mu.Unlock()
+	return s.calls.last
+}
+
+// await waits for the reply until ctx ends. If ctx ends at its deadline, await waits at most c.grace longer, because the service answers at
+// the same deadline, and its reply takes some time to arrive.
+func (c *Call) await(ctx context.Context) (err error, answered bool) {
+	select {
+	case err := <-c.done:
+		return err, true
+	case <-ctx.Done():
+	}
+	if c.grace == 0 || !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return nil, false
+	}
+	select {
+	case err := <-c.done:
+		return err, true
+	case <-time.After(c.grace):
+		return nil, false
+	}
+}
+
+// ended returns the error of a call whose context ended before the reply came.
+func (c *Call) ended(ctx context.Context) error {
+	return fmt.Errorf("poolbridge %s: %w", c.op, situation.Ended(ctx))
+}
+
+// answered tells the caller of a call that the reply, or an error, has come. If no caller waits, answered undoes what the service granted.
+func (s *Session) answered(c *Call, fds *seqpacket.FDs, err error) error {
+	why, refused := errors.AsType[*wire.Error](err)
+	if refused {
+		err = &refusal{c.op, why}
+	}
+	if err == nil && c.Files != nil {
+		c.Files(fds)
+	}
+	switch {
+	case !c.abandoned: // abandoned cannot change any more, because the call was removed
+		c.done <- err
+	case err == nil && c.Undo != nil:
+		s.tasks.add(c.Undo)
+	}
+	if refused {
+		return nil
+	}
+	return err
+}
+
+var outgoing = sync.Pool{New: func() any { return new([]byte) }}
+
+// Send sends a request that has no reply. A task may call it, but not the goroutine that receives the service's packets: Send may wait until
+// the service reads, and the service may be waiting until this goroutine reads.
+func (s *Session) Send(r wire.Request) error { return s.send(0, r) }
+
+func (s *Session) send(q uint32, r wire.Request) error {
+	buf := outgoing.Get().(*[]byte)
+	defer outgoing.Put(buf)
+	packet, err := wire.AppendRequest((*buf)[:0], q, r)
+	if err != nil {
+		return situation.Of(mempool.ErrInvalid, "%v", err)
+	}
+	*buf = packet
+	s.sending.Lock()
+	err = s.Conn.Send(packet, nil)
+	s.sending.Unlock()
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, seqpacket.ErrPeerClosed), errors.Is(err, os.ErrClosed):
+		<-s.done // the receiving goroutine may still read a goodbye that says why
+		return s.calls.err
+	}
+	return fmt.Errorf("%w: %w", ErrDisconnected, err)
+}
+
+// Enter refuses work while the session is being closed. A method that makes a lease calls Enter first and [Session.Leave] last:
+// AwaitCancelled waits until it has called Leave.
+func (s *Session) Enter() error { return s.calls.do(func() { s.calls.busy++ }) }
+
+// Leave ends what Enter began.
+func (s *Session) Leave() { s.calls.leave() }
+
+// Go runs f in a goroutine, unless the session is being closed. HangUp waits for the goroutine.
+func (s *Session) Go(f func()) error { return s.calls.do(func() { s.background.Go(f) }) }

@@ -1,0 +1,264 @@
+// Package session is a client's connection with a service: its requests with their replies, the notices of the service, and the timelines
+// that the client has mapped.
+package session
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// ErrDisconnected means that the connection to the service is gone. The session has ended with the connection.
+var ErrDisconnected = errors.New("disconnected from the service")
+
+// ErrClientClosed is the error of every call after [Session.BeginClose].
+var ErrClientClosed = situation.Of(mempool.ErrClosed, "the client was closed")
+
+const (
+	// closeGrace is how long a session that is being closed waits for a service that does not answer.
+	closeGrace = 2 * time.Second
+	// WorkLimit is how long a call without a context waits for this client's own work.
+	WorkLimit = 30 * time.Second
+)
+
+// Session is a connection with a service. Several goroutines may call its methods.
+type Session struct {
+	Handlers
+	Conn *seqpacket.Conn
+	// ID and Epoch identify the session and the run of the service.
+	ID    uint64
+	Epoch mempool.Epoch
+	// Timelines are the timelines that the session has mapped.
+	Timelines Timelines
+	// LongestWait is how long the protocol allows one request to wait at the service. If a call may wait longer, the session sends the request
+	// again after this time.
+	LongestWait time.Duration
+	// DeadlineGrace is how long a call still waits for the service's answer after the deadline of the call's context. This answer says what
+	// the call waited for.
+	DeadlineGrace time.Duration
+
+	calls      calls
+	tasks      tasks
+	sending    sync.Mutex     // held while a packet is sent
+	background sync.WaitGroup // goroutines that AwaitBackground waits for
+	done       chan struct{}  // closed when the connection is gone; calls.err then says why
+
+	// working ends when the session is being closed or the connection is gone. linked ends only when the connection is gone. The causes of
+	// these two contexts say why they ended.
+	working, linked context.Context
+	stop, unlink    context.CancelCauseFunc
+}
+
+// Handlers has the functions that a session calls. They are set before [Session.Hello].
+type Handlers struct {
+	// Refused returns the error of a request that the service refused.
+	Refused func(op string, why *wire.Error) error
+	// MemberCame handles the notice about a member of a channel. It runs in the receiving goroutine, and must not send.
+	MemberCame func(*wire.MemberCame, *seqpacket.FDs)
+	// Wanted handles the notice that somebody waits for memory of a pool. It runs as a task.
+	Wanted func(pool uint64)
+	// Recalled handles the notice that the service wants to free blocks. It runs as a task.
+	Recalled func(blocks []uint64)
+	// Failed handles the notice that the content of buffers will never be complete. It runs in the receiving goroutine.
+	Failed func(buffers []uint64)
+	// Lost runs when the connection is gone.
+	Lost func()
+}
+
+// New makes a session of a connection. [Session.Hello] begins it.
+func New(conn *seqpacket.Conn) *Session {
+	s := &Session{Conn: conn, LongestWait: 24 * time.Hour, DeadlineGrace: 250 * time.Millisecond, done: make(chan struct{}),
+		calls: calls{pending: make(map[uint32]*Call), quiet: make(chan struct{})}, tasks: tasks{wake: make(chan struct{}, 1)}}
+	s.Timelines.start(s)
+	s.working, s.stop = context.WithCancelCause(context.Background())
+	s.linked, s.unlink = context.WithCancelCause(context.Background())
+	return s
+}
+
+// Hello begins the session. If Hello fails, the connection is closed.
+func (s *Session) Hello(ctx context.Context, program string) error {
+	go s.receive()
+	go s.tasks.run(s.done)
+	var reply wire.HelloReply
+	err := s.Call(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: program,
+		Features: []string{wire.FeatureTimelines, wire.FeatureChannels}}, &reply)
+	if err == nil && reply.Version != wire.Version {
+		err = situation.Of(convert.ErrVersion, "the service chose version %d, which this client did not offer", reply.Version)
+	}
+	if err != nil {
+		err = errors.Join(err, s.Conn.Close())
+		<-s.done
+		return err
+	}
+	s.Epoch, s.ID = mempool.Epoch(reply.Epoch), reply.Session
+	s.Timelines.available = slices.Contains(reply.Features, wire.FeatureTimelines)
+	return nil
+}
+
+// Done returns a channel that is closed when the connection is gone.
+func (s *Session) Done() <-chan struct{} { return s.done }
+
+// Working returns a context that ends when the session is being closed or the connection is gone. Its cause says why.
+func (s *Session) Working() context.Context { return s.working }
+
+// Linked returns a context that ends when the connection is gone. Its cause says why.
+func (s *Session) Linked() context.Context { return s.linked }
+
+// Joint returns a context that ends when ctx ends or when the context Working ends.
+func (s *Session) Joint(ctx context.Context) (context.Context, func()) {
+	joined, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(s.working, func() { cancel(context.Cause(s.working)) })
+	return joined, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+// AddTask adds a task: see the type tasks.
+func (s *Session) AddTask(f func()) { s.tasks.add(f) }
+
+// packets has the buffers for received packets. A decoded message does not use the buffer of its packet, so the buffer is free after
+// decoding.
+var packets = seqpacket.NewBuffers(wire.MaxPacket)
+
+// receive reads packets of the service until the connection ends.
+func (s *Session) receive() {
+	var goodbye error
+	for {
+		packet, fds, err := s.Conn.RecvInto(packets)
+		if err == nil {
+			err = s.handle(packet.Data, fds, &goodbye)
+			packet.Free()
+			err = errors.Join(err, fds.Close()) // closes the files that no handler took
+		}
+		if err != nil {
+			s.end(err, goodbye)
+			return
+		}
+	}
+}
+
+// handle handles one packet of the service.
+func (s *Session) handle(packet []byte, fds *seqpacket.FDs, goodbye *error) error {
+	h, err := wire.DecodeHeader(packet)
+	if err != nil {
+		return err
+	}
+	if h.Q != 0 {
+		c := s.calls.remove(h.Q)
+		if c == nil {
+			return situation.Of(convert.ErrProtocol, "a reply to request %d, but there is no such request", h.Q)
+		}
+		defer s.Leave() // Leave comes after the undo of the reply has become a task
+		return s.answered(c, fds, h.DecodeReply(c.Into))
+	}
+	n, err := h.DecodeNotice()
+	switch n := n.(type) {
+	case *wire.Recall:
+		s.tasks.add(func() { s.Recalled(n.Blocks) })
+	case *wire.Goodbye:
+		*goodbye = s.Refused("goodbye", &n.Reason)
+	case *wire.Failed:
+		s.Failed(n.Buffers)
+	case *wire.Forget:
+		s.tasks.add(func() { s.Timelines.Forget(n.Timelines) })
+	case *wire.MemberCame:
+		s.MemberCame(n, fds)
+	case *wire.Wanted:
+		s.tasks.add(func() { s.Wanted(n.Pool) })
+	}
+	if errors.Is(err, wire.CodeUnsupported) {
+		return nil // only a later version has this notice; this client can ignore it
+	}
+	return err
+}
+
+// end makes every waiting call fail. The caller calls end when the connection is gone or the service broke the protocol.
+func (s *Session) end(err, goodbye error) {
+	err = fmt.Errorf("%w: %w; the session's leases and subscriptions have ended, what it was writing has failed, and names that it did not keep "+
+		"are gone; what is mapped can still be read: dial again for a new session", ErrDisconnected, cmp.Or(goodbye, err))
+	_ = s.Conn.Close()
+	err = s.calls.fail(err)
+	s.stop(err)
+	s.unlink(err)
+	close(s.done)
+	s.Lost()
+}
+
+// BeginClose makes waiting calls fail, and later calls, too. It reports whether this is the first call of BeginClose.
+func (s *Session) BeginClose() (first bool) {
+	if !s.calls.close() {
+		return false
+	}
+	s.calls.abandonAll(ErrClientClosed)
+	s.stop(ErrClientClosed)
+	return true
+}
+
+// AwaitCancelled waits until the service has answered the cancelled calls and the client has released the leases that the service granted
+// to these calls. If the session ended while it still had one of these leases, the service could use the memory of this lease again only
+// after the end of this process.
+func (s *Session) AwaitCancelled() {
+	grace := time.NewTimer(closeGrace)
+	defer grace.Stop()
+	for _, wait := range []func() <-chan struct{}{
+		func() <-chan struct{} { return s.calls.quiet },
+		s.tasksDone,
+	} {
+		select {
+		case <-wait():
+		case <-s.done:
+			return
+		case <-grace.C:
+			return
+		}
+	}
+}
+
+// tasksDone returns a channel that is closed when all present tasks have run. Tasks run in order.
+func (s *Session) tasksDone() <-chan struct{} {
+	done := make(chan struct{})
+	s.tasks.add(func() { close(done) })
+	return done
+}
+
+// HangUp ends the connection. It waits until the service has ended the session and closed the service's end of the connection, and until the
+// goroutines of [Session.Go] have ended.
+func (s *Session) HangUp() error {
+	s.bye()
+	if s.Conn.CloseWrite() == nil {
+		select {
+		case <-s.done:
+		case <-time.After(closeGrace):
+		}
+	}
+	err := s.Conn.Close()
+	<-s.done
+	s.background.Wait()
+	return err
+}
+
+// Grace returns a context for the steps of closing that wait for others. It ends with the connection, and after the time closeGrace.
+func (s *Session) Grace() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(s.linked, closeGrace)
+}
+
+// bye tells the service that the client closes the connection. If sending would have to wait, bye sends nothing.
+func (s *Session) bye() {
+	packet, err := wire.AppendRequest(nil, 0, &wire.Bye{})
+	if err != nil || !s.sending.TryLock() {
+		return
+	}
+	defer s.sending.Unlock()
+	_ = s.Conn.TrySend(packet, nil) // the connection may be gone
+}
