@@ -353,13 +353,13 @@ type GrantReply struct {
 //
 //wire:request publish
 type Publish struct {
-	Lease   uint64  `wire:"l"`   // lease id, of a write lease
+	Lease   uint64  `wire:"l"`   // lease id
 	Name    string  `wire:"nm"`  // buffer name
 	Tensor  *Tensor `wire:"t?"`  // new description; left out: that of `alloc`
 	Keep    bool    `wire:"kp?"` // keep the name when the session ends
 	Replace bool    `wire:"rp?"` // replace an existing name of the same user
 	Ready   *Fence  `wire:"rt?"` // when the content is complete; left out: now
-	Event   []byte  `wire:"ev?"` // interprocess event; only beside `rt`
+	Event   []byte  `wire:"ev?"` // interprocess event
 }
 
 // Unpublish removes a name.
@@ -512,7 +512,7 @@ type ChannelReply struct {
 //wire:request find ChannelReply
 type Find struct {
 	Name    string `wire:"nm"`  // channel name
-	Consume bool   `wire:"co?"` // look for frames: closed queues with frames come first
+	Consume bool   `wire:"co?"` // look for frames, see Channels
 	Wait    uint64 `wire:"w?"`  // milliseconds to wait
 }
 
@@ -566,7 +566,7 @@ type Map struct {
 
 // MapReply says how to map a block.
 type MapReply struct {
-	Generation uint64 `wire:"ge"` // generation: how many buffers have used the block, with this one
+	Generation uint64 `wire:"ge"` // generation of the block
 	BlockBytes uint64 `wire:"bs"` // bytes of the block
 	Export     Export `wire:"x"`  // how to map the block
 }
@@ -583,7 +583,7 @@ type Doubt struct {
 // EmptyReply says that a request succeeded, and nothing else.
 type EmptyReply struct{}
 
-// Recall asks the client to unmap blocks once no lease needs them, and then to send `dropped`.
+// Recall asks the client to unmap each block as soon as no lease needs it, and then to send `dropped`.
 //
 //wire:notice recall
 type Recall struct {

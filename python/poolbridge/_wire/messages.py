@@ -326,13 +326,13 @@ class Alloc(Request, kw_only=True, tag="alloc"):
 class Publish(Request, kw_only=True, tag="publish"):
     """Gives a name to the buffer of a write lease."""
 
-    lease: U = field(name="l")  # lease id, of a write lease
+    lease: U = field(name="l")  # lease id
     name: str = field(name="nm")  # buffer name
     tensor: Tensor | UnsetType = field(default=UNSET, name="t")  # new description; left out: that of `alloc`
     keep: bool = field(default=False, name="kp")  # keep the name when the session ends
     replace: bool = field(default=False, name="rp")  # replace an existing name of the same user
     ready: Fence | UnsetType = field(default=UNSET, name="rt")  # when the content is complete; left out: now
-    event: bytes = field(default=b"", name="ev")  # interprocess event; only beside `rt`
+    event: bytes = field(default=b"", name="ev")  # interprocess event
 
 
 class Unpublish(Request, kw_only=True, tag="unpublish"):
@@ -472,7 +472,7 @@ class Find(Request, kw_only=True, tag="find"):
     """
 
     name: str = field(name="nm")  # channel name
-    consume: bool = field(default=False, name="co")  # look for frames: closed queues with frames come first
+    consume: bool = field(default=False, name="co")  # look for frames, see Channels
     wait: U = field(default=0, name="w")  # milliseconds to wait
 
 
@@ -668,7 +668,7 @@ class MapReply(Reply, kw_only=True):
     Answers `Map`.
     """
 
-    generation: U = field(name="ge")  # generation: how many buffers have used the block, with this one
+    generation: U = field(name="ge")  # generation of the block
     block_nbytes: U = field(name="bs")  # bytes of the block
     export: Export = field(name="x")  # how to map the block
 
@@ -683,7 +683,7 @@ class Notice(Struct, omit_defaults=True):
 
 
 class Recall(Struct, omit_defaults=True, tag_field="n", tag="recall"):
-    """Asks the client to unmap blocks once no lease needs them, and then to send `dropped`."""
+    """Asks the client to unmap each block as soon as no lease needs it, and then to send `dropped`."""
 
     blocks: tuple[U, ...] = field(name="bl")  # block ids
 
