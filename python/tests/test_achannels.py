@@ -197,7 +197,7 @@ def test_a_consumer_leaves_though_a_frame_came_after_its_wait_was_cancelled(serv
     async def body(client, other):
         channel = await client.create_channel("c", mode=mode, capacity=2)
         frames = other.subscribe("c")
-        consumer = await frames._start()
+        consumer = await frames._run(frames._join())
         await take_early(channel, frames)
         await (frames if ends == "subscription" else other).close()
         assert consumer not in other._session.core.members
@@ -216,7 +216,7 @@ def test_all_members_leave_though_one_of_them_fails(service):
     async def body(client, other):
         channel = await client.create_channel("c", mode="broadcast", capacity=1)
         subscriptions = [other.subscribe("c") for _ in range(3)]
-        consumers = [await frames._start() for frames in subscriptions]
+        consumers = [await frames._run(frames._join()) for frames in subscriptions]
 
         def fail():
             raise ValueError("no")

@@ -49,7 +49,9 @@ def steps(code):
     instructions = list(dis.get_instructions(code))
     for one in instructions:
         calls = one.opname in {"CALL", "CALL_FUNCTION_EX", "CALL_KW"}
-        if calls or one.opname == "RESUME" or "BACKWARD" in one.opname:
+        # In the loop of `yield from` and `await`, CPython runs no handler.
+        back = "BACKWARD" in one.opname and "NO_INTERRUPT" not in one.opname
+        if calls or one.opname == "RESUME" or back:
             found[one.offset] = (calls, guard(one.offset))
     return found, guard
 

@@ -15,6 +15,7 @@ import contextlib
 import pickle
 import sys
 import threading
+from functools import partial
 
 import numpy as np
 from opentelemetry import trace
@@ -25,7 +26,6 @@ from realservice import until
 from test_members import service  # noqa: F401 - a fixture
 
 import poolbridge
-from poolbridge._client import traced as _traced
 
 
 class Notes:
@@ -214,27 +214,40 @@ def test_a_cancelled_call_of_an_asyncio_client_ends_its_operation(service, clien
     ]
 
 
-def test_a_client_without_a_tracer_uses_no_class_that_traces(client):
-    channel = client.create_channel("c")
-    frames = client.subscribe(channel)
-    publisher = channel.publisher(4)
-    lease = client.allocate(4)
-    channel.publish(lease)
-    frame = next(frames)
-    for one in (client, channel, frames, publisher, lease, frame, frame.lease, frames.arrays()):
-        assert type(one).__module__ != _traced.__name__, one
-
-
-def test_what_a_client_with_a_tracer_makes_is_what_the_guide_names(seen):
+def test_what_a_client_with_a_tracer_makes_has_the_classes_that_the_guide_names(seen):
     channel = seen.create_channel("c")
     frames = seen.subscribe(channel)
-    channel.publish(seen.allocate(4))
+    lease = seen.allocate(4)
+    channel.publish(np.zeros(4))
     frame = next(frames)
-    assert isinstance(seen, poolbridge.Client)
-    assert isinstance(frames.arrays(), poolbridge.BorrowedArrays)
-    assert isinstance(frame, poolbridge.Frame)
-    assert isinstance(frame.lease, poolbridge.Lease)
-    assert seen.allocate.__doc__ == poolbridge.Client.allocate.__doc__
+    kinds = {
+        seen: poolbridge.Client,
+        channel: poolbridge.Channel,
+        channel.publisher(4): poolbridge.Publisher,
+        frames: poolbridge.Subscription,
+        frames.arrays(): poolbridge.BorrowedArrays,
+        lease: poolbridge.Lease,
+        frame: poolbridge.Frame,
+        frame.lease: poolbridge.Lease,
+    }
+    for made, kind in kinds.items():
+        assert type(made) is kind
+
+
+def test_a_call_on_a_closed_client_is_traced_with_its_error(seen, notes):
+    lease = seen.allocate(4)
+    publisher = seen.create_channel("c").publisher(4)
+    seen.close()
+    notes.take()
+    for call in (partial(seen.get, "name"), partial(lease.publish, "name"), publisher.loan, publisher.publish):
+        with pytest.raises(poolbridge.ClientClosedError):
+            call()
+    assert notes.take() == [
+        ("get", None, poolbridge.ClientClosedError),
+        ("publish frames", 16, poolbridge.ClientClosedError),
+        ("allocate c", 16, poolbridge.ClientClosedError),
+        ("publish c", 16, poolbridge.ClientClosedError),
+    ]
 
 
 @pytest.mark.parametrize("tracer", [object(), "otel", poolbridge.NvtxTracer])
@@ -354,7 +367,7 @@ def test_a_frame_carries_the_span_of_its_publication_where_that_was_asked_for(se
 def test_a_client_that_is_unpickled_has_the_tracer_too(service, client):  # noqa: F811
     tracer = poolbridge.OpenTelemetryTracer(propagate=True)
     with poolbridge.connect(service.path, tracer=tracer) as traced, pickle.loads(pickle.dumps(traced)) as again:
-        assert isinstance(again, _traced.TracedClient)
+        assert type(again) is poolbridge.Client
         assert isinstance(again._session.tracer, poolbridge.OpenTelemetryTracer)
         assert again._session.tracer._propagate
 

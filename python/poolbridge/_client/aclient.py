@@ -7,18 +7,17 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Never, Self, TypeVar
 
-from poolbridge._client import channel_operations as _channel_operations, operations as _operations, whole as _whole
+from poolbridge._client import operations as _operations, whole as _whole
 from poolbridge._client.channel import AsyncChannel
 from poolbridge._client.client_state import CLOSE_TIMEOUT, ClientState
 from poolbridge._client.entries import PoolInfo, ServiceStats
 from poolbridge._client.lease import AsyncLease
 from poolbridge._client.listing import AsyncLists
 from poolbridge._client.subscription import AsyncSubscription
-from poolbridge._memory import tensor as _tensor
+from poolbridge._client.tracing import Traced, span
 from poolbridge._session.cancellation import Cancellation
 from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.loop_reader import LoopReader
@@ -46,9 +45,7 @@ class AsyncClient(AsyncLists, ClientState):
     context manager: the end of the ``async with`` block closes the client. Use the client from its own event loop only.
     """
 
-    _lease_type: ClassVar = AsyncLease
     _channel_type: ClassVar = AsyncChannel
-    _subscription_type: ClassVar = AsyncSubscription
 
     def __init__(self, session: Session, reader: LoopReader, path: str, timeout: float) -> None:
         super().__init__(session, path, timeout)
@@ -86,7 +83,7 @@ class AsyncClient(AsyncLists, ClientState):
 
     async def open_pool(self, name: str, timeout: float | None = 0.0) -> PoolInfo:
         """Open a pool by its name; see `Client.open_pool`."""
-        return self._remember(await self._run(_operations.open_pool(name, timeout=timeout)))
+        return await self._run(self._open_pool(name, timeout))
 
     async def destroy_pool(self, pool: PoolInfo | str) -> None:
         """Destroy a pool and its channels; see `Client.destroy_pool`."""
@@ -94,7 +91,7 @@ class AsyncClient(AsyncLists, ClientState):
 
     async def trim(self, pool: PoolInfo | str | None = None, *, keep_bytes: int | str = 0) -> int:
         """Free unused blocks of a pool and return the number of freed bytes; see `Client.trim`."""
-        return await self._run(_operations.trim(await self._pool(pool), keep_bytes=keep_bytes))
+        return await self._run(self._trim(pool, keep_bytes))
 
     async def stats(self) -> ServiceStats:
         """Ask for the counts of the service and of every pool; see `Client.stats`."""
@@ -115,9 +112,7 @@ class AsyncClient(AsyncLists, ClientState):
         timeout: float | None = 0.0,
     ) -> AsyncLease:
         """Allocate a buffer and lease it for writing; see `Client.allocate`."""
-        description = _tensor.describe(shape, dtype)
-        flow = _operations.allocate(self._session, description, (await self._pool(pool)).id, timeout=timeout)
-        return self._lease_type(self._run, await self._run(flow))
+        return AsyncLease(self._run, await self._run(self._allocate(shape, dtype, pool=pool, timeout=timeout)))
 
     async def get(
         self,
@@ -127,9 +122,7 @@ class AsyncClient(AsyncLists, ClientState):
         timeout: float | None = 0.0,
     ) -> AsyncLease:
         """Lease the buffer that was published under a name; see `Client.get`."""
-        return self._lease_type(
-            self._run, await self._run(_operations.get(self._session, name, write=write, timeout=timeout))
-        )
+        return AsyncLease(self._run, await self._run(self._get(name, write=write, timeout=timeout)))
 
     async def lease(
         self,
@@ -140,8 +133,8 @@ class AsyncClient(AsyncLists, ClientState):
         timeout: float | None = 0.0,
     ) -> AsyncLease:
         """Lease a buffer by its id and generation; see `Client.lease`."""
-        flow = _operations.lease(self._session, buffer_id, generation, write=write, timeout=timeout)
-        return self._lease_type(self._run, await self._run(flow))
+        flow = self._lease(buffer_id, generation, write=write, timeout=timeout)
+        return AsyncLease(self._run, await self._run(flow))
 
     async def put(
         self,
@@ -154,10 +147,8 @@ class AsyncClient(AsyncLists, ClientState):
         timeout: float | None = 0.0,
     ) -> AsyncLease:
         """Copy an array into a new buffer and publish it; see `Client.put`."""
-        flow = _whole.put(
-            self._session, array, name, (await self._pool(pool)).id, keep=keep, replace=replace, timeout=timeout
-        )
-        return self._lease_type(self._run, await self._run(flow))
+        flow = self._put(array, name, pool=pool, keep=keep, replace=replace, timeout=timeout)
+        return AsyncLease(self._run, await self._run(flow))
 
     async def get_array(
         self, name: str, library: Library = "numpy", *, write: bool = False, timeout: float | None = 0.0
@@ -182,24 +173,11 @@ class AsyncClient(AsyncLists, ClientState):
         full: FullPolicy = "block",
     ) -> AsyncChannel:
         """Create a channel, or open the existing channel with the same settings; see `Client.create_channel`."""
-        flow = _channel_operations.create_channel(
-            self._session,
-            name,
-            pool=(await self._pool(pool)).id,
-            mode=mode,
-            capacity=capacity,
-            full=full,
-        )
-        info = await self._run(flow)
-        return self._channel_type(self._session, self._run, info, self._channel_pool(info))
+        return await self._run(self._create_channel(name, pool=pool, mode=mode, capacity=capacity, full=full))
 
     async def open_channel(self, name: str, timeout: float | None = 0.0) -> AsyncChannel:
         """Open a channel by its name; see `Client.open_channel`."""
-        return await self._open_channel(name, timeout, consume=False)
-
-    async def _open_channel(self, name: str, timeout: float | None, *, consume: bool) -> AsyncChannel:
-        info = await self._run(_channel_operations.open_channel(self._session, name, timeout=timeout, consume=consume))
-        return self._channel_type(self._session, self._run, info, self._channel_pool(info))
+        return await self._run(self._open_channel(name, timeout, consume=False))
 
     def subscribe(
         self,
@@ -216,10 +194,10 @@ class AsyncClient(AsyncLists, ClientState):
         This method is no coroutine. Its parameters and errors are those of `Client.subscribe`. The subscription raises
         the errors when it joins the channel.
         """
-        return self._subscription_type(
+        return AsyncSubscription(
             self._session,
             self._run,
-            partial(self._open_channel, consume=True),
+            self._open_channel,
             channel,
             credit=credit,
             oldest=oldest,
@@ -286,10 +264,6 @@ class AsyncClient(AsyncLists, ClientState):
         if self._sleepers is not None:
             self._sleepers.shutdown(wait=False)
 
-    async def _pool(self, pool: PoolInfo | str | None) -> PoolInfo:
-        found = self._find_pool(pool)
-        return found if isinstance(found, PoolInfo) else await self.open_pool(found)
-
     async def _perform(self, step: Any, cancellation: Cancellation) -> Any:
         cancellation.check()
         if isinstance(step, Ask):
@@ -314,6 +288,10 @@ class AsyncClient(AsyncLists, ClientState):
 
     async def _run(self, flow: Flow[_T]) -> _T:
         """Carry out all steps of the operation `flow` and return its result; `Cancellation` says what ends it early."""
+        if isinstance(flow, Traced):
+            with span(self._session, flow.operation):
+                traced: _T = flow.finish(await self._run(flow.flow()))
+                return traced
         self._session.check_usable()
         self._check_loop()
         cancellation = Cancellation()

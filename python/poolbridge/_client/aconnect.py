@@ -10,7 +10,6 @@ from poolbridge._client import operations as _operations, paths as _paths
 from poolbridge._client.aclient import AsyncClient
 from poolbridge._client.client_state import DEFAULT_TIMEOUT, explained, hello
 from poolbridge._client.starter import Starter
-from poolbridge._client.traced import TracedAsyncClient
 from poolbridge._client.tracing import check_tracer
 from poolbridge._session.cancellation import Cancellation
 from poolbridge._session.loop_reader import LoopReader
@@ -66,7 +65,7 @@ async def _connect(
     while isinstance(sock := patience.attempt(loop.time()), float):
         await asyncio.sleep(sock)
     session = Session(Transport(sock))
-    session.device, session.tracer = gpu, tracer
+    session.device, session.tracer, session.concurrent = gpu, tracer, True
     reader = LoopReader(session, loop)
     try:
         with explained(where):
@@ -75,5 +74,4 @@ async def _connect(
         session.close()
         reader.stop()
         raise
-    kind = AsyncClient if tracer is None else TracedAsyncClient
-    return kind(session, reader, absolute, timeout)
+    return AsyncClient(session, reader, absolute, timeout)

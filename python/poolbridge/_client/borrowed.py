@@ -6,17 +6,17 @@ If the array of a frame exists already, poolbridge makes only one Python object 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast
 
 import numpy as np
 
 from poolbridge._client.lease import AsyncLease, Lease
+from poolbridge._client.tracing import Operation, bytes_of, traced
 from poolbridge._order import order as _order
 from poolbridge._order.captures import CAPTURES
-from poolbridge._session.consumer import Kept, fences_of
+from poolbridge._session.consumer import Kept, claim, fences_of, receive
 from poolbridge._sys import process as _process
 from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.uncopied import Uncopied
@@ -27,7 +27,7 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from poolbridge import _native
     from poolbridge._session.consumer import Consumer
-    from poolbridge._session.flow import AsyncRun, Run
+    from poolbridge._session.flow import AsyncRun, Flow, Run
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Fence
@@ -43,7 +43,17 @@ def _place(state: LeaseState) -> tuple[Any, ...]:
     return state.memory.base, tensor.dtype, tensor.shape, tensor.strides, tensor.offset
 
 
-class BaseBorrowedArrays(Uncopied, ABC):
+def _receives(arrays: BaseBorrowedArrays) -> Operation:
+    return Operation("receive", channel=arrays._name)  # noqa: SLF001
+
+
+def _received(operation: Operation, result: Any, of: BaseBorrowedArrays) -> None:
+    if of._frame is not None:  # noqa: SLF001
+        operation.nbytes = bytes_of(result)
+        operation.seq, operation.dropped, operation.meta = of.seq, of.dropped, of.meta
+
+
+class BaseBorrowedArrays(Uncopied):
     """The code that `BorrowedArrays` and `AsyncBorrowedArrays` share.
 
     The attributes below raise `InvalidArgumentError` before the program has the first array, and after `release`.
@@ -54,8 +64,23 @@ class BaseBorrowedArrays(Uncopied, ABC):
         The attributes of the frame whose array the iterator returned last; see `Frame`.
     """
 
-    def __init__(self, session: Session, wrap: Callable[[Any], Any] | None, stream: Any) -> None:
+    _lease_type: ClassVar[Any]  # of the leases for `wrap`
+
+    def __init__(
+        self,
+        session: Session,
+        run: Any,
+        join: Callable[[], Flow[Consumer]],
+        name: str,
+        *,
+        wrap: Callable[[Any], Any] | None,
+        stream: Any,
+    ) -> None:
         self._session = session
+        self._traced = session.tracer is not None
+        self._run = run
+        self._join = join  # a method of the subscription, so the subscription stays alive
+        self._name = name  # of the channel
         self._wrap = np.asarray if wrap is None else wrap
         self._stream = stream
         self._key = self._wrap, stream is not None  # by which arrays are kept: see `_make`
@@ -71,6 +96,31 @@ class BaseBorrowedArrays(Uncopied, ABC):
         self._together_until = 0.0
 
     # Taking
+
+    @traced(_receives, _received)
+    def _next(self) -> Flow[Any]:
+        """Return the array of the next frame. If no frame will come any more, `_frame` is None at the end."""
+        self._consumer = yield from self._join()
+        frame = self._offered(self._consumer)
+        array = None if frame is None else self._existing(frame)
+        return array if array is not None else (yield from self._finish(frame))
+
+    def _offered(self, consumer: Consumer) -> _native.Frame | None:
+        """Release the last array's frame. Return the next frame, if it can be taken without a wait."""
+        self._let_go()
+        consumer.asks()
+        return consumer.at_once()
+
+    def _finish(self, frame: _native.Frame | None) -> Flow[Any]:
+        """Wait for a frame if `frame` is None, and do for its array what cannot be done at once."""
+        consumer = cast("Consumer", self._consumer)
+        if frame is None:
+            frame = yield from receive(consumer, None)
+            array = None if frame is None else self._existing(frame)
+            if frame is None or array is not None:
+                return array
+        self._fence()
+        return self._claimed(frame, (yield from claim(consumer, frame)))
 
     def _swap(self) -> _native.Frame | None:
         """Release the last array's frame and take the next frame in one step. If this is not possible, return None."""
@@ -161,7 +211,7 @@ class BaseBorrowedArrays(Uncopied, ABC):
     def _make(self, state: LeaseState) -> Any:
         twin = self._session.lend(state)
         try:
-            lease = self._lease(twin)
+            lease = self._lease_type(self._run, twin)
             lease._on_gpu = self._stream is not None  # noqa: SLF001 - for `wrap`, memory of kind `pinned` is the GPU's
             array = self._wrap(lease)
         finally:
@@ -169,10 +219,6 @@ class BaseBorrowedArrays(Uncopied, ABC):
         if twin.tokens or twin.unaccounted:  # otherwise the array is a copy of this frame, and cannot be used again
             self._session.keep_array(state.grant, _place(state), (self._key, array))
         return array
-
-    @abstractmethod
-    def _lease(self, twin: LeaseState) -> Any:
-        """Make the lease that is passed to `wrap`."""
 
     # Letting go
 
@@ -261,41 +307,26 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
     `Subscription.arrays` makes this iterator.
     """
 
-    def __init__(
-        self,
-        consumer: Consumer,
-        *,
-        run: Run,
-        take: Callable[[None], _native.Frame | None],
-        claim: Callable[[_native.Frame], LeaseState],
-        wrap: Callable[[Any], Any] | None,
-        stream: Any,
-    ) -> None:
-        super().__init__(consumer.session, wrap, stream)
-        self._consumer = consumer
-        self._run = run
-        # Methods of the subscription. They keep the subscription alive.
-        self._take = take
-        self._claim = claim
+    _run: Run
+    _lease_type: ClassVar = Lease
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        frame = self._swap()
-        if frame is None:
+        if self._traced:
             self._let_go()
-            frame = self._take(None)
-            if frame is None:
-                raise StopIteration
-        array = self._existing(frame)
-        if array is None:
-            self._fence()
-            array = self._claimed(frame, self._claim(frame))
+            array = self._run(self._next())
+        else:
+            consumer = self._consumer
+            frame = self._swap() or (None if consumer is None else self._offered(consumer))
+            array = None if frame is None else self._existing(frame)
+            if array is not None:
+                return array
+            array = self._run(self._next() if consumer is None else self._finish(frame))
+        if self._frame is None:
+            raise StopIteration
         return array
-
-    def _lease(self, twin: LeaseState) -> Lease:
-        return Lease(self._run, twin)
 
 
 class AsyncBorrowedArrays(BaseBorrowedArrays, AsyncIterator[Any]):
@@ -304,37 +335,15 @@ class AsyncBorrowedArrays(BaseBorrowedArrays, AsyncIterator[Any]):
     `AsyncSubscription.arrays` makes this iterator.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        *,
-        run: AsyncRun,
-        start: Callable[[], Awaitable[Consumer]],
-        take: Callable[[None], Awaitable[_native.Frame | None]],
-        claim: Callable[[_native.Frame], Awaitable[LeaseState]],
-        wrap: Callable[[Any], Any] | None,
-        stream: Any,
-    ) -> None:
-        super().__init__(session, wrap, stream)
-        self._run = run
-        # Methods of the subscription. They keep the subscription alive.
-        self._start = start
-        self._take = take
-        self._claim = claim
+    _run: AsyncRun
+    _lease_type: ClassVar = AsyncLease
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Any:
         self.release()
-        self._consumer = await self._start()
-        frame = await self._take(None)
-        if frame is None:
+        array = await self._run(self._next())
+        if self._frame is None:
             raise StopAsyncIteration
-        array = self._existing(frame)
-        if array is None:
-            array = self._claimed(frame, await self._claim(frame))
         return array
-
-    def _lease(self, twin: LeaseState) -> AsyncLease:
-        return AsyncLease(self._run, twin)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Never, cast
+from typing import TYPE_CHECKING, Any, Never, cast
 
 from poolbridge._client import channel_operations as _channel_operations
 from poolbridge._client.copies import Copies
 from poolbridge._client.publisher import AsyncPublisher, Publisher
+from poolbridge._client.tracing import Operation, bytes_of, published, texts_of, traced
 from poolbridge._memory import tensor as _tensor
 from poolbridge.errors import (
     ClosedError,
@@ -15,18 +16,34 @@ from poolbridge.errors import (
 )
 
 if TYPE_CHECKING:
-    from poolbridge._session.flow import AsyncRun, Run
+    from poolbridge._session.flow import AsyncRun, Flow, Run
     from poolbridge._session.session import Session
     from poolbridge._sys.literals import ChannelMode, FullPolicy
     from poolbridge._wire import messages as _messages
 
 
+def _publishes(channel: BaseChannel, array: Any, *, meta: Mapping[str, str] | None, **_options: Any) -> Operation:
+    nbytes, texts = bytes_of(array), texts_of(meta)
+    return Operation("publish", channel=channel.name, pool=channel.pool, nbytes=nbytes, meta=texts)
+
+
 class BaseChannel:
     """A named channel for buffers of one pool. A client makes channels; programs do not call the class."""
 
-    def __init__(self, info: _messages.ChannelIdentity, pool: str) -> None:
+    def __init__(self, session: Session, run: Any, info: _messages.ChannelIdentity, pool: str) -> None:
+        self._session = session
+        self._run = run
         self._info = info
         self._pool_name = pool
+        self._copies = Copies(session, info)
+
+    @traced(_publishes, published)
+    def _publish(
+        self, array: Any, *, meta: Mapping[str, str] | None, timeout: float | None, stream: Any, event: Any
+    ) -> Flow[int]:
+        return _channel_operations.publish(
+            self._session, self._info, self._copies, array, meta=meta, timeout=timeout, stream=stream, event=event
+        )
 
     @property
     def id(self) -> int:
@@ -82,13 +99,7 @@ def info_of(channel: BaseChannel) -> _messages.ChannelIdentity:
 class Channel(BaseChannel):
     """A channel of a blocking `Client`. Thread-safe."""
 
-    _publisher_type: ClassVar = Publisher
-
-    def __init__(self, session: Session, run: Run, info: _messages.ChannelIdentity, pool: str) -> None:
-        super().__init__(info, pool)
-        self._session = session
-        self._run = run
-        self._copies = Copies(session, info)
+    _run: Run
 
     def publish(
         self,
@@ -150,17 +161,7 @@ class Channel(BaseChannel):
             `array` is no array (a tuple of arrays is no array, either), `meta` is too large, `event` is no interprocess
             event, or there is an `event` and the array has to be copied.
         """
-        flow = _channel_operations.publish(
-            self._session,
-            self._info,
-            self._copies,
-            array,
-            meta=meta,
-            timeout=timeout,
-            stream=stream,
-            event=event,
-        )
-        return self._run(flow)
+        return self._run(self._publish(array, meta=meta, timeout=timeout, stream=stream, event=event))
 
     def publisher(
         self, shape: int | Iterable[int], dtype: Any = "float32", *, wrap: Callable[[Any], Any] | None = None
@@ -191,7 +192,7 @@ class Channel(BaseChannel):
         InvalidArgumentError
             The shape or dtype is not possible.
         """
-        return self._publisher_type(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
+        return Publisher(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
 
     def close(self) -> None:
         """Close the channel for all clients. Subscribers still get the frames that were published before.
@@ -217,13 +218,7 @@ class Channel(BaseChannel):
 class AsyncChannel(BaseChannel):
     """A channel of an `AsyncClient`."""
 
-    _publisher_type: ClassVar = AsyncPublisher
-
-    def __init__(self, session: Session, run: AsyncRun, info: _messages.ChannelIdentity, pool: str) -> None:
-        super().__init__(info, pool)
-        self._session = session
-        self._run = run
-        self._copies = Copies(session, info)
+    _run: AsyncRun
 
     async def publish(
         self,
@@ -235,23 +230,13 @@ class AsyncChannel(BaseChannel):
         event: Any = None,
     ) -> int:
         """Publish an array as the channel's next frame; see `Channel.publish`."""
-        flow = _channel_operations.publish(
-            self._session,
-            self._info,
-            self._copies,
-            array,
-            meta=meta,
-            timeout=timeout,
-            stream=stream,
-            event=event,
-        )
-        return await self._run(flow)
+        return await self._run(self._publish(array, meta=meta, timeout=timeout, stream=stream, event=event))
 
     def publisher(
         self, shape: int | Iterable[int], dtype: Any = "float32", *, wrap: Callable[[Any], Any] | None = None
     ) -> AsyncPublisher:
         """Make a publisher of frames of one shape; see `Channel.publisher`."""
-        return self._publisher_type(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
+        return AsyncPublisher(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
 
     async def close(self) -> None:
         """Close the channel for all clients; see `Channel.close`."""

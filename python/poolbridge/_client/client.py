@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
-from poolbridge._client import channel_operations as _channel_operations, operations as _operations, whole as _whole
-from poolbridge._client.channel import Channel, info_of
+from poolbridge._client import operations as _operations, whole as _whole
+from poolbridge._client.channel import Channel
 from poolbridge._client.client_state import CLOSE_TIMEOUT, ClientState
 from poolbridge._client.entries import PoolInfo, ServiceStats
 from poolbridge._client.lease import Lease
 from poolbridge._client.listing import Lists
-from poolbridge._client.subscription import Subscription
-from poolbridge._memory import tensor as _tensor
+from poolbridge._client.subscription import Subscription, join
+from poolbridge._client.tracing import Traced, span
 from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.session import Session
 from poolbridge._session.socket_reader import SocketReader
@@ -36,9 +36,7 @@ class Client(Lists, ClientState):
     the client's ``timeout``, and `ForkError` in a forked child.
     """
 
-    _lease_type: ClassVar = Lease
     _channel_type: ClassVar = Channel
-    _subscription_type: ClassVar = Subscription
 
     def __init__(self, session: Session, reader: SocketReader, path: str, timeout: float) -> None:
         super().__init__(session, path, timeout)
@@ -146,7 +144,7 @@ class Client(Lists, ClientState):
         AccessDeniedError
             This user may not use the pool.
         """
-        return self._remember(self._run(_operations.open_pool(name, timeout=timeout)))
+        return self._run(self._open_pool(name, timeout))
 
     def destroy_pool(self, pool: PoolInfo | str) -> None:
         """Destroy a pool and its channels. Memory that leases still use is freed when these leases end.
@@ -188,7 +186,7 @@ class Client(Lists, ClientState):
         InvalidArgumentError
             `pool` is None and the client has no default pool, or `keep_bytes` is no size.
         """
-        return self._run(_operations.trim(self._pool(pool), keep_bytes=keep_bytes))
+        return self._run(self._trim(pool, keep_bytes))
 
     def stats(self) -> ServiceStats:
         """Ask for the counts of the service, and of every pool that this user may use or destroy.
@@ -248,9 +246,7 @@ class Client(Lists, ClientState):
         InvalidArgumentError
             The shape or dtype is not possible, or `pool` is None and the client has no default pool.
         """
-        description = _tensor.describe(shape, dtype)
-        flow = _operations.allocate(self._session, description, self._pool(pool).id, timeout=timeout)
-        return self._lease_type(self._run, self._run(flow))
+        return Lease(self._run, self._run(self._allocate(shape, dtype, pool=pool, timeout=timeout)))
 
     def get(self, name: str, *, write: bool = False, timeout: float | None = 0.0) -> Lease:
         """Lease the buffer that was published under a name. If necessary, the client opens the buffer's pool.
@@ -285,8 +281,7 @@ class Client(Lists, ClientState):
         UnavailableError
             This process cannot map the memory; the message says why.
         """
-        flow = _operations.get(self._session, name, write=write, timeout=timeout)
-        return self._lease_type(self._run, self._run(flow))
+        return Lease(self._run, self._run(self._get(name, write=write, timeout=timeout)))
 
     def lease(self, buffer_id: int, generation: int, *, write: bool = False, timeout: float | None = 0.0) -> Lease:
         """Lease a buffer by its id and generation, which another process sent.
@@ -315,8 +310,7 @@ class Client(Lists, ClientState):
         AccessDeniedError, ContentFailedError, UnavailableError
             See `get`.
         """
-        flow = _operations.lease(self._session, buffer_id, generation, write=write, timeout=timeout)
-        return self._lease_type(self._run, self._run(flow))
+        return Lease(self._run, self._run(self._lease(buffer_id, generation, write=write, timeout=timeout)))
 
     def put(
         self,
@@ -365,8 +359,8 @@ class Client(Lists, ClientState):
         PoolLimitError, DeviceMemoryError
             The pool or the device has not enough free memory, and no memory became free within `timeout`.
         """
-        flow = _whole.put(self._session, array, name, self._pool(pool).id, keep=keep, replace=replace, timeout=timeout)
-        return self._lease_type(self._run, self._run(flow))
+        flow = self._put(array, name, pool=pool, keep=keep, replace=replace, timeout=timeout)
+        return Lease(self._run, self._run(flow))
 
     def get_array(
         self, name: str, library: Library = "numpy", *, write: bool = False, timeout: float | None = 0.0
@@ -480,11 +474,8 @@ class Client(Lists, ClientState):
         InvalidArgumentError
             An argument is not as described above, or `pool` is None and the client has no default pool.
         """
-        flow = _channel_operations.create_channel(
-            self._session, name, pool=self._pool(pool).id, mode=mode, capacity=capacity, full=full
-        )
-        info = self._run(flow)
-        return self._channel_type(self._session, self._run, info, self._channel_pool(info))
+        channel: Channel = self._run(self._create_channel(name, pool=pool, mode=mode, capacity=capacity, full=full))
+        return channel
 
     def open_channel(self, name: str, timeout: float | None = 0.0) -> Channel:
         """Open a channel by its name. The client also opens the channel's pool.
@@ -514,11 +505,8 @@ class Client(Lists, ClientState):
         UnavailableError
             poolbridge is installed without its native module, or the service does not support channels.
         """
-        return self._open_channel(name, timeout, consume=False)
-
-    def _open_channel(self, name: str, timeout: float | None, *, consume: bool) -> Channel:
-        info = self._run(_channel_operations.open_channel(self._session, name, timeout=timeout, consume=consume))
-        return self._channel_type(self._session, self._run, info, self._channel_pool(info))
+        channel: Channel = self._run(self._open_channel(name, timeout, consume=False))
+        return channel
 
     def subscribe(
         self,
@@ -572,16 +560,19 @@ class Client(Lists, ClientState):
         InvalidArgumentError
             An argument is not as described above.
         """
-        opened = channel if isinstance(channel, Channel) else self._open_channel(channel, timeout, consume=True)
-        flow = _channel_operations.subscribe(
+        subscription = Subscription(
             self._session,
-            info_of(opened),
+            self._run,
+            self._open_channel,
+            channel,
             credit=credit,
             oldest=oldest,
             full=full,
             ack=ack,
+            timeout=timeout,
         )
-        return self._subscription_type(self._run, opened, self._run(flow), ack)
+        self._run(join(subscription))
+        return subscription
 
     # Closing
 
@@ -621,10 +612,6 @@ class Client(Lists, ClientState):
 
     # Internals
 
-    def _pool(self, pool: PoolInfo | str | None) -> PoolInfo:
-        found = self._find_pool(pool)
-        return found if isinstance(found, PoolInfo) else self.open_pool(found)
-
     def _perform(self, step: Any) -> Any:
         if isinstance(step, Ask):
             seconds = None if step.wait is None else step.wait + self.timeout
@@ -635,6 +622,10 @@ class Client(Lists, ClientState):
 
     def _run(self, flow: Flow[_T]) -> _T:
         """Carry out all steps of the operation `flow` and return its result."""
+        if isinstance(flow, Traced):
+            with span(self._session, flow.operation):
+                traced: _T = flow.finish(self._run(flow.flow()))
+                return traced
         self._session.check_usable()
         try:
             step = next(flow)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from poolbridge._client import channel_operations as _channel_operations, operations as _operations, whole as _whole
 from poolbridge._client.entries import PoolInfo
-from poolbridge._client.operations import check_device
 from poolbridge._client.session_stats import SessionStats, session_stats
+from poolbridge._client.tracing import Operation, bytes_of, traced
 from poolbridge._cuda import cuda as _cuda
+from poolbridge._memory import tensor as _tensor
 from poolbridge._order import event as _event
 from poolbridge._session.membership import NATIVE
 from poolbridge._sys.error_texts import USE_ONE_VERSION, shown
@@ -28,12 +31,36 @@ from poolbridge.errors import (
 
 if TYPE_CHECKING:
     from poolbridge._order.event import Event
+    from poolbridge._session.flow import Flow
+    from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
+    from poolbridge._sys.literals import ChannelMode, FullPolicy
     from poolbridge._wire import messages as _messages
 
 FEATURES = ("timelines", *(("channels",) if NATIVE is not None else ()))
 DEFAULT_TIMEOUT = 10.0
 CLOSE_TIMEOUT = 1.0
+
+
+def _allocates(client: ClientState, *_of: Any, pool: PoolInfo | str | None, **_options: Any) -> Operation:
+    chosen = client._default_pool if pool is None else pool  # noqa: SLF001
+    return Operation("allocate", pool=chosen.name if isinstance(chosen, PoolInfo) else chosen)
+
+
+def _gets(_client: ClientState, name: str, **_options: Any) -> Operation:
+    return Operation("get", buffer=name)
+
+
+def _leases(*_of: Any, **_options: Any) -> Operation:
+    return Operation("lease")
+
+
+def _puts(client: ClientState, array: Any, name: str, *, pool: PoolInfo | str | None, **_options: Any) -> Operation:
+    return replace(_allocates(client, pool=pool), name="publish", buffer=name, nbytes=bytes_of(array))
+
+
+def _leased(operation: Operation, result: LeaseState, **_of: Any) -> None:
+    operation.pool, operation.buffer, operation.nbytes = result.pool.name, result.name, result.description.nbytes
 
 
 class ClientState:
@@ -47,6 +74,9 @@ class ClientState:
         How many seconds the service may take to answer a request. If the program allows the request to wait at the
         service, the client adds the time that the program allows.
     """
+
+    _channel_type: ClassVar[Any]
+    _run: Any
 
     def __init__(self, session: Session, path: str, timeout: float) -> None:
         self._session = session
@@ -105,7 +135,7 @@ class ClientState:
             There is no GPU or driver, or this process cannot see the GPU.
         """
         self._session.check_usable()
-        return _event.make(_cuda.ordinal_of(check_device(device)))
+        return _event.make(_cuda.ordinal_of(_operations.check_device(device)))
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"session {self._session.core.session_id}"
@@ -123,6 +153,66 @@ class ClientState:
         if self._default_pool == pool:
             self._default_pool = None
 
+    def _open_pool(self, name: str, timeout: float | None) -> Flow[PoolInfo]:
+        return self._remember((yield from _operations.open_pool(name, timeout=timeout)))
+
+    def _pool(self, pool: PoolInfo | str | None) -> Flow[PoolInfo]:
+        """Return the pool that `pool` means. If the client has not opened this pool yet, open it."""
+        found = self._find_pool(pool)
+        return found if isinstance(found, PoolInfo) else (yield from self._open_pool(found, 0.0))
+
+    def _trim(self, pool: PoolInfo | str | None, keep_bytes: int | str) -> Flow[int]:
+        return (yield from _operations.trim((yield from self._pool(pool)), keep_bytes=keep_bytes))
+
+    @traced(_allocates, _leased)
+    def _allocate(
+        self, shape: int | Iterable[int], dtype: Any, *, pool: PoolInfo | str | None, timeout: float | None
+    ) -> Flow[LeaseState]:
+        description = _tensor.describe(shape, dtype)
+        chosen = yield from self._pool(pool)
+        return (yield from _operations.allocate(self._session, description, chosen.id, timeout=timeout))
+
+    @traced(_gets, _leased)
+    def _get(self, name: str, *, write: bool, timeout: float | None) -> Flow[LeaseState]:
+        return _operations.get(self._session, name, write=write, timeout=timeout)
+
+    @traced(_leases, _leased)
+    def _lease(self, buffer_id: int, generation: int, *, write: bool, timeout: float | None) -> Flow[LeaseState]:
+        return _operations.lease(self._session, buffer_id, generation, write=write, timeout=timeout)
+
+    @traced(_puts, _leased)
+    def _put(
+        self,
+        array: Any,
+        name: str,
+        *,
+        pool: PoolInfo | str | None,
+        keep: bool,
+        replace: bool,
+        timeout: float | None,
+    ) -> Flow[LeaseState]:
+        chosen = yield from self._pool(pool)
+        return (
+            yield from _whole.put(self._session, array, name, chosen.id, keep=keep, replace=replace, timeout=timeout)
+        )
+
+    def _create_channel(
+        self, name: str, *, pool: PoolInfo | str | None, mode: ChannelMode, capacity: int, full: FullPolicy
+    ) -> Flow[Any]:
+        chosen = yield from self._pool(pool)
+        info = yield from _channel_operations.create_channel(
+            self._session, name, pool=chosen.id, mode=mode, capacity=capacity, full=full
+        )
+        return self._channel(info)
+
+    def _open_channel(self, name: str, timeout: float | None, *, consume: bool) -> Flow[Any]:
+        flow = _channel_operations.open_channel(self._session, name, timeout=timeout, consume=consume)
+        return self._channel((yield from flow))
+
+    def _channel(self, info: _messages.ChannelIdentity) -> Any:
+        known = self._session.pool_info(info.pool)
+        return self._channel_type(self._session, self._run, info, known.name if known is not None else "")
+
     def _find_pool(self, pool: Any, *, default: bool = True) -> PoolInfo | str:
         """Return the pool that `pool` means. If the client has not opened this pool yet, return the pool's name."""
         if isinstance(pool, PoolInfo):
@@ -136,11 +226,6 @@ class ClientState:
         if self._default_pool is None:
             raise InvalidArgumentError("there is no default pool: create or open one first, or pass pool=")
         return self._default_pool
-
-    def _channel_pool(self, info: _messages.ChannelIdentity) -> str:
-        """Return the name of the pool whose buffers a channel carries; empty if the client does not know the pool."""
-        known = self._session.pool_info(info.pool)
-        return known.name if known is not None else ""
 
     def _warn_unclosed(self) -> None:
         warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=3)

@@ -13,7 +13,6 @@ from poolbridge._client import operations as _operations, paths as _paths
 from poolbridge._client.client import Client
 from poolbridge._client.client_state import DEFAULT_TIMEOUT, explained, hello, session_of
 from poolbridge._client.starter import Starter
-from poolbridge._client.traced import TracedClient
 from poolbridge._client.tracing import check_tracer
 from poolbridge._session.session import Session
 from poolbridge._session.socket_reader import SocketReader
@@ -131,8 +130,7 @@ def _connect(where: str, timeout: float, wait: float, gpu: int | str | None, tra
         session.close()
         reader.stop()
         raise
-    kind = Client if tracer is None else TracedClient
-    return kind(session, reader, absolute, timeout)
+    return Client(session, reader, absolute, timeout)
 
 
 def _again(  # noqa: PLR0917 - pickles have positional arguments
@@ -163,4 +161,3 @@ def _reduced(client: Client) -> tuple[Callable[..., Any], tuple[object, ...]]:
 
 
 copyreg.pickle(Client, _reduced)
-copyreg.pickle(TracedClient, _reduced)

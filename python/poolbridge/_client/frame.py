@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from poolbridge._client import operations as _operations
 from poolbridge._client.lease import AsyncLease, BaseLease, Lease
+from poolbridge._client.tracing import Operation
 from poolbridge.errors import (
     FrameSettledError,
     InvalidArgumentError,
@@ -38,14 +39,18 @@ class BaseFrame(BaseLease):
     frame. The property `lease` returns a lease that stays valid even when the frame object counts as gone.
     """
 
-    def __init__(self, state: LeaseState, consumer: Consumer, frame: _native.Frame) -> None:
-        super().__init__(state)
+    def __init__(self, run: Any, state: LeaseState, consumer: Consumer, frame: _native.Frame) -> None:
+        super().__init__(run, state)
         self._consumer = consumer
         # This object copies these values and does not keep `frame`. The native frame may refer to an array that
         # `Subscription.arrays` uses for other frames too, and this object must not keep that array alive.
         self._seq, self._time, self._meta, self._dropped = frame.number, frame.time, frame.meta, frame.missed
         self._kept = False
         self._settled = ""  # how this object settled the frame; "": not settled
+
+    def _releases(self) -> Operation:
+        channel = self._consumer.channel.name
+        return Operation("release", channel=channel, pool=self.pool, nbytes=self.nbytes, seq=self.seq)
 
     @property
     def _needed(self) -> bool:
@@ -142,17 +147,13 @@ class Frame(BaseFrame):
     the queue.
     """
 
-    _lease_type: ClassVar = Lease
-
-    def __init__(self, run: Run, state: LeaseState, consumer: Consumer, frame: _native.Frame) -> None:
-        super().__init__(state, consumer, frame)
-        self._run = run
+    _run: Run
 
     @property
     def lease(self) -> Lease:
         """The frame as a read lease that stays usable when iteration moves to the next frame."""
         self._kept = True
-        return self._lease_type(self._run, self._lease_state)
+        return Lease(self._run, self._lease_state)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait on the CPU until the content is complete; see `Lease.wait`."""
@@ -172,8 +173,9 @@ class Frame(BaseFrame):
         LeaseInUseError, LeaseReleasedError
             See `Lease.release`.
         """
-        self._lease_state.release(failed=False, force=_operations.check_flag(force, "force"))
-        self._settled = self._settled or _RELEASED
+        with self._ending():
+            self._lease_state.release(failed=False, force=_operations.check_flag(force, "force"))
+            self._settled = self._settled or _RELEASED
 
     def ack(self) -> None:
         """Acknowledge the frame: say that the program has processed it. A queue then gives it to no other consumer.
@@ -212,24 +214,22 @@ class Frame(BaseFrame):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self.released and self._leave(error):
-            self._lease_state.release(failed=error is not None and self._consumer.queue)
+        if not self.released:
+            with self._ending():
+                if self._leave(error):
+                    self._lease_state.release(failed=error is not None and self._consumer.queue)
 
 
 class AsyncFrame(BaseFrame):
     """A frame of an `AsyncClient`. Its ``async with`` block ends in the same way as the ``with`` block of a `Frame`."""
 
-    _lease_type: ClassVar = AsyncLease
-
-    def __init__(self, run: AsyncRun, state: LeaseState, consumer: Consumer, frame: _native.Frame) -> None:
-        super().__init__(state, consumer, frame)
-        self._run = run
+    _run: AsyncRun
 
     @property
     def lease(self) -> AsyncLease:
         """The frame as a read lease that stays usable when iteration moves to the next frame."""
         self._kept = True
-        return self._lease_type(self._run, self._lease_state)
+        return AsyncLease(self._run, self._lease_state)
 
     async def wait(self, timeout: float | None = None) -> None:
         """Wait until the content is complete; see `Lease.wait`."""
@@ -237,8 +237,9 @@ class AsyncFrame(BaseFrame):
 
     async def release(self, *, force: bool = False) -> None:
         """End the lease now; see `Frame.release`."""
-        await self._run(_operations.release(self._lease_state, failed=False, force=force))
-        self._settled = self._settled or _RELEASED
+        with self._ending():
+            await self._run(_operations.release(self._lease_state, failed=False, force=force))
+            self._settled = self._settled or _RELEASED
 
     async def ack(self) -> None:
         """Acknowledge the frame; see `Frame.ack`."""
@@ -255,6 +256,8 @@ class AsyncFrame(BaseFrame):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self.released and self._leave(error):
-            failed = error is not None and self._consumer.queue
-            await self._run(_operations.release(self._lease_state, failed=failed, force=False))
+        if not self.released:
+            with self._ending():
+                if self._leave(error):
+                    failed = error is not None and self._consumer.queue
+                    await self._run(_operations.release(self._lease_state, failed=failed, force=False))

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import html
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Number
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Never, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Never, Self
 
 from poolbridge._array.arrays import ArrayExports
 from poolbridge._array.copies import copy_into
 from poolbridge._array.leaseview import LeaseView, cuda_array_interface
 from poolbridge._client import operations as _operations
+from poolbridge._client.tracing import Operation, span, traced
 from poolbridge._order import order as _order
 
 if TYPE_CHECKING:
     from poolbridge._client.promise import Promise
     from poolbridge._order.event import Event
-    from poolbridge._session.flow import AsyncRun, Run
+    from poolbridge._session.flow import AsyncRun, Flow, Run
     from poolbridge._session.lease_state import LeaseState
+    from poolbridge._session.session import Session
+
+
+_UNTRACED: Final = nullcontext()
+
+
+def _publishes(lease: BaseLease, name: str, **_options: Any) -> Operation:
+    return Operation("publish", pool=lease.pool, buffer=name, nbytes=lease.nbytes)
 
 
 class BaseLease(ArrayExports):
@@ -28,8 +38,24 @@ class BaseLease(ArrayExports):
     Programs get leases from a client and do not call this class.
     """
 
-    def __init__(self, state: LeaseState) -> None:
+    def __init__(self, run: Any, state: LeaseState) -> None:
+        self._run = run
         self._lease_state = state
+
+    @property
+    def _session(self) -> Session:
+        return self._lease_state.session
+
+    @traced(_publishes)
+    def _publish(self, name: str, *, keep: bool, replace: bool, stream: Any, event: Any) -> Flow[None]:
+        return _operations.publish(self._lease_state, name, keep=keep, replace=replace, stream=stream, event=event)
+
+    def _releases(self) -> Operation:
+        return Operation("release", pool=self.pool, buffer=self.name, nbytes=self.nbytes)
+
+    def _ending(self) -> AbstractContextManager[object]:
+        """Return the context manager in which a call ends the lease: if the client has a tracer, that of the tracer."""
+        return _UNTRACED if self._session.tracer is None else span(self._session, self._releases())
 
     @property
     def pool(self) -> str:
@@ -289,9 +315,7 @@ class Lease(BaseLease):
     leaves the block, the lease ends when the last of these arrays is gone.
     """
 
-    def __init__(self, run: Run, state: LeaseState) -> None:
-        super().__init__(state)
-        self._run = run
+    _run: Run
 
     def publish(
         self,
@@ -340,8 +364,7 @@ class Lease(BaseLease):
             The lease is a read lease, or the name is malformed. With an `event`: `event` is no interprocess event, the
             content is promised, or the memory is memory of the CPU.
         """
-        flow = _operations.publish(self._lease_state, name, keep=keep, replace=replace, stream=stream, event=event)
-        self._run(flow)
+        self._run(self._publish(name, keep=keep, replace=replace, stream=stream, event=event))
 
     def promise(self) -> Promise:
         """Promise the content, so that the buffer can be published before the content is complete.
@@ -416,8 +439,9 @@ class Lease(BaseLease):
         LeaseReleasedError
             The lease has ended already.
         """
-        failed, force = _operations.check_flag(failed, "failed"), _operations.check_flag(force, "force")
-        self._lease_state.release(failed=failed, force=force)
+        with self._ending():
+            failed, force = _operations.check_flag(failed, "failed"), _operations.check_flag(force, "force")
+            self._lease_state.release(failed=failed, force=force)
 
     def __enter__(self) -> Self:
         self._lease_state.check_usable()
@@ -438,9 +462,7 @@ class Lease(BaseLease):
 class AsyncLease(BaseLease):
     """A lease of an `AsyncClient`. Its ``async with`` block ends in the same way as the ``with`` block of a `Lease`."""
 
-    def __init__(self, run: AsyncRun, state: LeaseState) -> None:
-        super().__init__(state)
-        self._run = run
+    _run: AsyncRun
 
     async def publish(
         self,
@@ -452,8 +474,7 @@ class AsyncLease(BaseLease):
         event: Any = None,
     ) -> None:
         """Publish the buffer under a name; see `Lease.publish`."""
-        flow = _operations.publish(self._lease_state, name, keep=keep, replace=replace, stream=stream, event=event)
-        await self._run(flow)
+        await self._run(self._publish(name, keep=keep, replace=replace, stream=stream, event=event))
 
     async def promise(self) -> Promise:
         """Promise the content of a buffer that is published before the content is complete; see `Lease.promise`."""
@@ -465,7 +486,8 @@ class AsyncLease(BaseLease):
 
     async def release(self, *, failed: bool = False, force: bool = False) -> None:
         """End the lease now; see `Lease.release`."""
-        await self._run(_operations.release(self._lease_state, failed=failed, force=force))
+        with self._ending():
+            await self._run(_operations.release(self._lease_state, failed=failed, force=force))
 
     async def __aenter__(self) -> Self:
         self._lease_state.check_usable()

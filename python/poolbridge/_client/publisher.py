@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
@@ -13,6 +14,7 @@ import numpy as np
 from poolbridge._client.channel_operations import check_meta
 from poolbridge._client.lease import AsyncLease, Lease
 from poolbridge._client.operations import allocate, check_timeout, check_wrap, ready
+from poolbridge._client.tracing import Operation, published, texts_of, traced
 from poolbridge._memory import tensor as _tensor
 from poolbridge._order import order as _order
 from poolbridge._order.streams import stream_key
@@ -64,6 +66,14 @@ _NUMBERS: Final = (float, int)
 COMPLETE: Final = 0, 0
 
 
+def _loans(publisher: BasePublisher, *_of: Any, **_options: Any) -> Operation:
+    return Operation("allocate", channel=publisher._channel.name, nbytes=publisher._description.nbytes)  # noqa: SLF001
+
+
+def _publishes(publisher: BasePublisher, *, meta: Mapping[str, str] | None, **_options: Any) -> Operation:
+    return replace(_loans(publisher), name="publish", meta=texts_of(meta))
+
+
 class BasePublisher(Uncopied):
     """The code that `Publisher` and `AsyncPublisher` share.
 
@@ -81,6 +91,7 @@ class BasePublisher(Uncopied):
         wrap: Callable[[Any], Any] | None,
     ) -> None:
         self._session = session
+        self._traced = session.tracer is not None
         self._run = run
         self._channel = channel
         self._description = description
@@ -122,6 +133,16 @@ class BasePublisher(Uncopied):
             self._slots.busy = False
 
     # Loans
+
+    @traced(_loans)
+    def _loan(self, timeout: float | None, stream: Any) -> Flow[Any]:
+        """Do what `loan` cannot do at once."""
+        self._check_free(timeout)
+        if self._slots.take() is None:
+            yield from self._alone(self._lend(timeout, stream))
+        if (self._written or stream is not None) and not (self._slots.follow(stream) or self._follows(stream)):
+            yield from self._alone(self._follow(stream))
+        return self._array_on_loan()
 
     def _lend(self, timeout: float | None, stream: Any) -> Flow[None]:
         """Do what `Slots.take` cannot do at once: get an arena, wait for a slot, or make the array of a slot."""
@@ -402,6 +423,20 @@ class BasePublisher(Uncopied):
 
     # Publishing
 
+    @traced(_publishes, published)
+    def _publish(self, *, meta: Mapping[str, str] | None, timeout: float | None, stream: Any) -> Flow[int]:
+        texts = _texts(meta)
+        sent = self._send(texts, timeout, stream)
+        return sent if type(sent) is int else (yield from self._finish(texts, sent, timeout, stream))
+
+    def _finish(self, texts: bytes, mark: Any, timeout: float | None, stream: Any) -> Flow[int]:
+        """Do what `_send` could not do at once; `mark` is its result."""
+        self._check_free(timeout)
+        if mark is None:
+            mark = yield from self._alone(self._fence(stream))
+        number: int = self._slots.send(texts, *mark) or (yield from self._alone(self._deliver(texts, mark, timeout)))
+        return number
+
     def _send(self, texts: bytes, timeout: float | None, stream: Any) -> Any:
         """If it is possible without a wait, publish the array on loan and return the frame's number.
 
@@ -455,7 +490,7 @@ def _is_time(timeout: float) -> bool:
 
 
 def _texts(meta: Mapping[str, str] | None) -> bytes:
-    return b"" if meta is None else pack_meta(check_meta(meta))
+    return pack_meta(check_meta(meta))
 
 
 class _LoanSending(Sending):
@@ -519,17 +554,12 @@ class Publisher(BasePublisher):
         ClosedError
             The publisher was closed, or the channel was closed before the first loan.
         """
-        array = self._slots.take() if timeout is None or _is_time(timeout) else None
-        if array is None:
-            self._check_free(timeout)
-            self._run(self._alone(self._lend(timeout, stream)))
-            array = self._array_on_loan()
-        if (self._written or stream is not None) and not self._slots.follow(stream):
+        array = None if self._traced or not (timeout is None or _is_time(timeout)) else self._slots.take()
+        if array is not None and (self._written or stream is not None) and not self._slots.follow(stream):
             array = None  # an error's traceback may keep this stack frame
-            if not self._follows(stream):
-                self._run(self._alone(self._follow(stream)))
-            return self._array_on_loan()
-        return array
+            if self._follows(stream):
+                return self._array_on_loan()
+        return self._run(self._loan(timeout, stream)) if array is None else array
 
     def publish(
         self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None, stream: Any = None
@@ -568,14 +598,11 @@ class Publisher(BasePublisher):
         InvalidArgumentError
             `meta` is too large, `timeout` is no number of seconds, or another call of this publisher waits.
         """
-        texts = _texts(meta)
+        if self._traced:
+            return self._run(self._publish(meta=meta, timeout=timeout, stream=stream))
+        texts = b"" if meta is None else _texts(meta)
         sent = self._send(texts, timeout, stream)
-        if type(sent) is int:
-            return sent
-        self._check_free(timeout)
-        mark = self._run(self._alone(self._fence(stream))) if sent is None else sent
-        number: int = self._slots.send(texts, *mark) or self._run(self._alone(self._deliver(texts, mark, timeout)))
-        return number
+        return sent if type(sent) is int else self._run(self._finish(texts, sent, timeout, stream))
 
     def close(self) -> None:
         """Close the publisher. Its memory goes back when its last frame has come back. Idempotent."""
@@ -602,32 +629,22 @@ class AsyncPublisher(BasePublisher):
 
     async def loan(self, timeout: float | None = None, *, stream: Any = None) -> Any:
         """Return an array of a buffer that no consumer uses; see `Publisher.loan`."""
-        array = self._slots.take() if timeout is None or _is_time(timeout) else None
-        if array is None:
-            self._check_free(timeout)
-            await self._run(self._alone(self._lend(timeout, stream)))
-            array = self._array_on_loan()
-        if (self._written or stream is not None) and not self._slots.follow(stream):
+        array = None if self._traced or not (timeout is None or _is_time(timeout)) else self._slots.take()
+        if array is not None and (self._written or stream is not None) and not self._slots.follow(stream):
             array = None  # an error's traceback may keep this stack frame
-            if not self._follows(stream):
-                await self._run(self._alone(self._follow(stream)))
-            return self._array_on_loan()
-        return array
+            if self._follows(stream):
+                return self._array_on_loan()
+        return await self._run(self._loan(timeout, stream)) if array is None else array
 
     async def publish(
         self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None, stream: Any = None
     ) -> int:
         """Publish the array that `loan` returned last as the channel's next frame; see `Publisher.publish`."""
-        texts = _texts(meta)
+        if self._traced:
+            return await self._run(self._publish(meta=meta, timeout=timeout, stream=stream))
+        texts = b"" if meta is None else _texts(meta)
         sent = self._send(texts, timeout, stream)
-        if type(sent) is int:
-            return sent
-        self._check_free(timeout)
-        mark = await self._run(self._alone(self._fence(stream))) if sent is None else sent
-        number: int = self._slots.send(texts, *mark) or await self._run(
-            self._alone(self._deliver(texts, mark, timeout))
-        )
-        return number
+        return sent if type(sent) is int else await self._run(self._finish(texts, sent, timeout, stream))
 
     async def close(self) -> None:
         """Close the publisher. Its memory goes back when its last frame has come back. Idempotent."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -10,8 +10,9 @@ from weakref import ref
 
 from poolbridge._client import channel_operations as _channel_operations, operations as _operations
 from poolbridge._client.borrowed import AsyncBorrowedArrays, BorrowedArrays
-from poolbridge._client.channel import BaseChannel, info_of
+from poolbridge._client.channel import BaseChannel, Channel, info_of
 from poolbridge._client.frame import AsyncFrame, BaseFrame, Frame, pass_on
+from poolbridge._client.tracing import Operation, traced
 from poolbridge._session.consumer import claim, receive
 from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.uncopied import Uncopied
@@ -20,23 +21,89 @@ from poolbridge.errors import (
 )
 
 if TYPE_CHECKING:
-    from poolbridge import _native
-    from poolbridge._client.channel import AsyncChannel, Channel
+    from poolbridge._client.channel import AsyncChannel
     from poolbridge._session.consumer import Consumer
-    from poolbridge._session.flow import AsyncRun, Run
-    from poolbridge._session.lease_state import LeaseState
+    from poolbridge._session.flow import AsyncRun, Flow, Run
     from poolbridge._session.session import Session
     from poolbridge._sys.literals import AckMode, FullPolicy
+
+
+def _receives(subscription: BaseSubscription, *_of: Any) -> Operation:
+    return Operation("receive", channel=subscription._name)  # noqa: SLF001
+
+
+def _received(operation: Operation, result: BaseFrame | None, **_of: Any) -> None:
+    if result is not None:
+        operation.pool, operation.nbytes = result.pool, result.nbytes
+        operation.seq, operation.dropped, operation.meta = result.seq, result.dropped, result.meta
 
 
 class BaseSubscription(Uncopied):
     """The code that `Subscription` and `AsyncSubscription` share."""
 
-    def __init__(self, session: Session, consumer: Consumer | None, ack: str) -> None:
+    _frame_type: ClassVar[Any]
+    _channel_type: ClassVar[type[BaseChannel]] = BaseChannel
+
+    def __init__(
+        self,
+        session: Session,
+        run: Any,
+        find: Callable[..., Flow[Any]],
+        channel: Any,
+        *,
+        credit: int,
+        oldest: bool,
+        full: FullPolicy | None,
+        ack: AckMode,
+        timeout: float | None,
+    ) -> None:
         self._session = session
-        self._consumer = consumer
+        self._run = run
+        self._find = find
+        self._wanted = channel
+        self._subscribe = partial(
+            _channel_operations.subscribe, session, credit=credit, oldest=oldest, full=full, ack=ack
+        )
         self._ack = ack
+        self._timeout = timeout
+        self._joining = False
+        self._consumer: Consumer | None = None
         self._last: Callable[[], BaseFrame | None] = _none
+        self.channel: Any = None
+
+    @property
+    def _name(self) -> str:
+        return self._wanted.name if isinstance(self._wanted, BaseChannel) else self._wanted
+
+    def _join(self) -> Flow[Consumer]:
+        """Return the consumer. The first call joins the channel."""
+        if self._consumer is None:
+            if self._joining:
+                raise InvalidArgumentError(
+                    "another call of this subscription waits: subscribe once for each thread or task"
+                )
+            self._joining = True
+            try:
+                wanted = self._wanted
+                opened = isinstance(wanted, self._channel_type)
+                self.channel = wanted if opened else (yield from self._find(wanted, self._timeout, consume=True))
+                consumer = yield from self._subscribe(info_of(self.channel))
+            finally:
+                self._joining = False
+            if self._session.concurrent:  # one thread takes a frame, and the event loop's thread accepts it
+                consumer.native.any_thread, consumer.spin = True, 0.0
+            self._consumer = consumer
+        return self._consumer
+
+    @traced(_receives, _received)
+    def _receive(self, seconds: float | None) -> Flow[Any]:
+        """Take the next frame. If an error interrupts this flow, the frame stays in the native consumer's `offered`."""
+        consumer = yield from self._join()
+        consumer.asks()
+        native = consumer.at_once() or (yield from receive(consumer, seconds))
+        if native is None:
+            return None
+        return self._frame_type(self._run, (yield from claim(consumer, native)), consumer, native)
 
     def _pass(self) -> None:
         """Release the frame that the iteration returned last. Do nothing if the subscription has ``ack="manual"``."""
@@ -92,14 +159,11 @@ class Subscription(BaseSubscription):
     """
 
     _frame_type: ClassVar = Frame
-    _arrays_type: ClassVar = BorrowedArrays
+    _channel_type: ClassVar = Channel
 
-    _consumer: Consumer
-
-    def __init__(self, run: Run, channel: Channel, consumer: Consumer, ack: str) -> None:
-        super().__init__(consumer.session, consumer, ack)
-        self._run = run
-        self.channel = channel
+    _run: Run
+    _consumer: Consumer  # the client joins the channel before the program gets the subscription
+    channel: Channel
 
     @property
     def spin(self) -> float | None:
@@ -120,7 +184,7 @@ class Subscription(BaseSubscription):
 
     def __next__(self) -> Frame:
         self._pass()
-        frame = self._take(None)
+        frame: Frame | None = self._run(self._receive(None))
         if frame is None:
             raise StopIteration
         self._last = ref(frame)
@@ -163,24 +227,9 @@ class Subscription(BaseSubscription):
             lost.
         """
         seconds = _operations.check_timeout(timeout)
-        frame = self._take(seconds)
+        frame: Frame | None = self._run(self._receive(seconds))
         self._consumer.native.offered = None
         return frame
-
-    def _next(self, seconds: float | None) -> _native.Frame | None:
-        """Wait for the next frame and return it; None if no frame will come any more."""
-        consumer = self._consumer
-        consumer.asks()
-        return consumer.at_once() or self._run(receive(consumer, seconds, self.spin))
-
-    def _claim(self, frame: _native.Frame) -> LeaseState:
-        """Make a `LeaseState` for the lease of a frame."""
-        return self._run(claim(self._consumer, frame))
-
-    def _take(self, seconds: float | None) -> Frame | None:
-        """Take the next frame. If an error interrupts this call, the frame stays in the native consumer's `offered`."""
-        frame = self._next(seconds)
-        return None if frame is None else self._frame_type(self._run, self._claim(frame), self._consumer, frame)
 
     def arrays(self, wrap: Callable[[Any], Any] | None = None, *, stream: Any = None) -> BorrowedArrays:
         """Iterate over the frames as arrays. This is the fastest way to receive frames.
@@ -218,14 +267,8 @@ class Subscription(BaseSubscription):
         """
         self._check_auto()
         self._pass()
-        return self._arrays_type(
-            self._consumer,
-            run=self._run,
-            take=self._next,
-            claim=self._claim,
-            wrap=_operations.check_wrap(wrap),
-            stream=stream,
-        )
+        wrap = _operations.check_wrap(wrap)
+        return BorrowedArrays(self._session, self._run, self._join, self._name, wrap=wrap, stream=stream)
 
     def close(self) -> None:
         """End the subscription. Frames that the program has taken stay usable. Idempotent."""
@@ -256,58 +299,9 @@ class AsyncSubscription(BaseSubscription):
     """
 
     _frame_type: ClassVar = AsyncFrame
-    _arrays_type: ClassVar = AsyncBorrowedArrays
 
-    def __init__(
-        self,
-        session: Session,
-        run: AsyncRun,
-        find: Callable[[str, float | None], Awaitable[AsyncChannel]],
-        channel: AsyncChannel | str,
-        *,
-        credit: int,
-        oldest: bool,
-        full: FullPolicy | None,
-        ack: AckMode,
-        timeout: float | None,
-    ) -> None:
-        super().__init__(session, None, ack)
-        self._run = run
-        self._find = find
-        self._wanted = channel
-        self._subscribe = partial(
-            _channel_operations.subscribe,
-            session,
-            credit=credit,
-            oldest=oldest,
-            full=full,
-            ack=ack,
-        )
-        self._timeout = timeout
-        self._joining = False
-        self.channel: AsyncChannel | None = None
-
-    @property
-    def _name(self) -> str:
-        return self._wanted.name if isinstance(self._wanted, BaseChannel) else self._wanted
-
-    async def _start(self) -> Consumer:
-        if self._consumer is None:
-            if self._joining:
-                raise InvalidArgumentError(
-                    "another call of this subscription waits: subscribe once for each thread or task"
-                )
-            self._joining = True
-            try:
-                wanted = self._wanted
-                opened = wanted if isinstance(wanted, BaseChannel) else await self._find(wanted, self._timeout)
-                self.channel = opened
-                consumer = await self._run(self._subscribe(info_of(opened)))
-            finally:
-                self._joining = False
-            consumer.native.any_thread = True  # one thread takes a frame, and the event loop's thread accepts it
-            self._consumer = consumer
-        return self._consumer
+    _run: AsyncRun
+    channel: AsyncChannel | None
 
     def __aiter__(self) -> Self:
         return self
@@ -323,44 +317,24 @@ class AsyncSubscription(BaseSubscription):
     async def receive(self, timeout: float | None = None) -> AsyncFrame | None:
         """Take the next frame; see `Subscription.receive`."""
         seconds = _operations.check_timeout(timeout)
-        native = await self._next(seconds)
-        if native is None:
-            return None
-        consumer = await self._start()
-        frame = self._frame_type(self._run, await self._claim(native), consumer, native)
-        consumer.native.offered = None
+        frame: AsyncFrame | None = await self._run(self._receive(seconds))
+        if self._consumer is not None:
+            self._consumer.native.offered = None
         return frame
-
-    async def _next(self, seconds: float | None) -> _native.Frame | None:
-        """Wait for the next frame and return it; None if no frame will come any more."""
-        consumer = await self._start()
-        consumer.asks()
-        return consumer.at_once() or await self._run(receive(consumer, seconds, 0.0))
-
-    async def _claim(self, frame: _native.Frame) -> LeaseState:
-        """Make a `LeaseState` for the lease of a frame."""
-        return await self._run(claim(await self._start(), frame))
 
     def arrays(self, wrap: Callable[[Any], Any] | None = None, *, stream: Any = None) -> AsyncBorrowedArrays:
         """Iterate over the frames as arrays; see `Subscription.arrays`."""
         self._check_auto()
         self._pass()
-        return self._arrays_type(
-            self._session,
-            run=self._run,
-            start=self._start,
-            take=self._next,
-            claim=self._claim,
-            wrap=_operations.check_wrap(wrap),
-            stream=stream,
-        )
+        wrap = _operations.check_wrap(wrap)
+        return AsyncBorrowedArrays(self._session, self._run, self._join, self._name, wrap=wrap, stream=stream)
 
     async def close(self) -> None:
         """End the subscription. Frames that the program has taken stay usable. Idempotent."""
         self._close()
 
     async def __aenter__(self) -> Self:
-        await self._start()
+        await self._run(self._join())
         return self
 
     async def __aexit__(
@@ -370,6 +344,11 @@ class AsyncSubscription(BaseSubscription):
 
     def __repr__(self) -> str:
         return f"<poolbridge.AsyncSubscription to {self._name!r}, {'closed' if self.closed else 'open'}>"
+
+
+def join(subscription: BaseSubscription) -> Flow[Consumer]:
+    """Return the flow in which a subscription joins its channel, for modules of this package only."""
+    return subscription._join()  # noqa: SLF001 - of one family
 
 
 def _none() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from functools import lru_cache, partial, wraps
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, cast
 
 from poolbridge._sys.error_texts import shown
 from poolbridge._sys.version import version
@@ -16,6 +16,10 @@ from poolbridge.errors import InvalidArgumentError, UnavailableError
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
+    from poolbridge._session.flow import Flow
+    from poolbridge._session.session import Session
+
+_F = TypeVar("_F", bound="Callable[..., Flow[Any]]")
 _SYSTEM: Final = "poolbridge"
 # The names that OpenTelemetry's conventions for messaging give to the operations on channels.
 _TYPES: Final = {"publish": "send", "receive": "receive", "release": "settle"}
@@ -107,6 +111,73 @@ def check_tracer(tracer: Any) -> Any:
             "poolbridge.OpenTelemetryTracer()"
         )
     return tracer
+
+
+def traced(begin: Callable[..., Operation], end: Callable[..., None] | None = None) -> Callable[[_F], _F]:
+    """Make the decorator of a method that returns a flow. The runner of a client with a tracer traces the flow.
+
+    Parameters
+    ----------
+    begin
+        A function that makes the `Operation` from the arguments of the method.
+    end
+        A function that writes the results into the `Operation`. The other arguments are the object whose method was
+        called, and the result of the flow. None: the operation has no results.
+    """
+
+    def decorate(method: _F) -> _F:
+        @wraps(method)
+        def flow(of: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if of._session.tracer is None:  # noqa: SLF001 - every object of a client has the session
+                return method(of, *args, **kwargs)
+            return Traced(begin(of, *args, **kwargs), partial(method, of, *args, **kwargs), end and partial(end, of=of))
+
+        return cast("_F", flow)
+
+    return decorate
+
+
+class Traced:
+    """A flow that the runner of a client runs in a ``with`` block of the tracer."""
+
+    def __init__(self, operation: Operation, make: Callable[..., Flow[Any]], end: Callable[..., None] | None) -> None:
+        self.operation = operation
+        self._make = make
+        self._end = end
+
+    def flow(self) -> Flow[Any]:
+        """Make the flow, after the tracer may have added texts to the frame that the flow publishes."""
+        meta = self.operation.meta
+        return self._make() if self.operation.name != "publish" or meta is None else self._make(meta=meta)
+
+    def finish(self, result: Any) -> Any:
+        """Write the result of the flow into the operation, and return the result."""
+        if self._end is not None:
+            self._end(self.operation, result=result)
+        return result
+
+
+def span(session: Session, operation: Operation) -> AbstractContextManager[object]:
+    """Return the context manager in which a client with a tracer carries out an operation."""
+    operation.concurrent = session.concurrent
+    made: AbstractContextManager[object] = session.tracer.trace(operation)
+    return made
+
+
+def texts_of(meta: Any) -> dict[str, str] | None:
+    """Return the texts to which the tracer may add; None if `meta` is no mapping, which the operation then refuses."""
+    return {} if meta is None else dict(meta) if isinstance(meta, Mapping) else None
+
+
+def published(operation: Operation, result: int, **_of: Any) -> None:
+    """Write the result of a publication in a channel into the operation."""
+    operation.seq = result
+
+
+def bytes_of(array: Any) -> int | None:
+    """Return the size of a program's array; None if the array does not say its size."""
+    nbytes = getattr(array, "nbytes", None)
+    return nbytes if isinstance(nbytes, int) else None
 
 
 class OpenTelemetryTracer:

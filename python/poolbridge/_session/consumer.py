@@ -244,13 +244,13 @@ class Consumer(Membership):
             self.lose(error)
             return None
 
-    def look(self, spin: float | None, seconds: float | None) -> None:
+    def look(self, seconds: float | None) -> None:
         """Wait until a frame is offered, or `early` has another result of `take`."""
         with self._looking:
             if self.early or self.native.offered is not None:
                 return
             try:
-                self._taken(self.native.take(seconds, spin))
+                self._taken(self.native.take(seconds, self.spin))
             except ClosedError:
                 self.early.append(NATIVE.Condition.EVICTED)
             except ProtocolError as error:
@@ -558,7 +558,7 @@ def consume(
     return consumer
 
 
-def receive(consumer: Consumer, seconds: float | None, spin: float | None) -> Flow[_native.Frame | None]:
+def receive(consumer: Consumer, seconds: float | None) -> Flow[_native.Frame | None]:
     """Wait for the next frame, take it and return it; return None if no frame will come any more.
 
     Raises
@@ -566,10 +566,10 @@ def receive(consumer: Consumer, seconds: float | None, spin: float | None) -> Fl
     InvalidArgumentError
         Another thread or task is taking a frame of this subscription.
     """
-    return consumer.alone(_receive(consumer, seconds, spin))
+    return consumer.alone(_receive(consumer, seconds))
 
 
-def _receive(consumer: Consumer, seconds: float | None, spin: float | None) -> Flow[_native.Frame | None]:
+def _receive(consumer: Consumer, seconds: float | None) -> Flow[_native.Frame | None]:
     session, condition = consumer.session, NATIVE.Condition
     deadline = None if seconds is None else time.monotonic() + seconds
     while True:
@@ -584,7 +584,7 @@ def _receive(consumer: Consumer, seconds: float | None, spin: float | None) -> F
         else:
             frame = consumer.native.offered
             if frame is None and not consumer.early:
-                yield Sleep(partial(consumer.look, spin), left)
+                yield Sleep(consumer.look, left)
                 frame = consumer.native.offered
             if frame is not None:
                 return frame

@@ -71,6 +71,7 @@ class Session(SessionMembers):
         self._all_said = False  # whether the client is closed and sends nothing any more
         self.patience = _PATIENCE
         self.tracer: Any = None
+        self.concurrent = False  # whether other tasks of a thread work during an operation
         self.lost: set[int] = set()
         self._kept: deque[tuple[int, int, object]] = deque()
         self._fault: ProtocolError | None = None  # a protocol error found while sending

@@ -89,7 +89,7 @@ class Connection:
         """
         client = self.client()
         try:
-            return client, client._pool(name)  # noqa: SLF001
+            return client, client._run(client._pool(name))  # noqa: SLF001
         except poolbridge.NotFoundError as error:
             there = ", ".join(repr(pool.name) for pool in client.pools()) or "none"
             raise poolbridge.NotFoundError(
