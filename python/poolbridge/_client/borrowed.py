@@ -47,10 +47,10 @@ def _receives(arrays: BaseBorrowedArrays) -> Operation:
     return Operation("receive", channel=arrays._name)  # noqa: SLF001
 
 
-def _received(operation: Operation, result: Any, of: BaseBorrowedArrays) -> None:
-    if of._frame is not None:  # noqa: SLF001
+def _received(operation: Operation, result: Any, owner: BaseBorrowedArrays) -> None:
+    if owner._frame is not None:  # noqa: SLF001
         operation.nbytes = bytes_of(result)
-        operation.seq, operation.dropped, operation.meta = of.seq, of.dropped, of.meta
+        operation.seq, operation.dropped, operation.meta = owner.seq, owner.dropped, owner.meta
 
 
 class BaseBorrowedArrays(Uncopied):

@@ -59,7 +59,7 @@ def _puts(client: ClientState, array: Any, name: str, *, pool: PoolInfo | str | 
     return replace(_allocates(client, pool=pool), name="publish", buffer=name, nbytes=bytes_of(array))
 
 
-def _leased(operation: Operation, result: LeaseState, **_of: Any) -> None:
+def _leased(operation: Operation, result: LeaseState, **_owner: Any) -> None:
     operation.pool, operation.buffer, operation.nbytes = result.pool.name, result.name, result.description.nbytes
 
 

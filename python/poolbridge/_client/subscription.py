@@ -32,7 +32,7 @@ def _receives(subscription: BaseSubscription, *_of: Any) -> Operation:
     return Operation("receive", channel=subscription._name)  # noqa: SLF001
 
 
-def _received(operation: Operation, result: BaseFrame | None, **_of: Any) -> None:
+def _received(operation: Operation, result: BaseFrame | None, **_owner: Any) -> None:
     if result is not None:
         operation.pool, operation.nbytes = result.pool, result.nbytes
         operation.seq, operation.dropped, operation.meta = result.seq, result.dropped, result.meta

@@ -127,10 +127,14 @@ def traced(begin: Callable[..., Operation], end: Callable[..., None] | None = No
 
     def decorate(method: _F) -> _F:
         @wraps(method)
-        def flow(of: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if of._session.tracer is None:  # noqa: SLF001 - every object of a client has the session
-                return method(of, *args, **kwargs)
-            return Traced(begin(of, *args, **kwargs), partial(method, of, *args, **kwargs), end and partial(end, of=of))
+        def flow(owner: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if owner._session.tracer is None:  # noqa: SLF001 - every object of a client has the session
+                return method(owner, *args, **kwargs)
+            return Traced(
+                begin(owner, *args, **kwargs),
+                partial(method, owner, *args, **kwargs),
+                end and partial(end, owner=owner),
+            )
 
         return cast("_F", flow)
 
@@ -169,7 +173,7 @@ def texts_of(meta: Any) -> dict[str, str] | None:
     return {} if meta is None else dict(meta) if isinstance(meta, Mapping) else None
 
 
-def published(operation: Operation, result: int, **_of: Any) -> None:
+def published(operation: Operation, result: int, **_owner: Any) -> None:
     """Write the result of a publication in a channel into the operation."""
     operation.seq = result
 
