@@ -18,7 +18,7 @@ from test_device import has_driver
 import poolbridge
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory.mappings import MAPPINGS
-from poolbridge._session.membership import NATIVE
+from poolbridge._sys.native import NATIVE
 
 # In all tests, and in their child processes, services compare how clients describe their leases: see CONTRIBUTING.md.
 os.environ["POOLBRIDGE_CHECK_LEASES"] = "1"

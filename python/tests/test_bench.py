@@ -26,7 +26,7 @@ import poolbridge
 from poolbridge._bench import streams as _bench_streams
 from poolbridge._bench.fan_poolbridge import ChannelFan, QueueFan
 from poolbridge._bench.sample import percentile, summarize
-from poolbridge._session.membership import NATIVE
+from poolbridge._sys.native import NATIVE
 
 BENCHMARKS = Path(_bench_alternatives.__file__).parent
 SPAWN = multiprocessing.get_context("spawn")

@@ -22,8 +22,8 @@ from poolbridge._order.page import FILE_BYTES, PAGES, TOMBSTONE, Page
 from poolbridge._order.streams import stream_key
 from poolbridge._order.timeline import StreamKey, Timeline
 from poolbridge._order.timelines import Timelines
-from poolbridge._session.membership import NATIVE
 from poolbridge._sys import futex as _futex
+from poolbridge._sys.native import NATIVE
 from poolbridge._sys.process import this_thread
 from poolbridge._wire import messages as m
 from poolbridge._wire.transport import Descriptors

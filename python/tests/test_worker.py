@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import poolbridge
-from poolbridge._session.membership import NATIVE
+from poolbridge._sys.native import NATIVE
 
 SOURCE = str(Path(poolbridge.__file__).parents[1])
 

@@ -12,8 +12,8 @@ import poolbridge
 from poolbridge._bench.fan import Fan, Waiting, put_number
 from poolbridge._bench.gpu import missing_gpu, preferred_consumer, stream_of
 from poolbridge._libraries.consumers import load
-from poolbridge._session.membership import NATIVE
 from poolbridge._sys.literals import ChannelMode
+from poolbridge._sys.native import NATIVE
 
 _TIMEOUT = 60.0
 _SPIN = 10.0  # seconds: longer than the time between two frames

@@ -214,7 +214,7 @@ class AsyncClient(AsyncLists, ClientState):
         if self._session.ended is None and os.getpid() == self._session.pid and not loop.is_closed():
             self._check_loop()
             try:
-                if not self._session.closed and not self._session.release_arenas():
+                if not self._session.closed and not self._session.returns.release_arenas():
                     await asyncio.to_thread(self._session.returns.release_within, CLOSE_TIMEOUT)
                 if (left := self._session.begin_close()) is not None:
                     await self._reader.wait(left, CLOSE_TIMEOUT)

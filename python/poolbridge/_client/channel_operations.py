@@ -9,8 +9,8 @@ from poolbridge._array import sources as _sources
 from poolbridge._client.operations import (
     check_count,
     check_flag,
+    check_meta,
     check_name,
-    check_text,
     check_timeout,
     check_word,
     local_event,
@@ -22,9 +22,8 @@ from poolbridge._session.consumer import consume
 from poolbridge._session.flow import Ask, Flow
 from poolbridge._session.membership import check_able
 from poolbridge._session.producer import producer_of, send
-from poolbridge._sys.error_texts import shown
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy
-from poolbridge._wire.limits import MAX_CAPACITY, MAX_IN_HAND, MAX_META_ENTRIES, MAX_META_TEXT
+from poolbridge._wire.limits import MAX_CAPACITY, MAX_IN_HAND
 from poolbridge._wire.messages import ChannelReply, CloseChannel, Find, MakeChannel, Open, PoolReply, Reply
 from poolbridge.errors import (
     InvalidArgumentError,
@@ -46,30 +45,6 @@ FULL = get_args(FullPolicy)
 
 def _check_most(number: int, most: int, what: str) -> int:
     return check_count(number, what, least=1, most=most)
-
-
-def check_meta(meta: Mapping[str, str] | None) -> dict[str, str]:
-    """Check the texts of a frame, and return them sorted by the bytes of their keys."""
-    if meta is None:
-        return {}
-    if not isinstance(meta, Mapping):
-        raise InvalidArgumentError(
-            f'meta {shown(meta)} has no keys: expected texts by key, such as {{"camera": "left"}}'
-        )
-    if len(meta) > MAX_META_ENTRIES:
-        raise InvalidArgumentError(f"meta has {len(meta)} entries; at most {MAX_META_ENTRIES} can be sent")
-    for text in (*meta.keys(), *meta.values()):
-        _check_text(text)
-    return dict(sorted(meta.items()))
-
-
-def _check_text(text: Any) -> None:
-    try:
-        fits = len(check_text(text).encode()) <= MAX_META_TEXT
-    except (TypeError, UnicodeEncodeError):
-        fits = False
-    if not fits:
-        raise InvalidArgumentError(f"meta has {shown(text)}: expected texts of at most {MAX_META_TEXT} bytes of UTF-8")
 
 
 # Channels

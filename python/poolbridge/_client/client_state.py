@@ -17,8 +17,8 @@ from poolbridge._client.tracing import Operation, bytes_of, traced
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import tensor as _tensor
 from poolbridge._order import event as _event
-from poolbridge._session.membership import NATIVE
 from poolbridge._sys.error_texts import USE_ONE_VERSION, shown
+from poolbridge._sys.native import NATIVE
 from poolbridge._sys.version import version
 from poolbridge._wire.limits import VERSION
 from poolbridge._wire.messages import Hello

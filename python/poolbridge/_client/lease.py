@@ -6,7 +6,7 @@ import html
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Number
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Never, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Never, Self, cast
 
 from poolbridge._array.arrays import ArrayExports
 from poolbridge._array.copies import copy_into
@@ -44,7 +44,7 @@ class BaseLease(ArrayExports):
 
     @property
     def _session(self) -> Session:
-        return self._lease_state.session
+        return cast("Session", self._lease_state.session)
 
     @traced(_publishes)
     def _publish(self, name: str, *, keep: bool, replace: bool, stream: Any, event: Any) -> Flow[None]:
@@ -392,7 +392,7 @@ class Lease(BaseLease):
         UnsupportedError
             The service is too old for promises.
         """
-        return self._run(_operations.promise(self._lease_state))
+        return self._run(_operations.promise(self._session, self._lease_state))
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait on the CPU until the content is complete and this process may use the memory.
@@ -478,7 +478,7 @@ class AsyncLease(BaseLease):
 
     async def promise(self) -> Promise:
         """Promise the content of a buffer that is published before the content is complete; see `Lease.promise`."""
-        return await self._run(_operations.promise(self._lease_state))
+        return await self._run(_operations.promise(self._session, self._lease_state))
 
     async def wait(self, timeout: float | None = None) -> None:
         """Wait until the content is complete and this process may use the memory; see `Lease.wait`."""

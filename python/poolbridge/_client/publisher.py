@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar, cast
 
 import numpy as np
 
-from poolbridge._client.channel_operations import check_meta
 from poolbridge._client.lease import AsyncLease, Lease
-from poolbridge._client.operations import allocate, check_timeout, check_wrap, ready
+from poolbridge._client.operations import allocate, check_meta, check_timeout, check_wrap, ready
 from poolbridge._client.tracing import Operation, published, texts_of, traced
 from poolbridge._memory import tensor as _tensor
 from poolbridge._order import order as _order
@@ -21,11 +20,11 @@ from poolbridge._order.streams import stream_key
 from poolbridge._session.calls import Call, Waiter
 from poolbridge._session.flow import Flow, Hear, Sleep
 from poolbridge._session.grants import held, know_timeline, take
-from poolbridge._session.membership import NATIVE
 from poolbridge._session.producer import Sending, deliver, pack_meta, producer_of
 from poolbridge._session.returns import Arena, Slots
 from poolbridge._sys import process as _process
 from poolbridge._sys.finaliser import while_running
+from poolbridge._sys.native import NATIVE
 from poolbridge._sys.uncopied import Uncopied
 from poolbridge._wire.messages import Alloc, Fence, GrantReply
 from poolbridge.errors import (
@@ -497,8 +496,7 @@ class _LoanSending(Sending):
     """The publication of an array on loan. The publication may have to wait for a free place in the channel."""
 
     def __init__(self, slots: Slots, texts: bytes, mark: tuple[int, int]) -> None:
-        assert slots.producer is not None  # noqa: S101 - an array is on loan
-        super().__init__(slots.producer)
+        super().__init__(cast("Producer", slots.producer))  # an array is on loan, so there is a producer
         self._slots = slots
         self._texts = texts
         self._mark = mark

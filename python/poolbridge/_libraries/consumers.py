@@ -13,7 +13,7 @@ import numpy as np
 
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory.kinds import KINDS, ON_CPU, ON_GPU
-from poolbridge._session.membership import NATIVE
+from poolbridge._sys.native import NATIVE
 from poolbridge.errors import UnavailableError
 
 if TYPE_CHECKING:

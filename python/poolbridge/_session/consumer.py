@@ -13,8 +13,9 @@ from poolbridge._memory.kinds import BlockPart
 from poolbridge._order import order as _order
 from poolbridge._session.flow import Ask, Flow, Sleep
 from poolbridge._session.grants import held, take
-from poolbridge._session.membership import NATIVE, Membership, join
+from poolbridge._session.membership import Membership, join
 from poolbridge._sys import process as _process
+from poolbridge._sys.native import NATIVE
 from poolbridge._wire.limits import MIN_SLOTS
 from poolbridge._wire.messages import ChannelIdentity, Doubt, Fence, Grant, Map, MapReply, Tensor
 from poolbridge.errors import (

@@ -6,26 +6,45 @@ First opens the grant's pool, and maps the grant's block and the timelines of th
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._order import timelines as _timelines
+from poolbridge._session import lease_state as _lease_state
 from poolbridge._session.flow import Do, Flow, ask
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._wire.messages import GetTimeline, Open, PoolReply, TimelineReply
 from poolbridge.errors import (
+    FrameCorruptError,
     NotFoundError,
+    PoolbridgeError,
     ProtocolError,
     StaleError,
 )
 
 if TYPE_CHECKING:
-    from poolbridge._session.consumer import Consumer
+    from poolbridge._memory.kinds import BlockMemory
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Grant
 
 
-def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> LeaseState | None:
+class Taker(_lease_state.Taker, Protocol):
+    """The part of a consumer that this module uses; see `poolbridge._session.consumer.Consumer`."""
+
+    def count(self, grant: Grant) -> bool:
+        """Count a frame as a lease of its block; return False if this session does not know the block."""
+
+    def part(self, grant: Grant, block: BlockMemory) -> BlockMemory:
+        """Return the memory of a frame, which is a part of a mapped block."""
+
+    def learn(self, grant: Grant) -> Flow[None]:
+        """Count a frame as a lease of its block. If this session does not know the block, ask for the block first."""
+
+    def doubt(self, grant: Grant, error: PoolbridgeError) -> FrameCorruptError:
+        """Release an inconsistent frame, report it to the service, and return the error that the caller must raise."""
+
+
+def held(session: Session, grant: Grant, consumer: Taker | None = None) -> LeaseState | None:
     """Make the `LeaseState` if the grant's pool is open and its block and timelines are mapped; else return None.
 
     Usually the pool is open, and the block and the timelines are mapped. If this function returns None, the caller
@@ -56,7 +75,7 @@ def held(session: Session, grant: Grant, consumer: Consumer | None = None) -> Le
         raise
 
 
-def take(session: Session, grant: Grant, consumer: Consumer | None = None) -> Flow[LeaseState]:
+def take(session: Session, grant: Grant, consumer: Taker | None = None) -> Flow[LeaseState]:
     """Open the pool of a grant, map its block and the timelines of its fences, and make the grant's `LeaseState`."""
     try:
         if consumer is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 import numpy as np
@@ -25,9 +25,38 @@ if TYPE_CHECKING:
     from poolbridge._memory.kinds import BlockMemory
     from poolbridge._order.event import Event
     from poolbridge._order.timeline import StreamKey
-    from poolbridge._session.consumer import Consumer
-    from poolbridge._session.session import Session
+    from poolbridge._session.core import Core
     from poolbridge._wire.messages import Fence, Grant, PoolInfo
+
+
+class Owner(_order.Owner, Protocol):
+    """The part of a session that this module uses; see `poolbridge._session.session.Session`."""
+
+    core: Core
+    lease_states: dict[int, ref[LeaseState]]
+    lost: set[int]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client was closed, or the session has ended."""
+
+    def release(self, state: LeaseState, fences: tuple[Fence, ...], *, failed: bool) -> None:
+        """Release a lease."""
+
+    def let_go(self, state: LeaseState, *, failed: bool, alone: bool = False) -> None:
+        """Release a lease without waiting."""
+
+
+class Taker(Protocol):
+    """The part of a consumer that a session and its leases use; see `poolbridge._session.consumer.Consumer`."""
+
+    left: bool
+
+    def goes_back(self, grant: Grant) -> bool:
+        """Whether a frame that the program drops goes back to its queue."""
+
+    def end_frame(self, grant: Grant, fences: tuple[Fence, ...], *, back: bool, alone: bool) -> None:
+        """Release a frame."""
 
 
 class LeaseState(Uncopied):
@@ -55,12 +84,12 @@ class LeaseState(Uncopied):
 
     def __init__(
         self,
-        session: Session,
+        session: Owner,
         grant: Grant,
         pool: PoolInfo,
         memory: BlockMemory,
         *,
-        consumer: Consumer | None = None,
+        consumer: Taker | None = None,
     ) -> None:
         self.session = session
         self.grant = grant

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from poolbridge._session.calls import Waiter
 from poolbridge._session.flow import Ask, Flow, Hear
 from poolbridge._session.grants import know_timeline
+from poolbridge._sys.native import NATIVE
 from poolbridge._wire.messages import Enter, Join, JoinReply, Leave, Reply
 from poolbridge.errors import (
     ClosedError,
@@ -27,18 +27,6 @@ if TYPE_CHECKING:
 FEATURE = "channels"
 # After the service has evicted a member, `Membership.evicted` waits this many seconds for the session to end.
 _END_SECONDS = 1.0
-
-
-def load_native() -> Any:
-    """Import the native module; return None if poolbridge is installed without the native module."""
-    try:
-        return importlib.import_module("poolbridge._native")
-    except ImportError:
-        return None
-
-
-NATIVE = load_native()
-"""The native module, or None."""
 
 
 class Membership(ABC):

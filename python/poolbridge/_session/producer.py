@@ -9,11 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from poolbridge._session.flow import Flow, Sleep
-from poolbridge._session.membership import NATIVE, Membership, join
+from poolbridge._session.membership import Membership, join
 from poolbridge._session.returns import Returned
+from poolbridge._sys.native import NATIVE
 from poolbridge._wire.messages import Fence
 from poolbridge.errors import (
     ClosedError,
@@ -178,7 +179,7 @@ class _LeaseSending(Sending):
         # block mapped for the channel. If arrays or a promise of this process need the mapped block too, `own` adds 1.
         apart = bool(state.tokens) or state.unaccounted or state.promise is not None
         if apart:
-            state.session.own(grant)
+            producer.session.own(grant)
         result: Any = None
         try:
             result = producer.native.publish(
@@ -188,9 +189,9 @@ class _LeaseSending(Sending):
             # After an error, look: a signal handler may have raised it after the frame had entered the channel.
             self.sent = isinstance(result, int) or (result is None and producer.has_in_flight(grant.block))
             if self.sent:
-                state.session.lent(state, fence, apart=apart)
+                producer.session.lent(state, fence, apart=apart)
             elif producer.loans.pop(grant.block, None) is not None and apart:
-                state.session.unown(grant)
+                producer.session.unown(grant)
         return result
 
 
@@ -210,7 +211,7 @@ def producer_of(session: Session, channel: ChannelIdentity) -> Flow[Producer]:
         finally:
             del session.joining[channel.id]
             joined.set()
-    return producer
+    return cast("Producer", producer)
 
 
 def send(

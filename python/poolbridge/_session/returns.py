@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from poolbridge._session.membership import NATIVE
+from poolbridge._session.session_memory import SessionMemory
 from poolbridge._sys import process as _process
 from poolbridge._sys.finaliser import while_running
+from poolbridge._sys.native import NATIVE
 from poolbridge._wire.messages import Fence
 from poolbridge.errors import (
     PoolbridgeError,
@@ -20,12 +22,11 @@ from poolbridge.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from weakref import ReferenceType
 
     from poolbridge._native import Arena as _Arena, Slots as _Slots
     from poolbridge._session.lease_state import LeaseState
-    from poolbridge._session.producer import Producer
-    from poolbridge._session.session_members import SessionMembers
-    from poolbridge._wire.messages import Grant
+    from poolbridge._wire.messages import ChannelIdentity, Grant
 else:  # without the native module there are no channels, and so no publishers
     _Arena = object if NATIVE is None else NATIVE.Arena
     _Slots = object if NATIVE is None else NATIVE.Slots
@@ -39,6 +40,79 @@ _REST: Final = 0.5
 # The pause between two checks of fences, which a GPU writes without waking a thread; `_GLANCE` while the client closes.
 _LOOK: Final = 10e-3
 _GLANCE: Final = 1e-3
+
+
+class Producer(Protocol):
+    """The part of a producer that this module uses; see `poolbridge._session.producer.Producer`."""
+
+    channel: ChannelIdentity
+    loans: dict[int, Returned]
+    over: bool
+    left: bool
+
+    @property
+    def session(self) -> Owner:
+        """The producer's session."""
+
+    def collect(self) -> None:
+        """Take the blocks that came back. The caller holds the session's lock."""
+
+    def await_back(self, seconds: float | None) -> Any:
+        """Wait until slots or blocks come back, and take these blocks."""
+
+
+class Owner(SessionMemory):
+    """The part of a session that this module uses. The caller of each method holds the session's lock.
+
+    Attributes
+    ----------
+    pid
+        The process of the session.
+    producers
+        The session's producers, by channel id.
+    lease_states
+        The states of the session's leases, by lease id.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pid = _process.pid
+        self.producers: dict[int, Producer] = {}
+        self.lease_states: dict[int, ReferenceType[LeaseState]] = {}
+
+    @abstractmethod
+    def leave_to_arrays(self, lender: LeaseState) -> None:
+        """Let the lease of `lender` end when the arrays made from `lender` are gone."""
+
+    @abstractmethod
+    def retire(self, producer: Producer) -> None:
+        """Make a producer leave its channel, because the channel is closed."""
+
+    @abstractmethod
+    def leave_and_release(self, member: Any, grant: Grant) -> None:
+        """Tell the service that a producer has left, and then release a lease whose block its channel may still need.
+
+        If the channel needs the block, the service ends the lease when the producer leaves, and ignores the release.
+        """
+
+    @abstractmethod
+    def disown(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> None:
+        """Count one lease less on a block. The session waits for `fences` before it unmaps the block."""
+
+    @abstractmethod
+    def end_lease(self, grant: Grant) -> None:
+        """Release a lease that nothing uses any more."""
+
+    @abstractmethod
+    def lose_arena(self, arena: Arena) -> None:
+        """Release an arena to which no object refers. Never waits, never raises; the caller does not hold the lock."""
+
+    @abstractmethod
+    def learn_timeline(self, timeline: int, then: Callable[[int], None]) -> None:
+        """Ask the service for a timeline's page, without waiting for the reply.
+
+        When the service replies, this session maps the page, if the service has sent it, and calls `then` in any case.
+        """
 
 
 class Returned:
@@ -126,8 +200,8 @@ class Arena(_Arena):
     @while_running
     def __del__(self) -> None:
         # A signal handler raised an error between two steps of the publisher, so that nobody else has the arena.
-        if self.owned and _process.pid == self.state.session.pid:
-            self.state.session.lose_arena(self)
+        if self.owned and _process.pid == self.producer.session.pid:
+            self.producer.session.lose_arena(self)
 
 
 class Slots(_Slots):
@@ -170,7 +244,7 @@ class Returns:
         The session.
     """
 
-    def __init__(self, session: SessionMembers) -> None:
+    def __init__(self, session: Owner) -> None:
         self._session = session
         self._slots: set[Slots] = set()  # of the publishers that have arenas
         self._leaving: list[Arena | Returned] = []  # to be released when nothing uses them and their fences are reached
@@ -392,8 +466,13 @@ class Returns:
     def release_within(self, seconds: float) -> None:
         """Release all arenas, because the client closes. Wait at most `seconds` for the work of GPUs on the arenas."""
         deadline = time.monotonic() + seconds
-        while not self._session.release_arenas() and time.monotonic() < deadline:
+        while not self.release_arenas() and time.monotonic() < deadline:
             time.sleep(_GLANCE)  # a GPU does not wake threads
+
+    def release_arenas(self) -> bool:
+        """Release all arenas, because the client closes. Return False if streams still work on some."""
+        with self._session.lock:
+            return self._session.ended is not None or self.release_all()
 
     def release_all(self) -> bool:
         """Let all publishers' arenas go. Return False if an arena only waits for its fences."""

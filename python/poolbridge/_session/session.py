@@ -30,8 +30,7 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from poolbridge._memory.session_blocks import SessionBlock
     from poolbridge._session.calls import Call
-    from poolbridge._session.consumer import Consumer
-    from poolbridge._session.lease_state import LeaseState
+    from poolbridge._session.lease_state import LeaseState, Taker
     from poolbridge._wire.messages import Fence, Grant, Request
     from poolbridge._wire.transport import Transport
 
@@ -65,7 +64,6 @@ class Session(SessionMembers):
     def __init__(self, transport: Transport) -> None:
         super().__init__()
         self.transport = transport
-        self.pid = _process.pid
         self.orphaned = False
         self._bye: Call | None = None  # the request that the client sends when it is closed
         self._all_said = False  # whether the client is closed and sends nothing any more
@@ -256,7 +254,7 @@ class Session(SessionMembers):
                 return True
         return False
 
-    def release_grant(self, grant: Grant, consumer: Consumer | None = None) -> None:
+    def release_grant(self, grant: Grant, consumer: Taker | None = None) -> None:
         """Release a lease that has no `LeaseState`. Never waits, never raises; finalisers may call `release_grant`.
 
         Parameters
@@ -297,7 +295,7 @@ class Session(SessionMembers):
         fences: tuple[Fence, ...],
         *,
         failed: bool,
-        consumer: Consumer | None,
+        consumer: Taker | None,
         alone: bool,
     ) -> None:
         self.lease_states.pop(grant.id, None)
@@ -328,7 +326,7 @@ class Session(SessionMembers):
         return lender
 
     def leave_to_arrays(self, lender: LeaseState) -> None:
-        """Let the lease of `lender` end when the arrays made from `lender` are gone. The caller holds the lock."""
+        """See `Owner.leave_to_arrays`."""
         self.lease_states[lender.grant.id] = ref(lender)
         lender.sent = lender.released = False
         self.disown(lender.grant)
@@ -409,7 +407,7 @@ class Session(SessionMembers):
         while self._kept and (own is None or own.reached(*self._kept[0][:2])):
             self._kept.popleft()
 
-    def unsubscribe(self, consumer: Consumer) -> None:
+    def unsubscribe(self, consumer: Taker) -> None:
         """End a subscription. Never waits, never raises."""
         if _process.pid == self.pid and not consumer.left:
             self.lock.later(partial(self._leave, consumer))

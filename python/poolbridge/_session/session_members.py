@@ -8,10 +8,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import ReferenceType
 
-from poolbridge._session.returns import Arena, Returns, Slots
-from poolbridge._session.session_memory import SessionMemory
+from poolbridge._session.returns import Arena, Owner, Producer, Returns, Slots
 from poolbridge._session.tally import SessionTally
 from poolbridge._wire.messages import GetTimeline, Leave, Reply, TimelineReply
 from poolbridge.errors import (
@@ -24,36 +22,28 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from poolbridge._memory.session_blocks import SessionBlock
     from poolbridge._session.calls import Call
-    from poolbridge._session.lease_state import LeaseState
-    from poolbridge._session.producer import Producer
     from poolbridge._wire.messages import Fence, Grant, Request
     from poolbridge._wire.transport import Descriptors
 
 
-class SessionMembers(SessionMemory):
+class SessionMembers(Owner):
     """The part of a session that takes part in channels.
 
     Attributes
     ----------
-    producers
-        The session's producers, by channel id.
     joining
         Events by channel id. While a thread makes the session join a channel as a producer, other threads wait for the
         channel's event. The thread sets the event after the join.
     returns
         The arenas of publishers, and the leases that came back from channels.
-    lease_states
-        The states of the session's leases, by lease id.
     tally
         Counts of what the session has done.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.producers: dict[int, Producer] = {}
         self.joining: dict[int, threading.Event] = {}
         self.returns = Returns(self)
-        self.lease_states: dict[int, ReferenceType[LeaseState]] = {}
         self.tally = SessionTally()
 
     @abstractmethod
@@ -66,10 +56,6 @@ class SessionMembers(SessionMemory):
 
         The caller holds the lock.
         """
-
-    @abstractmethod
-    def leave_to_arrays(self, lender: LeaseState) -> None:
-        """Let the lease of `lender` end when the arrays made from `lender` are gone. The caller holds the lock."""
 
     def tell(self, request: Request) -> None:
         """Send a request to which the service does not reply."""
@@ -102,7 +88,7 @@ class SessionMembers(SessionMemory):
             self._leave(member)
 
     def retire(self, producer: Producer) -> None:
-        """Make a producer leave its channel, because the channel is closed. The caller holds the lock."""
+        """See `Owner.retire`."""
         if self.producers.get(producer.channel.id) is producer:
             del self.producers[producer.channel.id]
         self._leave(producer)
@@ -125,11 +111,7 @@ class SessionMembers(SessionMemory):
             self._flush()
 
     def leave_and_release(self, member: Any, grant: Grant) -> None:
-        """Tell the service that a producer has left, and then release a lease whose block its channel may still need.
-
-        If the channel needs the block, the service ends the lease when the producer leaves, and ignores the release.
-        The caller holds the lock.
-        """
+        """See `Owner.leave_and_release`."""
         made: list[Call] = []
         request = Leave(channel=member.channel.id, member=member.member)
         made.append(self.core.start(request, Reply, partial(self._has_left, made, member, grant)))
@@ -169,10 +151,7 @@ class SessionMembers(SessionMemory):
             self.disown(grant)
 
     def disown(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> None:
-        """Count one lease less on a block. The session waits for `fences` before it unmaps the block.
-
-        The caller holds the lock.
-        """
+        """See `Owner.disown`."""
         self._released(self.core.forget(grant, fences))
 
     def collect(self, pool: int) -> None:
@@ -194,27 +173,18 @@ class SessionMembers(SessionMemory):
         self.returns.close_slots(slots)
 
     def lose_arena(self, arena: Arena) -> None:
-        """Release an arena to which no object refers. Never waits, never raises."""
+        """See `Owner.lose_arena`."""
         self.lock.later(partial(self._lose_arena, arena))
 
     def _lose_arena(self, arena: Arena) -> None:
         self.returns.leave(arena)
 
     def end_lease(self, grant: Grant) -> None:
-        """Release a lease that nothing uses any more. The caller holds the lock."""
+        """See `Owner.end_lease`."""
         self._released(self.core.release(grant, (), failed=False))
 
-    def release_arenas(self) -> bool:
-        """Release the publishers' arenas, because the client closes. Return False if streams still work on some."""
-        with self.lock:
-            return self.ended is not None or self.returns.release_all()
-
     def learn_timeline(self, timeline: int, then: Callable[[int], None]) -> None:
-        """Ask the service for a timeline's page, without waiting for the reply.
-
-        When the service replies, this session maps the page, if the service has sent it, and calls `then` in any case.
-        The caller holds the lock.
-        """
+        """See `Owner.learn_timeline`."""
         if self.ended is not None:
             return
         made: list[Call] = []

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from poolbridge._session.membership import Membership
+    from poolbridge._wire.messages import ChannelIdentity
 
 # A session that has the counts of `_MOST` channels drops the oldest counts before it adds another channel. It drops
 # only counts of channels in which it has no member, and at most `_MOST // 2` at a time.
 _MOST: Final = 1024
+
+
+class Member(Protocol):
+    """The part of a member of a channel that this module uses; see `poolbridge._session.membership.Membership`."""
+
+    channel: ChannelIdentity
+    role: str
+    native: Any
 
 
 class Counts(NamedTuple):
@@ -36,10 +44,10 @@ class ChannelTally:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.members: dict[Membership, Any] = {}  # with the native object that counts for the member
+        self.members: dict[Member, Any] = {}  # with the native object that counts for the member
         self._left = Counts()
 
-    def leaves(self, member: Membership) -> None:
+    def leaves(self, member: Member) -> None:
         """Keep the counts of `member`, which leaves the channel."""
         native = self.members.pop(member, None)
         if native is not None:
@@ -79,7 +87,7 @@ class SessionTally:
         self.memory_waits = 0
         self.memory_seconds = 0.0
 
-    def joins(self, member: Membership) -> None:
+    def joins(self, member: Member) -> None:
         """Include the counts of `member`, which has joined a channel."""
         channel = member.channel
         tally = self.channels.get(channel.id)
@@ -90,7 +98,7 @@ class SessionTally:
             tally = self.channels[channel.id] = ChannelTally(channel.name)
         tally.members[member] = member.native
 
-    def leaves(self, member: Membership) -> None:
+    def leaves(self, member: Member) -> None:
         """Keep the counts of `member`, which leaves its channel."""
         tally = self.channels.get(member.channel.id)
         if tally is not None:

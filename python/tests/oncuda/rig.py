@@ -12,7 +12,7 @@ import pytest
 from gates import Gate
 
 import poolbridge
-from poolbridge._session.membership import NATIVE
+from poolbridge._sys.native import NATIVE
 
 N = 4096
 HERE = Path(__file__).parent
