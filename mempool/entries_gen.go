@@ -66,8 +66,9 @@ type ChannelInfo struct {
 	Published uint64 // number of frames published
 	// Broadcast: number of frames that the slowest consumer has not taken; queue: number of frames that are not acknowledged.
 	Waiting uint64
-	// Session of the slowest consumer of a broadcast; 0: none is behind. The slowest consumer is the one whose frames take up the most
-	// places. No consumer is behind if none has a frame left to take, and none keeps so many frames that the channel is full.
+	// Session of the slowest consumer; 0: none is behind. In a broadcast, the slowest consumer is the one whose frames take up the most
+	// places. No consumer is behind if none has a frame left to take, and none keeps so many frames that the channel is full. In a queue,
+	// the slowest consumer is the one that has the oldest frame that is not acknowledged.
 	Slowest uint64
 	// Places in use; the channel is full if this is the capacity. In a broadcast, these are the frames that the slowest consumer has not
 	// taken, and also those that it has not released if producers must wait for it. In a queue, these are the frames that wait for a

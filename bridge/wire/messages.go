@@ -178,8 +178,9 @@ type ChannelInfo struct {
 	Published uint64 `wire:"sq?" poolsvc:"frames"` // number of frames published
 	// broadcast: number of frames that the slowest consumer has not taken; queue: number of frames that are not acknowledged
 	Waiting uint64 `wire:"wt?"`
-	// session of the slowest consumer of a broadcast; none: none is behind. The slowest consumer is the one whose frames take up the most
-	// places. No consumer is behind if none has a frame left to take, and none keeps so many frames that the channel is full
+	// session of the slowest consumer; none: none is behind. In a broadcast, the slowest consumer is the one whose frames take up the most
+	// places. No consumer is behind if none has a frame left to take, and none keeps so many frames that the channel is full. In a queue, the
+	// slowest consumer is the one that has the oldest frame that is not acknowledged
 	Slowest uint64 `wire:"sl?,none" poolsvc:",zero"`
 	// places in use; the channel is full if this is the capacity. In a broadcast, these are the frames that the slowest consumer has not
 	// taken, and also those that it has not released if producers must wait for it. In a queue, these are the frames that wait for a consumer.

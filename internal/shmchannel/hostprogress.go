@@ -1,5 +1,10 @@
 package shmchannel
 
+import (
+	"iter"
+	"math"
+)
+
 // The functions of this file compute their results from memory that members write. If a member writes nonsense, a result can be wrong, but
 // no greater than the greatest result that correct values can give. There is one exception: a member can store any number of 48 bits in the
 // tail, and results that depend on the tail can then be too great.
@@ -12,25 +17,42 @@ func (h *Host) Waiting() uint64 {
 
 // queued returns how many frames of a queue wait for a consumer, and how many are not acknowledged.
 func (h *Host) queued() (waiting, open uint64) {
-	if h.mode != Queue || h.roster.state.Load() == channelDestroyed {
-		return 0, 0
-	}
-	t := h.sequencer.loadTail()
-	from := uint64(1)
-	if t.number() >= h.slots {
-		from = t.number() - h.slots + 1
-	}
-	for number := from; number <= t.number(); number++ {
-		r := h.sequencer.resident(number, t)
-		if r.done() {
-			continue
-		}
+	for r := range h.open() {
 		open++
 		if r.waits() {
 			waiting++
 		}
 	}
 	return waiting, open
+}
+
+// open has the frames of a queue that are not acknowledged.
+func (h *Host) open() iter.Seq[resident] {
+	return func(yield func(resident) bool) {
+		if h.mode != Queue || h.roster.state.Load() == channelDestroyed {
+			return
+		}
+		t := h.sequencer.loadTail()
+		for number := t.number() - min(t.number(), h.slots) + 1; number <= t.number(); number++ {
+			if r := h.sequencer.resident(number, t); !r.done() && !yield(r) {
+				return
+			}
+		}
+	}
+}
+
+// Oldest returns the consumer that has the oldest frame of a queue that is not acknowledged, or nil if no consumer has a frame.
+func (h *Host) Oldest() (of *Member) {
+	oldest := uint64(math.MaxUint64)
+	for r := range h.open() {
+		if r.waits() || r.number >= oldest {
+			continue
+		}
+		if slot := r.claim.tag() - tagConsumer; slot < uint64(len(h.consumers)) && h.consumers[slot] != nil {
+			oldest, of = r.number, h.consumers[slot]
+		}
+	}
+	return of
 }
 
 // Behind returns how many frames of a broadcast are newer than the last frame that the consumer m took. Frames that the channel has already

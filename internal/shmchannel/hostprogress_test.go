@@ -38,6 +38,33 @@ func TestTheHostCountsTheFramesOfAQueueThatAreNotAcknowledged(t *testing.T) {
 	assert.Zero(t, r.host.Behind(c.member), "consumers of a queue share its frames")
 }
 
+func TestTheHostSeesWhichConsumerHasTheOldestFrameOfAQueue(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 4, Mode: Queue})
+	p, slow, fast := r.producer(8), r.consumer(MemberSpec{}), r.consumer(MemberSpec{})
+	assert.Nil(t, r.host.Oldest())
+	p.publish()
+	p.publish()
+	assert.Nil(t, r.host.Oldest(), "no consumer has a frame")
+	old := slow.take()
+	for range 3 {
+		fast.acknowledge(fast.take())
+		p.publish()
+		assert.Same(t, slow.member, r.host.Oldest())
+	}
+	young := fast.take()
+	assert.Same(t, slow.member, r.host.Oldest())
+	slow.acknowledge(old)
+	assert.Same(t, fast.member, r.host.Oldest())
+	fast.acknowledge(young)
+	assert.Nil(t, r.host.Oldest())
+
+	p.publish()
+	taken := slow.take()
+	claim := r.host.sequencer.claim(taken.Number)
+	claim.Store(uint64(newClaim(taken.Number, 4095))) // a member has written nonsense
+	assert.Nil(t, r.host.Oldest())
+}
+
 func TestTheHostCountsWhatConsumersOfABroadcastMiss(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 2, Policy: DropOldest})
 	p := r.producer(16)

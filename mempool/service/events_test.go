@@ -530,6 +530,26 @@ func TestAConsumerThatReleasesNothingHoldsProducersUpThoughItTookEveryFrame(t *t
 		assert.EqualValues(t, 0, status.Waiting)
 		assert.EqualValues(t, 2, status.Used)
 		assert.Equal(t, sink.ID(), status.Slowest)
+		assert.Greater(t, time.Since(status.Blocked), 2*usualPatience)
+	})
+}
+
+func TestTheConsumerWithTheOldestFrameOfAQueueIsTheSlowest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newChannelRig(t, mempool.ChannelSpec{Capacity: 1, Mode: mempool.WorkQueue}, 8)
+		camera, slow, fast := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{}), r.consume(hire(t, r.svc), MemberSpec{})
+		camera.meet()
+		for _, one := range []*sink{slow, fast} {
+			camera.send()
+			one.next()
+		}
+		status := r.svc.Flows()[0]
+		assert.Equal(t, slow.ID(), status.Slowest)
+		assert.True(t, status.Blocked.IsZero())
+		camera.send()
+		assert.Zero(t, time.Since(r.svc.Flows()[0].Blocked))
+		time.Sleep(usualPatience)
+		assert.Equal(t, usualPatience, time.Since(r.svc.Flows()[0].Blocked))
 	})
 }
 

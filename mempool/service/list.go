@@ -80,6 +80,9 @@ func (ch *channel) status() mempool.ChannelInfo {
 			}
 		}
 	}
+	if oldest := ch.host.Oldest(); oldest != nil {
+		status.Slowest = ch.members[oldest.ID].session.rec.ID
+	}
 	return status
 }
 

@@ -96,6 +96,8 @@ type Holder struct {
 type Flow struct {
 	mempool.ChannelInfo
 	Members []FlowMember
+	// Blocked is the time since which producers wait for room, because consumers are behind. It is zero if producers do not wait.
+	Blocked time.Time
 }
 
 // FlowMember is a producer or a consumer that takes part in a channel. Slot is the member's number among the members of its role; after
@@ -263,6 +265,7 @@ func (v *view) flows() []Flow {
 // flow describes the channel. The caller holds Service.mu.
 func (ch *channel) flow() Flow {
 	f := Flow{ChannelInfo: ch.status()}
+	_, f.Blocked = ch.blocked()
 	for _, m := range ch.members {
 		if m.entered && !m.left {
 			f.Members = append(f.Members, FlowMember{Session: m.session.rec.ID, Role: m.role(), Slot: m.Slot, Behind: ch.host.Behind(m.Member)})

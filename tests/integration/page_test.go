@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -258,7 +259,7 @@ func scripted(t testing.TB, service string) (url string, say func(event string, 
 	}
 }
 
-func TestTheCardsNameWhoMattersMost(t *testing.T) {
+func TestTheCardsNameWhoDoesTheMostHarm(t *testing.T) {
 	url, say := scripted(t, httpOf(t, rig.Serve(t, "--http", "127.0.0.1:0")))
 	page := openBrowser(t, url)
 	type m = map[string]any
@@ -276,6 +277,10 @@ func TestTheCardsNameWhoMattersMost(t *testing.T) {
 		return m{"id": id, "name": fmt.Sprintf("channel %d", id), "pool": 1, "mode": "broadcast", "full": "block", "capacity": 4, "published": published,
 			"dropped": 0, "used": min(waiting, 4), "waiting": waiting, "slowest": id, "members": append([]m{}, members...)}
 	}
+	with := func(ch m, more m) m {
+		maps.Copy(ch, more)
+		return ch
+	}
 	session := func(id int, program string, leases int) m {
 		return m{"id": id, "uid": 1, "pid": 100 + id, "program": program, "age": 1, "leases": leases, "bytes": 0}
 	}
@@ -287,24 +292,47 @@ func TestTheCardsNameWhoMattersMost(t *testing.T) {
 
 	// Before the page receives events, it does not say whether a session died.
 	look(0, []m{channel(1, 10, 3), channel(2, 10, 3)}, readers...)
-	shows("slow", "flows", "3 of 4 frames behind")
+	shows("harm", "nobody waits", "flows is furthest behind, 3 of 4 frames behind")
 	assert.Equal(t, "–", page.text(`document.getElementById("card-dead").textContent`))
 	assert.Empty(t, page.text(`document.getElementById("card-dead-more").textContent`))
 	say("events", []m{})
 	shows("dead", "nobody", "had given back what it held")
 
-	// If two channels are equally full, the card "slow" shows the slower channel.
+	// If two channels are equally full, the card "harm" shows the slower channel.
 	look(1, []m{channel(1, 12, 3), channel(2, 10, 3, m{"session": 2, "behind": 3})}, readers...)
-	shows("slow", "stands", "behind in channel 2")
+	shows("harm", "nobody waits", "stands is furthest behind, 3 of 4 frames behind in channel 2")
 
 	// A consumer is 7 frames behind in a channel that keeps 4 frames. The table and the graph show at most 4 frames.
 	look(2, []m{channel(1, 14, 3), channel(2, 10, 7, m{"session": 2, "behind": 7})}, readers...)
-	shows("slow", "stands", "7 frames behind in channel 2, which keeps 4: it misses frames")
+	shows("harm", "nobody waits", "7 frames behind in channel 2, which keeps 4: it misses frames")
 	page.shows(`document.querySelector("#channel-rows").children[1].children[7].textContent === "4 / 4"`)
 	page.shows(`document.getElementById("graph").textContent.includes("4 of 4 wait")`)
 
-	// The card "dead" shows the newest session that died, as soon as its event comes. A session that used no memory and no
-	// channel does not replace that session, even if it ended later.
+	// A queue that is full while it has workers is in order. Its slowest worker is marked.
+	const above = `document.getElementById("channels").getBoundingClientRect().top < document.getElementById("pools").getBoundingClientRect().top`
+	queue := m{"mode": "queue", "blocked": 900}
+	look(3, []m{with(channel(1, 14, 4, m{"session": 1}, m{"session": 4, "producer": true}), queue)}, readers...)
+	shows("harm", "nobody waits", "")
+	page.shows(`!(%s) && document.getElementById("graph").textContent.includes("the slowest")`, above)
+
+	// A queue without a worker stops its producers.
+	look(4, []m{with(channel(1, 14, 4, m{"session": 4, "producer": true}), queue)}, readers...)
+	shows("harm", "nobody takes from channel 1", "looks waits for room, for 15 min 00 s")
+	page.shows(above)
+
+	// A consumer that blocks producers comes before everything else: the one for which they have waited longest.
+	waits := with(session(3, "borrows", 1), m{"waits": "buffer 7", "waited": 3600})
+	look(5, []m{with(channel(1, 14, 4, m{"session": 1, "behind": 4}, m{"session": 4, "producer": true}), m{"blocked": 3}),
+		with(channel(2, 10, 4, m{"session": 2, "behind": 4}, m{"session": 4, "producer": true}), m{"blocked": 840})}, append(readers, waits)...)
+	shows("harm", "stands blocks looks", "for 14 min 00 s, 4 of 4 frames behind in channel 2 · pid 102")
+	page.shows(`document.querySelector("#channel-rows").children[1].children[11].textContent === "producers wait 14 min 00 s"`)
+
+	// Then comes the session that has waited longest.
+	look(6, []m{channel(1, 14, 3)}, append(readers, waits)...)
+	shows("harm", "borrows waits", "for buffer 7, for 1 h 00 min")
+	page.shows(`!(%s)`, above)
+
+	// The card "dead" shows the session that died last, also after the page was loaded again.
 	events := []m{ended(1, 4, "looks", 0)}
 	happen := func(e m) {
 		events = append([]m{e}, events...)
@@ -314,18 +342,16 @@ func TestTheCardsNameWhoMattersMost(t *testing.T) {
 	shows("dead", "looks", "holding nothing")
 	happen(ended(2, 3, "borrows", 0))
 	shows("dead", "borrows", "pid 103")
-	happen(ended(3, 2, "stands", 0))
-	shows("dead", "stands", "pid 102")
-	happen(ended(4, 5, "hog", 80<<20))
+	happen(ended(3, 5, "hog", 80<<20))
 	shows("dead", "hog", "holding 80.0 MiB")
-	happen(ended(5, 6, "looks too", 0))
-	page.shows(`document.querySelectorAll("#event-rows tr").length === 5 && document.querySelector("#event-rows .kind").textContent === "session ended, lost"`)
-	page.shows(`document.getElementById("event-count").textContent === "all 5"`)
+	happen(with(ended(4, 6, "left", 0), m{"ending": "left"}))
+	page.shows(`document.querySelectorAll("#event-rows tr").length === 4 && document.querySelectorAll("#event-rows .died").length === 3`)
+	page.shows(`document.getElementById("event-count").textContent === "all 4"`)
 	shows("dead", "hog", "holding 80.0 MiB")
 	page.do(chromedp.Click(chromedp.CSS("#troubles")))
 	page.shows(`!document.getElementById("no-events").hidden && document.getElementById("no-events").textContent.includes("needs somebody to act")`)
-	happen(m{"number": 6, "at": at, "kind": "subscriber-slow", "trouble": true, "text": "slow", "count": 1})
-	page.shows(`document.getElementById("event-count").textContent === "1 of all 6"`)
+	happen(m{"number": 5, "at": at, "kind": "subscriber-slow", "trouble": true, "text": "slow", "count": 1})
+	page.shows(`document.getElementById("event-count").textContent === "1 of all 5"`)
 	say("events", events[:2]) // older events are gone
 	page.shows(`document.getElementById("event-count").textContent === "1 of the newest 2; poolsvc events has more"`)
 }

@@ -254,9 +254,10 @@ class ChannelInfo:
         Broadcast: number of frames that the slowest consumer has not taken; queue: number of frames that are not
         acknowledged.
     slowest
-        Session of the slowest consumer of a broadcast; None: none is behind. The slowest consumer is the one whose
+        Session of the slowest consumer; None: none is behind. In a broadcast, the slowest consumer is the one whose
         frames take up the most places. No consumer is behind if none has a frame left to take, and none keeps so many
-        frames that the channel is full.
+        frames that the channel is full. In a queue, the slowest consumer is the one that has the oldest frame that is
+        not acknowledged.
     used
         Places in use; the channel is full if this is the capacity. In a broadcast, these are the frames that the
         slowest consumer has not taken, and also those that it has not released if producers must wait for it. In a

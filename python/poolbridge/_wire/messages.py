@@ -170,7 +170,7 @@ class ChannelInfo(Struct, omit_defaults=True, kw_only=True):
     # broadcast: number of frames that the slowest consumer has not taken; queue: number of frames that are not
     # acknowledged
     waiting: U = field(default=0, name="wt")
-    slowest: U = field(default=0, name="sl")  # session of the slowest consumer of a broadcast; left out: none is behind
+    slowest: U = field(default=0, name="sl")  # session of the slowest consumer; left out: none is behind
     used: U = field(default=0, name="uf")  # places in use; the channel is full if this is the capacity
     # broadcast: number of frames that consumers missed; queue: number of frames that no consumer got
     dropped: U = field(default=0, name="dr")

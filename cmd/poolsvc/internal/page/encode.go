@@ -74,6 +74,7 @@ type channel struct {
 	Waiting   uint64   `json:"waiting"`
 	Slowest   uint64   `json:"slowest,omitempty"`
 	Closed    bool     `json:"closed,omitempty"`
+	Blocked   *float64 `json:"blocked,omitempty"` // since when producers wait for room; nil: they do not wait
 	Members   []member `json:"members"`
 }
 
@@ -203,6 +204,10 @@ func (e encoder) look(o service.Overview, now time.Time) look {
 	for _, f := range o.Flows {
 		one := channel{ID: f.ID, Name: display.Printable(f.Name), Pool: f.Pool, Mode: string(f.Mode), Full: string(f.Full), Capacity: f.Capacity,
 			Published: f.Published, Dropped: f.Dropped, Used: f.Used, Waiting: f.Waiting, Slowest: f.Slowest, Closed: f.Closed, Members: []member{}}
+		if !f.Blocked.IsZero() {
+			blocked := seconds(now.Sub(f.Blocked))
+			one.Blocked = &blocked
+		}
 		for _, m := range f.Members {
 			one.Members = append(one.Members, member{m.Session, m.Role == service.Producer, m.Behind})
 		}

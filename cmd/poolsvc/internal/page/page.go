@@ -118,6 +118,7 @@ func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("X-Accel-Buffering", "no") // a proxy such as nginx must send each message at once
 	var seen [messages]uint64
 	for {
 		newest, changed := p.feed.read()

@@ -1,13 +1,16 @@
 // Timelines of the last minutes.
 
-import { draw, keyed, make, say } from "./format.js";
+import { count, draw, keyed, make, say } from "./format.js";
 
 const minutes = 5;
 const height = 170;
 const lines = 7; // that are drawn one by one
 const gap = 15; // seconds without a number that a line does not cross
 
-/** A timeline of several series in an element. Numbers are written by format; bases of powers that the scale ends at are step (10 or 2). */
+/**
+ * A timeline of several series in an element. Numbers are written by format. The scale of numbers of bytes is linear, and ends at a power of 2. The
+ * other scale is linear up to 1 and then logarithmic, so that series of 4 and of 4,000 can both be read.
+ */
 export class Timeline {
   constructor(element, format, binary) {
     this.format = format;
@@ -51,7 +54,7 @@ export class Timeline {
     const left = 64;
     const bottom = height - 18;
     const x = (t) => left + ((width - left - 4) * (t - now + minutes * 60000)) / (minutes * 60000);
-    const y = (n) => 6 + (bottom - 6) * (1 - n / this.top);
+    const y = (n) => 6 + (bottom - 6) * (1 - this.part(n));
     this.frame(width, left, bottom, y);
     keyed(this.svg.lastChild, series, (one) => one.id, () => draw("path"), (path, one) => {
       let d = "";
@@ -82,11 +85,24 @@ export class Timeline {
 
   /** The end of the scale: it grows at once, and shrinks when little of it is needed. */
   scale(most) {
-    if (most <= this.top && most > this.top / 4) return this.top;
-    if (most === 0) return this.top || 1;
+    if (most <= this.top && most > this.top / (this.binary ? 4 : 100)) return this.top;
+    if (most === 0) return this.top || (this.binary ? 1024 : 10);
     if (this.binary) return 2 ** Math.ceil(Math.log2(most * 1.05));
-    const power = 10 ** Math.floor(Math.log10(most * 1.05));
-    return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= most * 1.05) ?? 10 * power;
+    return 10 ** Math.max(1, Math.ceil(Math.log10(most * 1.05)));
+  }
+
+  /** How far up a number stands, from 0 to 1. */
+  part(n) {
+    const place = (x) => (this.binary || x <= 1 ? x : 1 + Math.log10(x));
+    return place(n) / place(this.top);
+  }
+
+  /** The numbers that have a line of the grid. */
+  marks() {
+    if (this.binary) return [0, 0.5 * this.top, this.top];
+    const powers = Math.round(Math.log10(this.top));
+    const step = Math.ceil(powers / 3);
+    return [0, ...Array.from({ length: powers + 1 }, (_, i) => i).filter((i) => (powers - i) % step === 0).map((i) => 10 ** i)];
   }
 
   frame(width, left, bottom, y) {
@@ -95,10 +111,10 @@ export class Timeline {
     this.framed = key;
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const grid = draw("g", { "aria-hidden": "true" });
-    for (const part of [0, 0.5, 1]) {
-      grid.append(draw("line", { class: "grid", x1: left, x2: width - 4, y1: y(part * this.top), y2: y(part * this.top) }));
-      const text = draw("text", { x: left - 8, y: y(part * this.top) + 4, "text-anchor": "end" });
-      text.textContent = this.format(part * this.top);
+    for (const n of this.marks()) {
+      grid.append(draw("line", { class: "grid", x1: left, x2: width - 4, y1: y(n), y2: y(n) }));
+      const text = draw("text", { x: left - 8, y: y(n) + 4, "text-anchor": "end" });
+      text.textContent = this.binary ? this.format(n) : count(n);
       grid.append(text);
     }
     const step = width - left < 75 * minutes ? minutes : 1; // minutes from label to label: all where they have room

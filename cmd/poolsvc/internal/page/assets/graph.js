@@ -1,7 +1,7 @@
 // Channels as a graph, from producers to consumers.
 
 import { byId, count, draw, keyed, make, rate, say } from "./format.js";
-import { kept } from "./tables.js";
+import { blocksIn, isFullQueue, kept } from "./tables.js";
 
 const most = 40; // channels
 const column = 190;
@@ -9,7 +9,7 @@ const row = 76;
 
 /**
  * Shows the channels and their members. The layout depends only on the members, so it stays when rates change. Sessions of the same program
- * with the same part in the same channels are one node.
+ * with the same part in the same channels are one node, but a session that blocks producers has a node of its own.
  */
 export function showGraph(channels, sessions, rates) {
   const shown = channels.slice(0, most);
@@ -41,8 +41,8 @@ export function showGraph(channels, sessions, rates) {
   keyed(area.lastChild, [...nodes.values()], (n) => n.key, createNode, (e, n) => {
     e.style.left = `${n.x}px`;
     e.style.top = `${n.y}px`;
-    if (n.channel) updateChannel(e, n.channel, rates, n.channel.heldUp);
-    else updateGroup(e, n);
+    if (n.channel) updateChannel(e, n.channel, rates, blocksIn(n.channel));
+    else updateGroup(e, n, channels);
   });
   const svg = area.firstChild;
   svg.setAttribute("viewBox", `0 0 ${width} ${tallest}`);
@@ -52,7 +52,7 @@ export function showGraph(channels, sessions, rates) {
     const [x1, y1, x2, y2] = [one.from.x + column, one.from.y + middle(one.from), one.to.x, one.to.y + middle(one.to)];
     const bend = x2 > x1 ? (x2 - x1) / 2 : between; // a way back goes around
     path.setAttribute("d", `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`);
-    path.setAttribute("class", one.to.behind > 0 && one.from.channel && one.from.channel.heldUp && one.to.holds.has(one.from.channel.slowest) ? "slow" : "");
+    path.setAttribute("class", one.from.channel && blocksIn(one.from.channel) && one.to.holds.has(one.from.channel.slowest) ? "slow" : "");
   });
 }
 
@@ -72,7 +72,8 @@ function build(channels, sessions) {
   for (const [id, list] of [...parts].sort((a, b) => a[0] - b[0])) {
     const s = sessions.get(id);
     const roles = [...new Set(list.map((p) => `${p.channel}${p.producer ? "p" : "c"}`))].sort();
-    const key = `${s?.program ?? "?"} ${roles.join(" ")}`;
+    const blocks = channels.some((ch) => ch.slowest === id && blocksIn(ch));
+    const key = `${s?.program ?? "?"} ${roles.join(" ")}${blocks ? ` ${id}` : ""}`;
     const n = nodes.get(key) ?? { key, program: s?.program ?? `session ${id}`, holds: new Set(), pids: [], behind: 0 };
     nodes.set(key, n);
     n.holds.add(id);
@@ -132,9 +133,13 @@ function updateChannel(e, ch, rates, slow) {
   e.classList.toggle("slow", slow);
 }
 
-function updateGroup(e, n) {
+function updateGroup(e, n, channels) {
   say(e.children[0], n.holds.size > 1 ? `${n.program} × ${count(n.holds.size)}` : n.program);
   const parts = n.holds.size > 1 ? [] : [`pid ${n.pids[0] ?? "?"}`];
   if (n.behind > 0) parts.push(`${n.holds.size > 1 ? "up to " : ""}${n.behind} behind`);
+  const slowestIn = channels.filter((ch) => n.holds.has(ch.slowest));
+  const queue = slowestIn.find(isFullQueue);
+  if (queue) parts.push(n.holds.size > 1 ? `the slowest: session ${queue.slowest}` : "the slowest");
   say(e.children[1], parts.join(" · "));
+  e.classList.toggle("slow", slowestIn.some(blocksIn));
 }

@@ -4,37 +4,29 @@ import { Timeline } from "./charts.js";
 import { age, byId, bytes, clock, count, percent, rate, say, who } from "./format.js";
 import { showGraph } from "./graph.js";
 import { redraw, showPools } from "./pools.js";
-import { behindIn, isFull, showChannels, showEvents, showSessions, troubles } from "./tables.js";
+import { behindIn, blocksIn, showChannels, showEvents, showSessions, troubles } from "./tables.js";
 
 const bytesChart = new Timeline(byId("bytes-chart"), bytes, true);
 const framesChart = new Timeline(byId("frames-chart"), rate, false);
+
+const longWait = 10; // seconds
 
 let maps = new Map(); // by pool
 let before; // the look before
 let rates = new Map(); // frames a second by channel
 let events; // the newest first; undefined until they have come
-let took = new Set(); // sessions that were seen to have leases or to take part in a channel, by id
-const fullAt = new Map(); // when a channel was last seen full, by channel
 
 function show(look) {
   if (before && before.epoch !== look.epoch) { // another service: ids mean something else
     before = undefined;
-    fullAt.clear();
     bytesChart.clear();
     framesChart.clear();
     maps = new Map();
     events = undefined;
-    took = new Set();
   }
   const sessions = new Map(look.sessions.map((s) => [s.id, s]));
   if (before && look.at > before.at) measure(look);
   before = look;
-  for (const ch of look.channels) {
-    if (isFull(ch)) fullAt.set(ch.id, look.at);
-    ch.heldUp = look.at - (fullAt.get(ch.id) ?? 0) < 5000; // a consumer that is just too slow empties it now and then
-  }
-  for (const s of look.sessions) if (s.leases > 0) took.add(s.id);
-  for (const ch of look.channels) for (const m of ch.members) took.add(m.session);
   say(byId("clock"), clock(look.at));
   say(byId("total-sessions"), count(look.count));
   say(byId("total-leases"), count(look.leases));
@@ -42,6 +34,7 @@ function show(look) {
   say(byId("version"), `poolsvc ${look.version}.`);
   const found = troubles(look);
   cards(look, sessions);
+  document.body.classList.toggle("blocked", look.channels.some(blocksIn)); // the channels then stand above the pools
   showPools(look, sessions, maps);
   bytesChart.add(look.at, look.pools.map((p) => [p.id, p.name, p.busy]));
   framesChart.add(look.at, look.channels.map((ch) => [ch.id, ch.name, rates.get(ch.id)]));
@@ -68,13 +61,13 @@ function card(name, what, more, alarm = false) {
   say(byId(`card-${name}-more`), more);
 }
 
-/** Shows the session that ended last of those that died; one that only looked, such as a tool, only if there is no other. */
+/** Shows the session that ended last of those that died. */
 function showDead() {
   if (!before || !events) {
     card("dead", "–", "");
     return;
   }
-  const dead = events.find((e) => died(e) && (e.bytes > 0 || took.has(e.session))) ?? events.find(died);
+  const dead = events.find(died);
   if (dead) card("dead", dead.program, `${age((before.at - dead.at) / 1000)} ago, holding ${dead.bytes ? bytes(dead.bytes) : "nothing"} · pid ${dead.pid}, session ${dead.session}`);
   else card("dead", "nobody", "every session that ended had given back what it held");
 }
@@ -82,11 +75,31 @@ function showDead() {
 /** Takes in what happened, the newest first. */
 function happen(list) {
   events = list;
-  for (const e of events) if (!["session-began", "session-ended", "memory-reclaimed"].includes(e.kind)) took.add(e.session);
-  const known = new Set([...events.map((e) => e.session), ...(before?.sessions ?? []).map((s) => s.id)]);
-  took = new Set([...took].filter((id) => known.has(id)));
   showEvents(events);
   showDead();
+}
+
+/** Shows what does the most harm: first who keeps others from work, and whom, then who is furthest behind. */
+function attention(look, sessions) {
+  const name = (id) => sessions.get(id)?.program ?? `session ${id}`;
+  const pid = (id) => (sessions.has(id) ? ` · pid ${sessions.get(id).pid}` : "");
+  const blocked = look.channels.filter(blocksIn).sort((a, b) => b.blocked - a.blocked || a.id - b.id)[0];
+  if (blocked) {
+    const producers = [...new Set(blocked.members.filter((m) => m.producer).map((m) => name(m.session)))];
+    const victim = producers.length > 1 ? `${producers[0]} and ${count(producers.length - 1)} more` : producers[0] ?? blocked.name;
+    if (blocked.mode === "queue") card("harm", `nobody takes from ${blocked.name}`, `${victim} waits for room, for ${age(blocked.blocked)}: ${count(blocked.capacity)} of ${count(blocked.capacity)} frames wait for a consumer`, true);
+    else card("harm", `${name(blocked.slowest)} blocks ${victim}`, `for ${age(blocked.blocked)}, ${behindIn(blocked.waiting, blocked)}${pid(blocked.slowest)}`, true);
+    return;
+  }
+  const waiting = look.sessions.filter((s) => s.waits && s.waited >= longWait).sort((a, b) => b.waited - a.waited || a.id - b.id)[0];
+  if (waiting) {
+    card("harm", `${waiting.program} waits`, `for ${waiting.waits}, for ${age(waiting.waited)}${pid(waiting.id)}`, true);
+    return;
+  }
+  const slow = look.channels.filter((ch) => ch.waiting > 0 && ch.mode !== "queue" && !ch.closed)
+    .sort((a, b) => b.waiting / b.capacity - a.waiting / a.capacity || (rates.get(a.id) ?? Infinity) - (rates.get(b.id) ?? Infinity) || a.id - b.id)[0];
+  if (slow) card("harm", `nobody waits`, `${name(slow.slowest)} is furthest behind, ${behindIn(slow.waiting, slow)}${pid(slow.slowest)}`);
+  else card("harm", "nobody waits", look.channels.length ? "consumers have all frames of broadcasts" : "there is no channel");
 }
 
 function cards(look, sessions) {
@@ -102,16 +115,7 @@ function cards(look, sessions) {
   const first = look.sessions[0];
   if (first?.bytes > 0) card("most", first.program, `${bytes(first.bytes)}, ${percent(first.bytes, total)} of all · pid ${first.pid}, session ${first.id}${first.ended ? ", which has ended" : ""}`);
   else card("most", "nobody", "no session holds memory");
-  const slow = look.channels.filter((ch) => ch.waiting > 0 && !ch.closed)
-    .sort((a, b) => b.waiting / b.capacity - a.waiting / a.capacity || (rates.get(a.id) ?? Infinity) - (rates.get(b.id) ?? Infinity) || a.id - b.id)[0];
-  if (slow) {
-    const s = sessions.get(slow.slowest);
-    const what = slow.mode === "queue" ? `queue ${slow.name}` : s ? s.program : `session ${slow.slowest}`;
-    const frames = slow.mode === "queue" ? `${slow.waiting} of ${slow.capacity} frames are not acknowledged` : behindIn(slow.waiting, slow);
-    card("slow", what, `${frames}${slow.heldUp ? ", producers wait" : ""}${s ? ` · pid ${s.pid}` : ""}`, slow.heldUp);
-  } else {
-    card("slow", "nobody", look.channels.length ? "consumers have all frames" : "there is no channel");
-  }
+  attention(look, sessions);
   showDead();
 }
 

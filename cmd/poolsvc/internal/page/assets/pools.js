@@ -16,7 +16,10 @@ const uses = {
   held: "held for a session that ended",
   returning: "being made or given back",
   free: "free",
+  room: "room up to the limit",
 };
+
+const least = 0.25; // of a map, that its blocks take even if there is room for many more
 
 let byHolder = false;
 let last; // what was shown last: the look, the sessions by id, and the maps by pool
@@ -67,7 +70,7 @@ function legend() {
   let list = Object.entries(uses).map(([use, text]) => ({ key: `u-${use}`, text }));
   if (byHolder) {
     list = [...colours].map(([id, n]) => ({ key: `h-${n}`, text: name(id) }));
-    list.push({ key: "h-other", text: "others" }, { key: "u-free", text: "free" }, { key: "u-held", text: uses.held });
+    list.push({ key: "h-other", text: "others" }, ...["free", "room", "held"].map((use) => ({ key: `u-${use}`, text: uses[use] })));
   }
   keyed(byId("legend"), list, (one) => one.key, (one) => {
     const e = make("li");
@@ -120,11 +123,12 @@ function update(e, p, map) {
     from += n;
   });
   capacity.setAttribute("aria-label", `${percent(p.busy, p.max)} of the pool is in use, ${percent(p.reserved, p.max)} is reserved`);
-  const shown = map ? tiles(map, e.clientWidth) : { tiles: [], folded: 0, total: 0 };
+  const shown = map ? tiles(map, p.max, e.clientWidth) : { tiles: [], folded: 0 };
   area.hidden = shown.tiles.length === 0;
   keyed(area, shown.tiles, (t) => t.key, tile, place);
   const texts = [];
   if (shown.folded > 0) texts.push(`${count(shown.folded)} small blocks are drawn together, by use and holder.`);
+  if (shown.narrow) texts.push("The room up to the limit is much larger than it is drawn.");
   if (p.reserved === 0) texts.push("No memory is reserved.");
   else if (!map) texts.push("The map comes soon.");
   else if (last.look.at - map.at > old) texts.push(`This map is from ${clock(map.at)}: with so many blocks it is renewed more rarely.`);
@@ -132,10 +136,11 @@ function update(e, p, map) {
   describe(p.id, area);
 }
 
-/** The rectangles of a map: its larger blocks one by one, and the others together on the right. */
-function tiles(map, width) {
+/** The rectangles of a map: its larger blocks one by one, then the others together, and on the right the room up to the pool's limit. */
+function tiles(map, max, whole) {
   const total = [...map.blocks, ...map.rest].reduce((sum, b) => sum + b.bytes, 0);
-  if (total === 0 || width === 0) return { tiles: [], folded: 0 };
+  if (total === 0 || whole === 0) return { tiles: [], folded: 0 };
+  const width = whole * Math.min(1, Math.max(total / max, least));
   const pixels = (width * height) / total;
   const end = map.blocks.findIndex((b) => b.bytes * pixels < smallest);
   const single = end < 0 ? map.blocks : map.blocks.slice(0, end);
@@ -160,7 +165,8 @@ function tiles(map, width) {
     out.push({ key: `${g.use} ${g.session}`, item: g, box: { x: split, y, w: width - split, h } });
     y += h;
   }
-  return { tiles: out, folded: together.reduce((sum, g) => sum + g.blocks, 0) };
+  if (width < whole) out.push({ key: "room", item: { use: "room", bytes: max - total }, box: { x: width, y: 0, w: whole - width, h: height } });
+  return { tiles: out, folded: together.reduce((sum, g) => sum + g.blocks, 0), narrow: total / max < least };
 }
 
 function tile(t) {
@@ -183,7 +189,7 @@ function place(e, t) {
     e.style.padding = w < 14 || h < 8 ? "0" : "";
   }
   const { item } = t;
-  const plain = !byHolder || ["free", "held", "returning"].includes(item.use);
+  const plain = !byHolder || ["free", "held", "returning", "room"].includes(item.use);
   const colour = plain ? `u-${item.use}` : `h-${colours.get(item.session) ?? "other"}`;
   const classes = `block ${colour}${e.classList.contains("at") ? " at" : ""}`;
   if (e.className !== classes) e.className = classes;
@@ -196,7 +202,7 @@ function place(e, t) {
 
 function title(b) {
   if (b.group) return `${count(b.blocks)} blocks`;
-  if (b.use === "free" || b.use === "returning") return b.use;
+  if (["free", "returning", "room"].includes(b.use)) return b.use;
   return b.name || last.sessions.get(b.session)?.program || `session ${b.session}`;
 }
 

@@ -2,18 +2,30 @@
 
 import { age, byId, bytes, clock, count, keyed, make, rate, say, who } from "./format.js";
 
+/** Whether a queue has no room: its slowest worker is then marked, although that is no trouble. */
+export const isFullQueue = (ch) => ch.mode === "queue" && ch.used >= ch.capacity;
+
 const few = 25; // sessions that are shown at first
+
+/** Labels of columns, for narrow windows: there, each row is a block of lines. */
+const labels = (body) => [...body.closest("table").querySelectorAll("th")].map((th) => th.textContent);
 
 let all = false;
 let last;
 
-function cells(row, classes) {
-  for (const c of classes) row.append(make("td", c));
+function cells(body, classes) {
+  const row = make("tr");
+  const names = labels(body);
+  classes.forEach((c, i) => {
+    const cell = make("td", c);
+    cell.dataset.label = names[i];
+    row.append(cell);
+  });
   return row;
 }
 
-/** Whether producers of a channel have to wait. */
-export const isFull = (ch) => !ch.closed && ch.full === "block" && ch.used >= ch.capacity;
+/** Whether producers of a channel wait, and somebody should act. A full queue is in order while it has consumers: they take its frames in turn. */
+export const blocksIn = (ch) => ch.blocked !== undefined && !ch.closed && (ch.mode !== "queue" || ch.members.every((m) => m.producer));
 
 /** How far a consumer is behind in a channel. One that is further behind than the channel keeps frames has missed some. */
 export const behindIn = (n, ch) => n > ch.capacity ? `${count(n)} frames behind in ${ch.name}, which keeps ${count(ch.capacity)}: it misses frames`
@@ -26,14 +38,14 @@ export function showChannels(look, sessions, rates) {
   byId("no-channels").hidden = look.channels.length > 0;
   byId("channel-rows").closest(".scroll").hidden = look.channels.length === 0;
   const pools = new Map(look.pools.map((p) => [p.id, p.name]));
-  keyed(byId("channel-rows"), look.channels, (ch) => ch.id, () => cells(make("tr"), ["text", "text", "", "", "number", "number", "number", "number", "text", "number", "number", ""]),
+  keyed(byId("channel-rows"), look.channels, (ch) => ch.id, () => cells(byId("channel-rows"), ["text", "text", "", "", "number", "number", "number", "number", "text", "number", "number", ""]),
     (row, ch) => {
       const slowest = sessions.get(ch.slowest);
       const producers = ch.members.filter((m) => m.producer).length;
       const texts = [ch.name, pools.get(ch.pool) ?? "", ch.mode, ch.full, rate(rates.get(ch.id)), count(ch.published), count(ch.dropped), `${kept(ch)} / ${ch.capacity}`,
-        slowest ? who(slowest) : ch.slowest ? `session ${ch.slowest}` : "–", count(producers), count(ch.members.length - producers), ch.closed ? "closed" : ch.used >= ch.capacity ? "full" : "open"];
+        slowest ? who(slowest) : ch.slowest ? `session ${ch.slowest}` : "–", count(producers), count(ch.members.length - producers), ch.closed ? "closed" : ch.blocked !== undefined ? `producers wait ${age(ch.blocked)}` : ch.used >= ch.capacity ? "full" : "open"];
       texts.forEach((text, i) => say(row.children[i], text));
-      row.children[7].classList.toggle("alarm", ch.heldUp);
+      for (const i of [7, 8, 11]) row.children[i].classList.toggle("alarm", blocksIn(ch));
     });
 }
 
@@ -59,9 +71,10 @@ export function troubles(look) {
     for (const m of ch.members) {
       const t = of(m.session);
       t.channels.push(ch.name);
-      if (m.producer && ch.heldUp && !sessions.get(m.session)?.waits) t.texts.push(`waits for ${sessions.has(ch.slowest) ? who(sessions.get(ch.slowest)) : "consumers"} in ${ch.name}`);
-      if (!m.behind) continue;
-      t.texts.push(`${behindIn(m.behind, ch)}${ch.heldUp && ch.slowest === m.session ? ", holds its producers up" : ""}`);
+      if (m.producer && blocksIn(ch) && !sessions.get(m.session)?.waits) t.texts.push(`waits for ${sessions.has(ch.slowest) ? who(sessions.get(ch.slowest)) : "consumers"} in ${ch.name}`);
+      const slowest = !m.producer && ch.slowest === m.session;
+      if (m.behind) t.texts.push(`${behindIn(m.behind, ch)}${blocksIn(ch) && slowest ? ", blocks its producers" : ""}`);
+      else if (slowest && isFullQueue(ch)) t.texts.push(`has the oldest frame of queue ${ch.name}`);
     }
   }
   return out;
@@ -78,7 +91,7 @@ export function showSessions(look, found) {
   // Rows keep their order while somebody points at one.
   const order = body.matches(":hover") && body.keyed ? steady(shown, [...body.keyed.keys()]) : shown;
   keyed(body, order, (s) => s.id, () => {
-    const row = cells(make("tr"), ["number", "text", "number", "number", "number", "number", "number", "share", "text"]);
+    const row = cells(body, ["number", "text", "number", "number", "number", "number", "number", "share", "wide"]);
     row.children[7].append(make("i"));
     return row;
   }, (row, s) => {
@@ -118,10 +131,11 @@ export function showEvents(events) {
   byId("event-rows").closest(".scroll").hidden = list.length === 0;
   const of = list.length < events.length ? `${count(list.length)} of ` : "";
   say(byId("event-count"), events.at(-1)?.number > 1 ? `${of}the newest ${count(events.length)}; poolsvc events has more` : events.length > 0 ? `${of}all ${count(events.length)}` : "");
-  keyed(byId("event-rows"), list, (e) => e.number, () => cells(make("tr"), ["", "kind", "wide"]), (row, e) => {
+  keyed(byId("event-rows"), list, (e) => e.number, () => cells(byId("event-rows"), ["", "kind", "wide"]), (row, e) => {
     const how = e.kind === "session-ended" && e.ending !== "left" ? `, ${e.ending}` : "";
     const texts = [clock(e.at), e.kind.replaceAll("-", " ") + how, e.count > 1 ? `${e.text} (${count(e.count)} times)` : e.text];
     texts.forEach((text, i) => say(row.children[i], text));
     row.classList.toggle("trouble", e.trouble ?? false);
+    row.classList.toggle("died", e.kind === "session-ended" && (e.ending === "lost" || e.ending === "error"));
   });
 }
