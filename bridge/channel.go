@@ -3,11 +3,10 @@ package bridge
 import (
 	"context"
 	"errors"
-	"fmt"
-	"sync/atomic"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
+	"github.com/poolbridge/poolbridge/bridge/internal/stream"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -16,9 +15,8 @@ import (
 // Channel is a channel of the service, open in a [Client].
 type Channel struct {
 	client *Client
-	info   mempool.ChannelIdentity
-	named  bool                      // OpenChannel has found the channel by its name
-	joined atomic.Pointer[producing] // set by the first Publish
+	shared *stream.Channel
+	named  bool // OpenChannel has found the channel by its name
 }
 
 // CreateChannel makes a channel, or opens an existing channel with the same spec. The frames go through memory that the clients of the
@@ -38,7 +36,7 @@ func (c *Client) CreateChannel(ctx context.Context, spec ChannelSpec) (*Channel,
 	if err := c.session.Call(ctx, r, &reply); err != nil {
 		return nil, err
 	}
-	return &Channel{client: c, info: convert.ChannelIdentity(reply.Channel)}, nil
+	return &Channel{client: c, shared: c.streams.Channel(convert.ChannelIdentity(reply.Channel))}, nil
 }
 
 // OpenChannel opens a channel by name. It waits until the channel exists. Of a closed queue that still has frames, and an open channel of
@@ -64,7 +62,7 @@ func (c *Client) findChannel(ctx context.Context, name string, try session.Attem
 	if err != nil {
 		return nil, err
 	}
-	return &Channel{client: c, info: info, named: true}, nil
+	return &Channel{client: c, shared: c.streams.Channel(info), named: true}, nil
 }
 
 func (c *Client) find(ctx context.Context, try session.Attempt, r *wire.Find) (mempool.ChannelIdentity, error) {
@@ -74,18 +72,18 @@ func (c *Client) find(ctx context.Context, try session.Attempt, r *wire.Find) (m
 }
 
 // source returns the channel whose frames the consumers of ch take: ch, or a closed queue of the same name that still has frames.
-func (ch *Channel) source(ctx context.Context) *Channel {
-	if ch.named && ch.info.Mode == mempool.WorkQueue {
-		older, err := ch.client.find(ctx, session.Once, &wire.Find{Name: ch.info.Name, Consume: true})
-		if err == nil && older.ID < ch.info.ID {
-			return &Channel{client: ch.client, info: older}
+func (ch *Channel) source(ctx context.Context) *stream.Channel {
+	if own := &ch.shared.Identity; ch.named && own.Mode == mempool.WorkQueue {
+		older, err := ch.client.find(ctx, session.Once, &wire.Find{Name: own.Name, Consume: true})
+		if err == nil && older.ID < own.ID {
+			return ch.client.streams.Channel(older)
 		}
 	}
-	return ch // after an error, too: the next request to the service says what is wrong
+	return ch.shared // after an error, too: the next request to the service says what is wrong
 }
 
 // Identity returns the identity of the channel.
-func (ch *Channel) Identity() ChannelIdentity { return ch.info }
+func (ch *Channel) Identity() ChannelIdentity { return ch.shared.Identity }
 
 // Publish publishes the buffer of a write lease as a frame and ends the lease. Publish returns the frame's number. It waits for room, but
 // not for work on the memory: a fence makes readers wait for that work. If Publish fails, for example at the deadline, the lease stays
@@ -113,20 +111,15 @@ func (ch *Channel) send(ctx context.Context, try session.Attempt, l *Lease, o me
 	if l.client != ch.client {
 		return 0, situation.Of(ErrInvalid, "lease %d and the channel belong to different clients", l.Grant().ID)
 	}
-	if l.slot != nil {
+	if stream.IsLoan(&l.held) {
 		return 0, situation.Of(ErrInvalid, "lease %d is a loan of a publisher: publish it with Publisher.Publish", l.Grant().ID)
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if l.client.tracer != nil {
 		var end func(uint64, error)
-		ctx, end = l.traceSend(ctx, ch, &o)
+		ctx, end = l.traceSend(ctx, ch.shared.Identity.Name, &o)
 		defer func() { end(number, err) }()
 	}
-	if l.ended {
-		return 0, fmt.Errorf("%w; if it was published, the channel has its memory now: allocate a lease for each frame", l.client.hasEnded(l.info))
-	}
-	return ch.publish(ctx, try, l, o)
+	return ch.shared.Publish(ctx, try, &l.held, o)
 }
 
 // Close closes the channel. Nobody can publish in the channel any more, and the channel's name is free. Consumers still get the published
@@ -135,5 +128,5 @@ func (ch *Channel) send(ctx context.Context, try session.Attempt, l *Lease, o me
 //
 // Errors: [ErrDenied] if another user made the channel, [ErrClosed] if the channel is closed already.
 func (ch *Channel) Close(ctx context.Context) error {
-	return ch.client.session.Call(ctx, &wire.CloseChannel{Channel: ch.info.ID}, &wire.EmptyReply{})
+	return ch.client.session.Call(ctx, &wire.CloseChannel{Channel: ch.shared.Identity.ID}, &wire.EmptyReply{})
 }

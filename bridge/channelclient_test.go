@@ -12,10 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/server"
-	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -40,11 +37,11 @@ func pair(t testing.TB, pool mempool.PoolSpec, spec mempool.ChannelSpec) *channe
 }
 
 // follow returns a new consumer that has joined the channel.
-func (s *channelPair) follow(t testing.TB, o mempool.SubscribeOptions) *consuming {
+func (s *channelPair) follow(t testing.TB, o mempool.SubscribeOptions) *subscription {
 	t.Helper()
-	from, err := s.to.consume(t.Context(), o)
+	from, err := s.to.subscribe(t.Context(), o)
 	require.NoError(t, err)
-	t.Cleanup(from.abandon)
+	t.Cleanup(from.Leave)
 	return from
 }
 
@@ -54,7 +51,7 @@ func (s *channelPair) send(t testing.TB, n uint64) {
 }
 
 // receive takes the next frame, and fails the test if its number is not n.
-func receive(t testing.TB, from *consuming, n uint64) *Frame {
+func receive(t testing.TB, from *subscription, n uint64) *Frame {
 	t.Helper()
 	f, err := from.next(t.Context())
 	require.NoError(t, err)
@@ -116,9 +113,9 @@ func TestAFrameCarriesWhatItsSenderSays(t *testing.T) {
 	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Capacity: 4})
 	theirs, err := consumer.TryOpenChannel(t.Context(), "c")
 	require.NoError(t, err)
-	from, err := theirs.consume(t.Context(), mempool.SubscribeOptions{})
+	from, err := theirs.subscribe(t.Context(), mempool.SubscribeOptions{})
 	require.NoError(t, err)
-	defer from.abandon()
+	defer from.Leave()
 	clock, err := producer.Clock(t.Context())
 	require.NoError(t, err)
 	word, err := clock.Word(t.Context())
@@ -144,7 +141,7 @@ func TestAFrameCarriesWhatItsSenderSays(t *testing.T) {
 		assert.Equal(t, strided, info.Tensor)
 		assert.EqualValues(t, 1000, info.Bytes)
 		assert.GreaterOrEqual(t, info.BlockBytes, info.Bytes)
-		assert.Equal(t, p.info.ID, info.Pool)
+		assert.Equal(t, p.Info().ID, info.Pool)
 		assert.Equal(t, event.Handle(), info.Event)
 		assert.Equal(t, []mempool.Fence{ready}, info.Wait)
 		assert.False(t, info.Write)
@@ -192,22 +189,13 @@ func TestWhatCannotBeAFrameIsRefusedAndTheLeaseLivesOn(t *testing.T) {
 }
 
 func TestMemoryOfAFrameThatWasNotSentIsNotUsedBeforeItsProducerIsDone(t *testing.T) {
-	t.Run("in a full channel", func(t *testing.T) { testAFrameThatWasNotSent(t, true) })
-	t.Run("before the client has joined", func(t *testing.T) { testAFrameThatWasNotSent(t, false) })
-}
-
-func testAFrameThatWasNotSent(t *testing.T, full bool) {
 	_, path := serve(t, server.Config{})
 	c, other := dial(t, path), dial(t, path)
 	p := createPool(t, c, hostPool("p", 2<<16))
 	ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 1, Mode: mempool.WorkQueue})
 	theirs, err := other.TryOpenPool(t.Context(), "p")
 	require.NoError(t, err)
-	if full {
-		require.NoError(t, sendFrame(t.Context(), p, ch, 1, 1<<16, mempool.FrameOptions{}))
-	} else {
-		defer allocate(t, p, 1<<16).Release(false)
-	}
+	require.NoError(t, sendFrame(t.Context(), p, ch, 1, 1<<16, mempool.FrameOptions{}))
 	clock, err := c.Clock(t.Context())
 	require.NoError(t, err)
 	word, err := clock.Word(t.Context())
@@ -215,13 +203,7 @@ func testAFrameThatWasNotSent(t *testing.T, full bool) {
 	ready := clock.Next(word)
 	l := allocate(t, p, 1<<16)
 	ctx, cancel := context.WithCancel(t.Context())
-	if full {
-		defer time.AfterFunc(10*time.Millisecond, cancel).Stop() // in most runs, Publish is waiting at this moment
-	} else {
-		joining := &producing{membership: newMembership(ch, shmchannel.ProducerRole), joined: make(chan struct{})} // joining never ends
-		c.shared.producers = map[uint64]*producing{ch.info.ID: joining}
-		cancel()
-	}
+	defer time.AfterFunc(10*time.Millisecond, cancel).Stop() // in most runs, Publish is waiting at this moment
 	_, err = ch.Publish(ctx, l, mempool.FrameOptions{Completion: mempool.Completion{Ready: &ready}})
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorIs(t, l.Release(false), ErrReleased)
@@ -230,48 +212,6 @@ func testAFrameThatWasNotSent(t *testing.T, full bool) {
 	assert.Equal(t, []mempool.Fence{ready}, again.Grant().Wait)
 	require.NoError(t, clock.Reach(ready))
 	require.NoError(t, again.Release(false))
-}
-
-func TestWhoFailsToJoinLeavesItsPlaceToOthers(t *testing.T) {
-	const tries = 70 // more members than a session may have
-	for what, fail := range map[string]func(cancel func()) error{
-		"its files cannot be mapped": func(func()) error { return errors.New("no memory") },
-		"it is cancelled": func(cancel func()) error {
-			cancel()
-			return nil
-		},
-	} {
-		for _, role := range []shmchannel.Role{shmchannel.ProducerRole, shmchannel.ConsumerRole} {
-			t.Run(fmt.Sprint(what, ", ", role), func(t *testing.T) {
-				s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
-				for range tries {
-					ctx, cancel := context.WithCancel(t.Context())
-					m := newMembership(s.from, role)
-					m.depart, m.counts = func(context.Context) { m.sendLeave() }, func() (none shmchannel.Counts) { return none }
-					if err := m.join(ctx, &wire.Join{}, func(shmchannel.MemberConfig) error { return fail(cancel) }); err == nil {
-						m.sendLeave()
-					}
-					cancel()
-				}
-				s.send(t, 1)
-			})
-		}
-	}
-}
-
-func TestAProducerDoesNotWaitForTheFileOfAConsumerThatHasLeft(t *testing.T) {
-	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
-	s.send(t, 1)
-	p, err := s.from.producer(t.Context())
-	require.NoError(t, err)
-	const slot, id = 3, 99
-	known := make(chan error)
-	go func() {
-		known <- p.await(t.Context(), &shmchannel.UnknownMemberError{Role: shmchannel.ConsumerRole, Slot: slot, ID: id})
-	}()
-	s.producer.shared.memberCame(&wire.MemberCame{Channel: s.from.info.ID, Role: "consumer", Slot: slot, Member: id}, new(seqpacket.FDs))
-	require.NoError(t, <-known)
-	require.NoError(t, trySendFrame(t.Context(), s.pool, s.from, 2, 1<<16))
 }
 
 func TestWhatAFullChannelDoes(t *testing.T) {
@@ -327,7 +267,7 @@ func TestAFrameThatIsAcknowledgedNeedsNoPlaceAndKeepsItsMemory(t *testing.T) {
 		require.NoError(t, f.Ack())
 		kept = append(kept, f)
 	}
-	from.abandon()
+	from.Leave()
 	for range 3 {
 		s.send(t, 50)
 	}

@@ -7,15 +7,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
+	"github.com/poolbridge/poolbridge/bridge/internal/stream"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/program"
@@ -26,22 +25,10 @@ import (
 // Client is a session with a service in another process. Several goroutines may call its methods.
 type Client struct {
 	session *session.Session
-	device  string
+	streams *stream.Streams
 	tracer  Tracer
-	traces  sync.Map // for a tracer: maps each *Lease to the context in which the lease was made
-	checks  bool     // each Release tells the service how the client describes the lease, so that the service compares
-
-	mu      sync.Mutex
-	pools   map[uint64]*Pool
-	blocks  map[uint64]*block
-	leases  leases
-	closing bool
-
-	shared memberships
-	// SessionStats reports these counts.
-	allocated, allocatedBytes atomic.Uint64
-	memoryWaits               waits
-	background                sync.WaitGroup // goroutines that Close waits for
+	traces  sync.Map // for a tracer: maps each *session.Lease to the context in which the lease was made
+	pools   sync.Map // maps each *session.Pool to its *Pool
 }
 
 // Dial opens a session with the service that listens at path. If the service has not started yet, Dial waits for the service until ctx
@@ -83,11 +70,11 @@ func (d Dialer) dial(ctx context.Context, try session.Attempt, path string) (*Cl
 	if err := checkServer(conn, path); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	c := &Client{session: session.New(conn), device: d.Device, tracer: d.Tracer, pools: make(map[uint64]*Pool), blocks: make(map[uint64]*block)}
-	_, c.checks = os.LookupEnv("POOLBRIDGE_CHECK_LEASES")
-	c.session.Handlers = session.Handlers{Refused: remoteError, MemberCame: c.shared.memberCame, Wanted: c.wanted, Recalled: c.recall,
-		Failed: c.failed, Lost: c.requeueFrames}
-	err = c.session.Hello(ctx, filepath.Base(os.Args[0]))
+	s := session.New(conn)
+	c := &Client{session: s, streams: stream.New(s), tracer: d.Tracer}
+	s.Refused, s.Blocks.Device = remoteError, d.Device
+	_, s.Blocks.Checked = os.LookupEnv("POOLBRIDGE_CHECK_LEASES")
+	err = s.Hello(ctx, filepath.Base(os.Args[0]))
 	if errors.Is(err, ErrVersion) {
 		err = fmt.Errorf("%w; this client is of poolbridge %s and speaks version %d: %s", err, program.Version(), wire.Version, useOneVersion)
 	}
@@ -141,33 +128,27 @@ func (c *Client) Done() <-chan struct{} { return c.session.Done() }
 // session. When Close returns, the service has ended the leases and removed the names that the session published without Keep, unless the
 // service does not answer. A second call of Close only waits until the connection is gone.
 func (c *Client) Close() error {
-	if !c.session.BeginClose() {
+	s := c.session
+	if !s.BeginClose() {
 		<-c.Done()
 		return nil
 	}
-	c.mu.Lock()
-	c.closing = true
-	leases := slices.Collect(c.leases.all())
-	c.mu.Unlock()
-	leases = append(leases, c.shared.loans()...)
 	var err error
-	for _, l := range leases {
-		ended := l.Release(true)
+	for _, l := range append(s.Blocks.BeginClose(), c.streams.ClosePublishers()...) {
+		ended := c.release(session.Unasked, l, true)
 		if !errors.Is(ended, ErrReleased) && !errors.Is(ended, session.ErrClientClosed) && !errors.Is(ended, ErrDisconnected) {
 			err = errors.Join(err, ended) // not ErrReleased, which means that another goroutine has just ended the lease
 		}
 	}
-	c.session.AwaitCancelled()
-	c.leaveShared()
-	working := c.session.Timelines.Quiesce()
+	s.AwaitCancelled()
+	c.streams.Leave()
+	working := s.Timelines.Quiesce()
 	if working == nil {
-		err = errors.Join(err, c.unmapAll())
+		err = errors.Join(err, s.Blocks.Close())
 	}
-	err = errors.Join(err, working, c.session.HangUp())
-	c.background.Wait()
-	err = errors.Join(err, c.shared.close())
+	err = errors.Join(err, working, s.HangUp(), c.streams.Close())
 	if working == nil {
-		err = errors.Join(err, c.session.Timelines.Close())
+		err = errors.Join(err, s.Timelines.Close())
 	}
 	return err
 }

@@ -37,12 +37,9 @@ func TestACancelledCallDoesNotWaitForTheService(t *testing.T) {
 	s.reply(t, q, &wire.GrantReply{Grant: wire.Grant{ID: 77, Block: 5, Tensor: wire.Tensor{DType: "uint8"}}})
 	_, m = s.request(t)
 	assert.Equal(t, &wire.Release{Lease: 77}, m)
-	done := make(chan struct{})
-	c.session.AddTask(func() { close(done) })
-	<-done
-	c.mu.Lock()
-	assert.Zero(t, c.blocks[5].leases)
-	c.mu.Unlock()
+	s.notice(t, &wire.Recall{Blocks: []uint64{5}})
+	_, m = s.request(t)
+	assert.Equal(t, &wire.Dropped{Blocks: []uint64{5}}, m, "the block has no lease")
 }
 
 // Several goroutines lease the same buffer at the same time. Only the service's first reply has the export of the block, and a goroutine

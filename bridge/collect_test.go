@@ -65,13 +65,11 @@ func TestAnIdleProducerReleasesWhatItKeeps(t *testing.T) {
 	f, err := from.next(t.Context())
 	require.NoError(t, err)
 	assert.Nil(t, f)
-	from.abandon()
+	from.Leave()
 	eventually(t, func() bool { return s.svc.Stats().Buffers == 0 })
 	eventually(t, func() bool {
-		shared := &s.producer.shared
-		shared.mu.Lock()
-		defer shared.mu.Unlock()
-		return len(shared.producers)+len(shared.members) == 0
+		members, producers, _ := s.producer.streams.Size()
+		return members+producers == 0
 	})
 	again := makeChannel(t, s.producer, s.pool, mempool.ChannelSpec{Capacity: 3})
 	require.NoError(t, sendFrame(t.Context(), s.pool, again, 1, 1<<16, mempool.FrameOptions{}), "a channel of the same name")
@@ -99,8 +97,8 @@ func (s *channelPair) work(t *testing.T) (w readerWork) {
 func (w readerWork) begin(t *testing.T, f *Frame) mempool.Fence {
 	t.Helper()
 	end := w.clock.Next(w.word)
-	require.NoError(t, f.Lease.end(false, end))
-	f.Lease.leave()
+	require.NoError(t, f.Lease.held.EndLocked(false, end))
+	f.Lease.held.Forget()
 	return end
 }
 
@@ -117,6 +115,11 @@ func unfinished(t *testing.T, blocks uint64) (s *channelPair, finish func()) {
 	return s, sync.OnceFunc(func() { assert.NoError(t, w.clock.Reach(busy)) })
 }
 
+func producers(c *Client) int {
+	_, producers, _ := c.streams.Size()
+	return producers
+}
+
 func TestClosedChannelsAreForgottenWhileAnotherStreamGoesOn(t *testing.T) {
 	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
 	from := s.follow(t, mempool.SubscribeOptions{})
@@ -125,7 +128,7 @@ func TestClosedChannelsAreForgottenWhileAnotherStreamGoesOn(t *testing.T) {
 		require.NoError(t, sendFrame(t.Context(), s.pool, ch, 0, 1<<16, mempool.FrameOptions{}))
 		require.NoError(t, ch.Close(t.Context()))
 	}
-	for n := uint64(0); len(s.producer.shared.producersIn(0)) > 1; n++ {
+	for n := uint64(0); producers(s.producer) > 1; n++ {
 		s.send(t, n)
 		require.NoError(t, receive(t, from, n).Release())
 	}
@@ -277,8 +280,8 @@ func TestAnAllocationThatDoesNotWaitGetsMemoryThatAnotherGoroutineIsTakingBack(t
 	s.send(t, 0)
 	for n := range uint64(200) {
 		require.NoError(t, receive(t, from, n).Release())
-		s.producer.wanted(s.pool.Info().ID) // then another goroutine takes back what comes back
-		s.send(t, n+1)                      // the block of frame n comes back
+		s.producer.streams.Wanted(s.pool.Info().ID) // then another goroutine takes back what comes back
+		s.send(t, n+1)                              // the block of frame n comes back
 		l, err := s.pool.TryAllocate(t.Context(), mempool.Bytes(1<<16-8))
 		require.NoError(t, err, "frame %d", n)
 		require.NoError(t, l.Release(false))
@@ -328,8 +331,8 @@ func TestAReleaseWithoutAPlaceForItsFenceWaitsForTheWork(t *testing.T) {
 	end := func(n uint64, done ...mempool.Fence) error {
 		s.send(t, n)
 		f := receive(t, from, n)
-		defer f.Lease.leave()
-		return f.Lease.end(false, done...)
+		defer f.Lease.held.Forget()
+		return f.Lease.held.EndLocked(false, done...)
 	}
 	require.NoError(t, end(1, fences[0]))
 	for n := range uint64(63) {
@@ -337,7 +340,7 @@ func TestAReleaseWithoutAPlaceForItsFenceWaitsForTheWork(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- end(65, fences[1]) }() // the fence of frame 65 would replace the fence of frame 1
-	eventually(t, func() bool { return s.from.client.shared.producers[s.from.info.ID].native.Lent() == 2 })
+	eventually(t, func() bool { return s.from.shared.Lent() == 2 })
 	select {
 	case err := <-ended:
 		t.Fatal("it did not wait: ", err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
+	"github.com/poolbridge/poolbridge/bridge/internal/stream"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/program"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -39,7 +40,7 @@ var (
 
 // ErrFrameCorrupt means that what a producer wrote about a frame cannot be true, so the frame cannot be used. Other frames are not affected.
 // It wraps [ErrContentFailed].
-var ErrFrameCorrupt = fmt.Errorf("%w: the frame is corrupt", ErrContentFailed)
+var ErrFrameCorrupt = stream.ErrFrameCorrupt
 
 // ErrNotRunning means that no service listens on the socket.
 var ErrNotRunning = errors.New("no service is running")

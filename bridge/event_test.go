@@ -17,10 +17,10 @@ func TestWhatAClientSaysAboutEventsIsChecked(t *testing.T) {
 	p := createPool(t, c, hostPool("p", 1<<20))
 	l := allocate(t, p, 10)
 	for name, r := range map[string]wire.Request{
-		"too short":               &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes-1)},
-		"too long":                &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes+1)},
-		"without a fence":         &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes)},
-		"another session's fence": &wire.Publish{Lease: l.info.ID, Name: "x", Event: make([]byte, mempool.EventBytes), Ready: &wire.Fence{Timeline: 99, Value: 1}},
+		"too short":               &wire.Publish{Lease: l.Grant().ID, Name: "x", Event: make([]byte, mempool.EventBytes-1)},
+		"too long":                &wire.Publish{Lease: l.Grant().ID, Name: "x", Event: make([]byte, mempool.EventBytes+1)},
+		"without a fence":         &wire.Publish{Lease: l.Grant().ID, Name: "x", Event: make([]byte, mempool.EventBytes)},
+		"another session's fence": &wire.Publish{Lease: l.Grant().ID, Name: "x", Event: make([]byte, mempool.EventBytes), Ready: &wire.Fence{Timeline: 99, Value: 1}},
 	} {
 		assert.ErrorIs(t, c.session.Call(t.Context(), r, &wire.EmptyReply{}), ErrInvalid, name)
 	}

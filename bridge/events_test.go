@@ -200,7 +200,7 @@ func TestAListOfLeasesTellsWhoHasThemAndWaitsForWhat(t *testing.T) {
 	leases := collect(t, c.Leases(t.Context()))
 	require.Len(t, leases, reads+1)
 	for i, got := range leases {
-		assert.Equal(t, p.info.ID, got.Pool)
+		assert.Equal(t, p.Info().ID, got.Pool)
 		assert.EqualValues(t, 24, got.Bytes)
 		assert.EqualValues(t, 4096, got.BlockBytes)
 		assert.False(t, got.Write)

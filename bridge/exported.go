@@ -3,11 +3,8 @@ package bridge
 import (
 	"context"
 	"errors"
-	"os"
 
-	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
-	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -36,22 +33,13 @@ func (c *Client) TryExport(ctx context.Context, name string) (*Exported, error) 
 	return c.export(ctx, session.Once, name)
 }
 
-func (c *Client) export(ctx context.Context, try session.Attempt, name string) (*Exported, error) {
-	if err := c.session.Enter(); err != nil {
-		return nil, err
-	}
-	defer c.session.Leave()
-	x := &Exported{client: c}
-	var reply wire.GrantReply
+func (c *Client) export(ctx context.Context, try session.Attempt, name string) (x *Exported, err error) {
+	x = &Exported{client: c}
 	r := &wire.Get{Name: name}
-	err := c.session.Wait(ctx, try, r, &r.Wait, session.Call{Into: &reply,
-		Files: func(fds *seqpacket.FDs) { c.arrived(reply.Grant, fds) },
-		Undo:  func() { _ = (&Lease{client: c, info: convert.Grant(reply.Grant)}).end(false) }})
-	if err != nil {
+	if x.info, x.data, err = c.session.Blocks.ObtainUnmapped(ctx, try, r, &r.Wait); err != nil {
 		return nil, err
 	}
-	x.info = convert.Grant(reply.Grant)
-	if x.pool, err = c.poolInfo(ctx, x.info.Pool); err != nil {
+	if x.pool, err = c.session.Blocks.Describe(ctx, x.info.Pool); err != nil {
 		return nil, errors.Join(err, x.Release())
 	}
 	// The caller passes the address to programs that do not use fences, so wait here until the content is complete.
@@ -60,28 +48,7 @@ func (c *Client) export(ctx context.Context, try session.Attempt, name string) (
 	if err := order.Before(ctx, mempool.CPU); err != nil {
 		return nil, errors.Join(err, x.Release())
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if b := c.blocks[x.info.Block]; b != nil {
-		x.data = b.data
-	}
 	return x, nil
-}
-
-// poolInfo returns the description of a pool without opening the pool in this process.
-func (c *Client) poolInfo(ctx context.Context, id uint64) (mempool.PoolInfo, error) {
-	var reply wire.PoolReply
-	var files []*os.File
-	err := c.session.Do(ctx, &wire.Open{Pool: id}, &session.Call{Into: &reply, Files: func(fds *seqpacket.FDs) {
-		if reply.Pool.Export != nil {
-			files = session.TakeFiles(fds, reply.Pool.Export.FDs)
-		}
-	}, Undo: func() { session.CloseFiles(files) }})
-	if err != nil {
-		return mempool.PoolInfo{}, err
-	}
-	session.CloseFiles(files)
-	return convert.PoolInfo(reply.Pool), nil
 }
 
 // Grant returns the description of the lease.
@@ -109,8 +76,8 @@ func (x *Exported) Saved(name, socket string) Saved {
 // Errors: [ErrReleased].
 func (x *Exported) Release() error {
 	if x.ended {
-		return x.client.hasEnded(x.info)
+		return x.client.session.HasEnded(x.info)
 	}
 	x.ended = true
-	return (&Lease{client: x.client, info: x.info}).end(false)
+	return x.client.session.Blocks.ReleaseGrant(x.info, false)
 }

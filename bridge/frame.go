@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
+	"github.com/poolbridge/poolbridge/bridge/internal/stream"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -43,7 +45,7 @@ type Frame struct {
 // as the caller leaves the loop.
 func (ch *Channel) Frames(ctx context.Context, o SubscribeOptions) iter.Seq2[*Frame, error] {
 	return func(yield func(*Frame, error) bool) {
-		s, err := ch.consume(ctx, o)
+		s, err := ch.subscribe(ctx, o)
 		if err != nil {
 			yield(nil, err)
 			return
@@ -52,42 +54,11 @@ func (ch *Channel) Frames(ctx context.Context, o SubscribeOptions) iter.Seq2[*Fr
 	}
 }
 
-// deliver yields frames until no frame will come any more or the caller ends the loop.
-func (s *consuming) deliver(ctx context.Context, manual bool, yield func(*Frame, error) bool) {
-	var back *Lease // lease of a frame that goes back to the queue after the consumer has left, so that another consumer gets it
-	defer func() {
-		s.abandon()
-		if back != nil {
-			_ = back.end(true)
-		}
-	}()
-	for {
-		f, err := s.next(ctx)
-		if f == nil {
-			if err != nil {
-				yield(nil, err)
-			}
-			return
-		}
-		back = f.unmapped // in case the loop ends here, even by a panic
-		if !yield(f, err) {
-			return
-		}
-		back = nil
-		switch { // settling fails only if the connection is gone, and next reports this error
-		case f.unmapped != nil:
-			_ = f.unmapped.end(manual || ctx.Err() != nil)
-		case !manual && f.Lease != nil && f.settled.CompareAndSwap(false, true):
-			_ = f.Lease.taken.decide(false)
-		}
-	}
-}
-
 // Release ends the frame's lease. If the frame is not settled yet, Release acknowledges it. Release waits in the same cases as
 // [Lease.Release].
 //
 // Errors: [ErrReleased] if the frame was released before.
-func (f *Frame) Release() error { return f.ReleaseAfter(unasked) }
+func (f *Frame) Release() error { return f.ReleaseAfter(session.Unasked) }
 
 // ReleaseAfter releases the frame while work in the caller's queues still uses the memory. The producer can use the memory again only when
 // the work that is in these queues now has ended. If there are several queues, the first queue waits for the other queues. If the first
@@ -99,7 +70,7 @@ func (f *Frame) ReleaseAfter(ctx context.Context, queues ...Queue) error {
 		return nil
 	}
 	f.settled.Store(true)
-	return f.Lease.release(ctx, false, queues...)
+	return f.Lease.ReleaseAfter(ctx, queues...)
 }
 
 // Ack acknowledges the frame. In a queue no other subscriber gets the frame. In a broadcast, producers do not wait any more for this
@@ -121,6 +92,9 @@ func (f *Frame) Requeue() error {
 	return f.settle(true)
 }
 
+// settle settles the frame of a lease: see [stream.Hand.Settle].
+func settle(l *Lease, again bool) error { return l.held.Holder().(*stream.Hand).Settle(again) }
+
 func (f *Frame) settle(again bool) error {
 	switch {
 	case f.Lease == nil:
@@ -128,7 +102,7 @@ func (f *Frame) settle(again bool) error {
 	case !f.settled.CompareAndSwap(false, true):
 		return situation.Of(ErrSettled, "frame %d of channel %q was acknowledged or requeued before", f.Seq, f.channel.Name)
 	}
-	err := f.Lease.taken.decide(again)
+	err := settle(f.Lease, again)
 	if errors.Is(err, shmchannel.ErrReleased) || errors.Is(err, shmchannel.ErrLeft) {
 		return situation.Of(ErrSettled, "frame %d of channel %q was released before, which settled it", f.Seq, f.channel.Name)
 	}

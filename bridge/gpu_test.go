@@ -45,9 +45,17 @@ func stop(t testing.TB, q mempool.Queue, c *mempool.Clock, at mempool.Fence) {
 // queueOf returns the queue of this package's work on a lease's memory.
 func queueOf(t testing.TB, l *Lease) mempool.Queue {
 	t.Helper()
-	m, err := l.reach()
-	require.NoError(t, err)
-	return m.Queue()
+	return memoryOf(t, l).Queue()
+}
+
+// memoryOf returns the memory of a lease, without a wait.
+func memoryOf(t testing.TB, l *Lease) (memory mempool.Memory) {
+	t.Helper()
+	require.NoError(t, l.held.With(t.Context(), 0, 0, false, func(m mempool.Memory) error {
+		memory = m
+		return nil
+	}))
+	return memory
 }
 
 // stopped makes the device stream of a lease's memory wait until the fence is reached.
@@ -120,7 +128,7 @@ func TestNoStreamWaitsForWhoAsksForBytesThatTheCPUCannotReach(t *testing.T) {
 	got, err := reader.TryGet(ctx, "x", LeaseOptions{})
 	require.NoError(t, err)
 	release(t, first)
-	require.NoError(t, got.end(false, stuck))
+	require.NoError(t, got.held.EndLocked(false, stuck))
 	_, err = reader.Stats(ctx) // when the reply comes, the service has handled the release
 	require.NoError(t, err)
 	require.NoError(t, c.Unpublish(ctx, "x"))
@@ -157,7 +165,7 @@ func TestOneFenceStandsForSeveralQueues(t *testing.T) {
 	require.NoError(t, err)
 	theirs, stuck := unreached(t, other)
 	ctx := t.Context()
-	o := l.ordering()
+	o := c.session.Timelines.Order()
 	none, err := o.AfterOne(ctx, queueOf(t, l))
 	require.NoError(t, err)
 	assert.Nil(t, none, "nothing was begun")

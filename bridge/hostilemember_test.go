@@ -152,7 +152,7 @@ func (v *victim) allocate(p *Pool) *Lease {
 func (v *victim) subscribe(ch *Channel) {
 	v.t.Helper()
 	v.ctx, v.leave = context.WithCancel(v.t.Context())
-	s, err := ch.consume(v.ctx, mempool.SubscribeOptions{})
+	s, err := ch.subscribe(v.ctx, mempool.SubscribeOptions{})
 	require.NoError(v.t, err)
 	v.next, v.stop = iter.Pull2(func(yield func(*Frame, error) bool) { s.deliver(v.ctx, v.manual, yield) })
 	v.t.Cleanup(v.stop)
@@ -413,7 +413,7 @@ func TestArbitraryWordsEndNoSession(t *testing.T) {
 
 				// Then also lies in the sequencer. They can end the streams of this channel, and nothing else.
 				v.stop()
-				from, err := v.ch.consume(t.Context(), mempool.SubscribeOptions{})
+				from, err := v.ch.subscribe(t.Context(), mempool.SubscribeOptions{})
 				require.NoError(t, err)
 				for range lies {
 					l.lie(h, []shared{h.sequencer, h.own}[l.IntN(2)])
@@ -432,7 +432,7 @@ func TestArbitraryWordsEndNoSession(t *testing.T) {
 						_ = f.Release() // the frame may have been given to another
 					}
 				}
-				from.abandon()
+				from.Leave()
 				v.check(honest)
 
 				after := makeChannel(t, honest, mustOpen(t, honest, "p"), mempool.ChannelSpec{Name: "after", Mode: mode})

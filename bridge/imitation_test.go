@@ -48,7 +48,7 @@ func (s *imitation) dial(t *testing.T) *Client {
 	s.reply(t, q, &wire.HelloReply{Version: 1, Session: 1})
 	c := <-connected
 	require.NotNil(t, c)
-	c.checks = false // tests compare the requests with those of a usual client
+	c.session.Blocks.Checked = false // tests compare the requests with those of a usual client
 	t.Cleanup(func() {
 		_ = s.conn.Close()
 		assert.NoError(t, c.Close())

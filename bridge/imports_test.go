@@ -75,8 +75,11 @@ func TestTheWallsBetweenThePackages(t *testing.T) {
 			if within(i, "mempool/service") {
 				assert.True(t, within(p.ImportPath, "mempool/service", "bridge/server", "cmd", "examples", "tests"), said)
 			}
-			if within(p.ImportPath, "bridge/server", "bridge/internal/convert") {
+			if within(p.ImportPath, "bridge/server", "bridge/internal") {
 				assert.NotEqual(t, module+"bridge", i, said)
+			}
+			if within(i, "bridge/internal/session", "bridge/internal/stream") {
+				assert.True(t, within(p.ImportPath, "bridge/internal/stream") || p.ImportPath == module+"bridge", said)
 			}
 			if within(i, "bridge/internal/harness") {
 				assert.Fail(t, "only tests import it", said)

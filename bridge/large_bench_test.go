@@ -25,7 +25,7 @@ func BenchmarkListsOfALargeService(b *testing.B) {
 	for range sessions {
 		c := dial(b, path)
 		clients = append(clients, c)
-		own, err := c.TryOpenPool(b.Context(), p.info.Name)
+		own, err := c.TryOpenPool(b.Context(), p.Info().Name)
 		require.NoError(b, err)
 		for range each {
 			_, err := own.Allocate(b.Context(), mempool.Bytes(64))
@@ -56,7 +56,7 @@ func BenchmarkListsOfALargeService(b *testing.B) {
 	})
 	last := 0
 	transfer := func(b *testing.B) {
-		from, err := clients[1].TryOpenPool(b.Context(), p.info.Name)
+		from, err := clients[1].TryOpenPool(b.Context(), p.Info().Name)
 		require.NoError(b, err)
 		var took []time.Duration
 		for b.Loop() {

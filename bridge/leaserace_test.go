@@ -24,7 +24,7 @@ func TestANoticeOfFailedBuffersMayComeWhileALeaseIsPublished(t *testing.T) { // 
 			case <-stop:
 				return
 			default:
-				c.failed([]uint64{1 << 40})
+				c.session.Blocks.MarkFailed([]uint64{1 << 40})
 			}
 		}
 	})

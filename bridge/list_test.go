@@ -40,7 +40,7 @@ func TestAClientListsWhatTheServiceHas(t *testing.T) {
 	require.Len(t, found, names)
 	for i, n := range found {
 		assert.Equal(t, fmt.Sprintf("%04d", i), n.Name)
-		assert.Equal(t, p.info.ID, n.Pool)
+		assert.Equal(t, p.Info().ID, n.Pool)
 		assert.EqualValues(t, 8, n.Bytes)
 	}
 	assert.Zero(t, found[0].Session, "it is kept")

@@ -78,9 +78,9 @@ func TestAnAllocationWaitsForAFrameThatItsConsumerLeftToAnother(t *testing.T) {
 	require.NoError(t, s.consumer.Close())
 	to, err := dial(t, s.path).TryOpenChannel(t.Context(), "c")
 	require.NoError(t, err)
-	other, err := to.consume(t.Context(), mempool.SubscribeOptions{})
+	other, err := to.subscribe(t.Context(), mempool.SubscribeOptions{})
 	require.NoError(t, err)
-	t.Cleanup(other.abandon)
+	t.Cleanup(other.Leave)
 	require.NoError(t, receive(t, other, 0).Release())
 	require.NoError(t, <-ended)
 }

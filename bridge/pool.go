@@ -3,13 +3,9 @@ package bridge
 import (
 	"context"
 	"errors"
-	"os"
 	"slices"
-	"time"
 
-	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
-	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -18,13 +14,12 @@ import (
 // Pool is a pool of the service, open in a [Client].
 type Pool struct {
 	client *Client
-	info   mempool.PoolInfo
-	mem    *mempool.ImportedPool
+	opened *session.Pool
 }
 
 // Info returns the description of the pool. The ordinal of the pool's device is the number that the device has in the service's process.
 // The UUID of the device is the same in every process.
-func (p *Pool) Info() PoolInfo { return p.info }
+func (p *Pool) Info() PoolInfo { return p.opened.Info }
 
 // CreatePool makes a pool and opens it. If this process cannot open the pool, CreatePool destroys the pool.
 //
@@ -97,42 +92,12 @@ func (c *Client) openPool(ctx context.Context, try session.Attempt, name string)
 // open asks the service for a pool and opens it in this process. If the request can wait, `limit` points to the request's field for the
 // time limit. If the service has the pool but this process cannot open it, open returns the pool's id with the error.
 func (c *Client) open(ctx context.Context, try session.Attempt, r wire.Request, limit *uint64) (p *Pool, id uint64, err error) {
-	var reply wire.PoolReply
-	var files []*os.File
-	err = c.session.Wait(ctx, try, r, limit, session.Call{Into: &reply, Files: func(fds *seqpacket.FDs) {
-		if reply.Pool.Export != nil {
-			files = session.TakeFiles(fds, reply.Pool.Export.FDs)
-		}
-	}, Undo: func() { session.CloseFiles(files) }})
+	opened, id, err := c.session.Blocks.Open(ctx, try, r, limit)
 	if err != nil {
-		return nil, 0, err
+		return nil, id, err
 	}
-	defer session.CloseFiles(files)
-	p, err = c.imported(reply.Pool, files)
-	return p, reply.Pool.ID, err
-}
-
-// imported opens a pool of the service in this process. If the pool is open already, imported returns the open pool.
-func (c *Client) imported(came wire.PoolInfo, files []*os.File) (*Pool, error) {
-	info := convert.PoolInfo(came)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if p := c.pools[info.ID]; p != nil {
-		return p, nil
-	}
-	if c.closing {
-		return nil, session.ErrClientClosed
-	}
-	if came.Export == nil {
-		return nil, situation.Of(ErrProtocol, "pool %q came without its export", info.Name)
-	}
-	mem, err := mempool.ImportPool(c.session.Epoch, info, convert.Export(came.Export, files), c.device)
-	if err != nil {
-		return nil, err
-	}
-	p := &Pool{client: c, info: info, mem: mem}
-	c.pools[info.ID] = p
-	return p, nil
+	one, _ := c.pools.LoadOrStore(opened, &Pool{client: c, opened: opened})
+	return one.(*Pool), id, nil
 }
 
 // Allocate makes a buffer for a tensor and returns a write lease on it. Allocate waits until the pool has room for the buffer.
@@ -151,39 +116,29 @@ func (p *Pool) TryAllocate(ctx context.Context, t Tensor) (*Lease, error) {
 }
 
 func (p *Pool) allocate(ctx context.Context, try session.Attempt, t mempool.Tensor) (l *Lease, err error) {
-	if p.client.tracer != nil {
+	c := p.client
+	if c.tracer != nil {
 		var end func(*Lease, error)
-		ctx, end = p.client.trace(ctx, &Operation{Name: OpAllocate, Pool: p.info.Name})
+		ctx, end = c.trace(ctx, &Operation{Name: OpAllocate, Pool: p.opened.Info.Name})
 		defer func() { end(l, err) }()
 	}
 	if _, err := t.Extent(); err != nil {
 		return nil, err
 	}
-	p.client.collectLeases(p.info.ID)
-	return p.alloc(ctx, try, t)
-}
-
-// alloc asks the service for a buffer.
-func (p *Pool) alloc(ctx context.Context, try session.Attempt, t mempool.Tensor) (*Lease, error) {
-	r := &wire.Alloc{Pool: p.info.ID, Tensor: convert.WireTensor(t)}
-	began := time.Now()
-	l, err := p.client.lease(ctx, try, r, &r.Wait)
-	p.client.memoryWaits.over(began, true)
-	if l != nil {
-		p.client.allocated.Add(1)
-		p.client.allocatedBytes.Add(l.info.Bytes)
+	c.streams.Collect(p.opened.Info.ID)
+	made := &Lease{client: c}
+	if err := c.session.Blocks.Allocate(ctx, &made.held, try, p.opened, t); err != nil {
+		return nil, err
 	}
-	return l, err
+	return made, nil
 }
 
 // Trim frees unused blocks until the pool caches at most `keep` bytes. Trim returns the number of bytes that the service freed at once. If
 // clients still map a block, the service recalls the block and frees it later.
 func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
-	for _, from := range p.client.shared.producersIn(p.info.ID) {
-		from.giveBack()
-	}
+	p.client.streams.GiveBack(p.opened.Info.ID)
 	var reply wire.TrimReply
-	if err := p.client.session.Call(ctx, &wire.Trim{Pool: p.info.ID, Keep: keep}, &reply); err != nil {
+	if err := p.client.session.Call(ctx, &wire.Trim{Pool: p.opened.Info.ID, Keep: keep}, &reply); err != nil {
 		return 0, err // do not read reply: the receiving goroutine may still write it
 	}
 	return reply.Bytes, nil
@@ -193,7 +148,7 @@ func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
 // pool's memory when the last lease has ended and no client maps the memory any more.
 //
 // Errors: [ErrDenied].
-func (p *Pool) Destroy(ctx context.Context) error { return p.client.destroy(ctx, p.info.ID) }
+func (p *Pool) Destroy(ctx context.Context) error { return p.client.destroy(ctx, p.opened.Info.ID) }
 
 // DestroyPool ends a pool by name, like [Pool.Destroy]. The pool's maker and the service's own user may destroy the pool even if they may
 // not open it.
@@ -214,16 +169,4 @@ func (c *Client) DestroyPool(ctx context.Context, name string) error {
 
 func (c *Client) destroy(ctx context.Context, pool uint64) error {
 	return c.session.Call(ctx, &wire.Destroy{Pool: pool}, &wire.EmptyReply{})
-}
-
-// pool returns the open pool with this id. It opens the pool if the client has not opened the pool yet.
-func (c *Client) pool(ctx context.Context, id uint64) (*Pool, error) {
-	c.mu.Lock()
-	p := c.pools[id]
-	c.mu.Unlock()
-	if p != nil {
-		return p, nil
-	}
-	p, _, err := c.open(ctx, session.Once, &wire.Open{Pool: id}, nil)
-	return p, err
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
+	"github.com/poolbridge/poolbridge/bridge/internal/stream"
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -45,7 +47,7 @@ func sendLoanBy(ctx context.Context, publish publishing, p *Publisher, n uint64)
 	if err != nil {
 		return fmt.Errorf("loan: %w", err)
 	}
-	if err := l.CopyFrom(context.Background(), 0, frameOf(n, int(p.bytes))); err != nil {
+	if err := l.CopyFrom(context.Background(), 0, frameOf(n, int(p.shared.Bytes))); err != nil {
 		return fmt.Errorf("copy: %w", err)
 	}
 	_, err = publish(ctx, l, mempool.FrameOptions{Meta: map[string]string{"n": fmt.Sprint(n)}})
@@ -82,7 +84,7 @@ func TestAStreamOfAPublisherAsksTheServiceForNothing(t *testing.T) {
 				require.NoError(t, f.Release())
 			}
 			assert.Equal(t, warm, s.asked())
-			assert.LessOrEqual(t, len(places), 4+arenaMore+smallMore)
+			assert.LessOrEqual(t, len(places), 4+stream.ArenaMore+stream.SmallMore)
 			assert.Equal(t, 1, s.svc.Stats().Buffers)
 			assert.EqualValues(t, 1, s.producer.SessionStats().Allocated)
 		})
@@ -164,7 +166,7 @@ func TestSlotsComeBackHoweverALoanEnds(t *testing.T) {
 		require.NoError(t, loan(t, p).ReleaseAfter(t.Context(), mempool.CPU))
 		_, err := p.Publish(t.Context(), loan(t, p), mempool.FrameOptions{Tensor: &mempool.Tensor{DType: "none"}})
 		require.ErrorIs(t, err, ErrInvalid)
-		release(t, p.loans()[0])
+		require.NoError(t, p.shared.Loans()[0].Release(session.Unasked, false))
 		require.NoError(t, sendLoan(t.Context(), p, n))
 		f := receive(t, from, n)
 		l := loan(t, p)
@@ -225,7 +227,7 @@ func TestAFullPublisherSaysWhatHasItsSlots(t *testing.T) {
 		}
 		got <- err
 	}()
-	eventually(t, p.waits)
+	eventually(t, p.shared.Waits)
 	release(t, l)
 	require.NoError(t, <-got, "a released loan serves a call that waits")
 	_, err = p.Loan(t.Context()) // waits if the service has got a free arena back meanwhile
@@ -234,16 +236,9 @@ func TestAFullPublisherSaysWhatHasItsSlots(t *testing.T) {
 		_, err := p.Loan(context.Background())
 		got <- err
 	}()
-	eventually(t, p.waits)
+	eventually(t, p.shared.Waits)
 	require.NoError(t, f.Release())
 	require.NoError(t, <-got, "so does a released frame")
-}
-
-// waits reports whether a call of Loan waits.
-func (p *Publisher) waits() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.waiting > 0
 }
 
 func TestAPublisherGrowsWhereWorkersHoldItsFrames(t *testing.T) {
@@ -258,8 +253,8 @@ func TestAPublisherGrowsWhereWorkersHoldItsFrames(t *testing.T) {
 		require.NoError(t, f.Ack()) // the memory stays in the worker's hands
 		frames = append(frames, f)
 	}
-	assert.GreaterOrEqual(t, p.slots(), held)
-	assert.Less(t, p.slots(), 2*(held+1+arenaMore+smallMore))
+	assert.GreaterOrEqual(t, p.shared.Slots(), held)
+	assert.Less(t, p.shared.Slots(), 2*(held+1+stream.ArenaMore+stream.SmallMore))
 	for n, f := range frames {
 		got, err := verify(f)
 		require.NoError(t, err)
@@ -291,7 +286,7 @@ func TestAnIdlePublisherKeepsWhatItsChannelKeeps(t *testing.T) {
 	from := s.follow(t, mempool.SubscribeOptions{})
 	p := publisher(t, s.from, 1<<12)
 	var loans []*Lease
-	for range 3 + arenaMore + smallMore + 1 { // one more than the first arena has slots
+	for range 3 + stream.ArenaMore + stream.SmallMore + 1 { // one more than the first arena has slots
 		loans = append(loans, loan(t, p))
 	}
 	require.Equal(t, 2, s.svc.Stats().Buffers)
@@ -308,11 +303,11 @@ func TestAnIdlePublisherKeepsWhatItsChannelKeeps(t *testing.T) {
 		require.NoError(t, receive(t, late, 7+n).Release())
 	}
 	require.NoError(t, s.from.Close(t.Context()))
-	for _, c := range []*consuming{from, late} {
+	for _, c := range []*subscription{from, late} {
 		f, err := c.next(t.Context())
 		require.NoError(t, err)
 		require.Nil(t, f)
-		c.abandon()
+		c.Leave()
 	}
 	eventually(t, func() bool { return s.svc.Stats().Buffers == 0 })
 	_, err := p.Loan(t.Context())
@@ -361,10 +356,10 @@ func TestASlotWaitsForTheWorkOfItsReaders(t *testing.T) {
 	require.NoError(t, l.Release(false))
 	l = loan(t, p)
 	require.Equal(t, []mempool.Fence{busy}, l.Grant().Wait, "it was not written, so the work may still run")
-	written := make(chan error)
+	written, memory := make(chan error), memoryOf(t, l)
 	go func() { written <- l.CopyFrom(context.Background(), 0, frameOf(3, 1<<16)) }()
 	content := make([]byte, 1<<16)
-	require.NoError(t, l.memory.CopyTo(content, 0))
+	require.NoError(t, memory.CopyTo(content, 0))
 	assert.Equal(t, frameOf(1, 1<<16), content, "nobody has overwritten it")
 	require.NoError(t, w.clock.Reach(busy))
 	require.NoError(t, <-written)
@@ -381,7 +376,7 @@ func TestALoanPrefersASlotWhoseReadersAreDone(t *testing.T) {
 	w := s.work(t)
 	require.NoError(t, sendLoan(t.Context(), p, 0))
 	busy := w.begin(t, receive(t, from, 0))
-	for range 2 + arenaMore + smallMore - 1 {
+	for range 2 + stream.ArenaMore + stream.SmallMore - 1 {
 		l := loan(t, p)
 		assert.Empty(t, l.Grant().Wait)
 		defer l.Release(false)
@@ -428,7 +423,10 @@ func TestAClosedPublisherKeepsItsLoansAndFrames(t *testing.T) {
 	release(t, l)
 	require.NoError(t, f.Release())
 	eventually(t, func() bool { return s.svc.Stats().Buffers == 0 })
-	eventually(t, func() bool { return len(s.producer.shared.publishersOf(nil)) == 0 })
+	eventually(t, func() bool {
+		_, _, publishers := s.producer.streams.Size()
+		return publishers == 0
+	})
 }
 
 func TestAClientClosesWithLoansAndFramesOut(t *testing.T) {
@@ -441,9 +439,9 @@ func TestAClientClosesWithLoansAndFramesOut(t *testing.T) {
 		ch := makeChannel(t, producer, pool, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 8})
 		theirs, err := owner.TryOpenChannel(t.Context(), "c")
 		require.NoError(t, err)
-		from, err := theirs.consume(t.Context(), mempool.SubscribeOptions{})
+		from, err := theirs.subscribe(t.Context(), mempool.SubscribeOptions{})
 		require.NoError(t, err)
-		defer from.abandon()
+		defer from.Leave()
 		p, idle := publisher(t, ch, 1<<16), publisher(t, ch, 1<<10)
 		release(t, loan(t, idle))
 		for n := range uint64(4) {
@@ -498,7 +496,7 @@ func TestTheEndOfTheClientOrItsServiceEndsAWaitForALoan(t *testing.T) {
 					_, err := waiting.Loan(context.Background())
 					ended <- err
 				}()
-				eventually(t, waiting.waits)
+				eventually(t, waiting.shared.Waits)
 				require.NoError(t, c.end(s, waiting))
 				require.ErrorIs(t, <-ended, c.want)
 			})
@@ -565,7 +563,7 @@ func TestAStreamOfAPublisherGoesOnWhileTheServiceIsStopped(t *testing.T) {
 			ch := makeChannel(t, producer, pool, mempool.ChannelSpec{Mode: mode, Capacity: 1, Full: mempool.DropOldest})
 			far, err := consumer.TryOpenChannel(t.Context(), "c")
 			require.NoError(t, err)
-			from, err := far.consume(t.Context(), mempool.SubscribeOptions{})
+			from, err := far.subscribe(t.Context(), mempool.SubscribeOptions{})
 			require.NoError(t, err)
 			p := publisher(t, ch, 1<<12)
 			var hand []*Frame
@@ -577,7 +575,7 @@ func TestAStreamOfAPublisherGoesOnWhileTheServiceIsStopped(t *testing.T) {
 			for n := range uint64(300) {
 				sent := make(chan error)
 				go func() { sent <- sendLoan(t.Context(), p, n+2) }()
-				eventually(t, p.waits) // it asks the service, which does not answer
+				eventually(t, p.shared.Waits) // it asks the service, which does not answer
 				require.NoError(t, hand[0].Release())
 				require.NoError(t, <-sent)
 				hand = append(hand[1:], receive(t, from, n+2))
@@ -586,7 +584,7 @@ func TestAStreamOfAPublisherGoesOnWhileTheServiceIsStopped(t *testing.T) {
 			for _, f := range hand {
 				require.NoError(t, f.Release())
 			}
-			from.abandon()
+			from.Leave()
 			p.Close()
 			require.NoError(t, ch.Close(t.Context()))
 			all, err := pool.Allocate(t.Context(), mempool.Bytes(2<<12))
@@ -642,9 +640,9 @@ func TestFramesOfAKilledPublisherStayWhileTheyAreUsed(t *testing.T) {
 				c := dial(t, path)
 				pool := createPool(t, c, spec)
 				ch := makeChannel(t, c, pool, mempool.ChannelSpec{Mode: mode, Capacity: frames})
-				from, err := ch.consume(t.Context(), mempool.SubscribeOptions{})
+				from, err := ch.subscribe(t.Context(), mempool.SubscribeOptions{})
 				require.NoError(t, err)
-				defer from.abandon()
+				defer from.Leave()
 				victim := spawn(t, "publisher", path, nil)
 				require.Equal(t, "ready", victim.says())
 				victim.tell(fmt.Sprint(frames))
@@ -671,7 +669,7 @@ func TestFramesOfAKilledPublisherStayWhileTheyAreUsed(t *testing.T) {
 					require.NoError(t, ch.Close(t.Context()))
 					_, err = from.next(t.Context())
 					require.NoError(t, err)
-					from.abandon()
+					from.Leave()
 				}
 				awaitReclaimed(t, svc)
 				all, err := pool.Allocate(t.Context(), mempool.Bytes(spec.MaxBytes))
@@ -753,15 +751,15 @@ func TestASlotOfAGPUWaitsForTheStreamsOfItsWriterAndItsReaders(t *testing.T) {
 	ch := makeChannel(t, producer, pool, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 1})
 	theirs, err := consumer.TryOpenChannel(t.Context(), "c")
 	require.NoError(t, err)
-	from, err := theirs.consume(t.Context(), mempool.SubscribeOptions{})
+	from, err := theirs.subscribe(t.Context(), mempool.SubscribeOptions{})
 	require.NoError(t, err)
-	defer from.abandon()
+	defer from.Leave()
 	p := publisher(t, ch, 1<<20)
 	clock, stuck := unreached(t, producer)
 	l := loan(t, p)
 	stopped(t, l, clock, stuck)
 	require.NoError(t, l.CopyFrom(t.Context(), 0, frameOf(1, 1<<20)))
-	at := l.memory.Pointer()
+	at := memoryOf(t, l).Pointer()
 	_, err = p.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": "1"}})
 	require.NoError(t, err, "nobody waits for the stream")
 	f, err := from.next(t.Context())
@@ -771,11 +769,11 @@ func TestASlotOfAGPUWaitsForTheStreamsOfItsWriterAndItsReaders(t *testing.T) {
 	require.NoError(t, f.Lease.WaitOn(t.Context(), q))
 	require.NoError(t, f.ReleaseAfter(t.Context(), q))
 	var loans []*Lease
-	for range p.slots() {
+	for range p.shared.Slots() {
 		loans = append(loans, loan(t, p))
 	}
 	last := loans[len(loans)-1]
-	assert.Equal(t, at, last.memory.Pointer(), "the slot with work is taken last")
+	assert.Equal(t, at, memoryOf(t, last).Pointer(), "the slot with work is taken last")
 	assert.Len(t, last.Grant().Wait, 2, "it waits for its writer and its reader")
 	for _, l := range loans[:len(loans)-1] {
 		assert.Empty(t, l.Grant().Wait)

@@ -3,13 +3,11 @@ package bridge
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/bridge/server"
-	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -86,32 +84,4 @@ func TestAClientSaysWhatMemoryItHasAskedFor(t *testing.T) {
 		require.NoError(t, sendLoan(t.Context(), from, n))
 	}
 	assert.EqualValues(t, 3, p.client.SessionStats().Allocated, "the arena of a publisher is one buffer")
-}
-
-func TestWaitsThatWereNotInVainCount(t *testing.T) {
-	var w waits
-	began := time.Now().Add(-time.Second)
-	w.over(began, true)
-	w.over(began, false)
-	assert.EqualValues(t, 1, w.total().Count)
-	assert.GreaterOrEqual(t, w.total().Time, 2*time.Second)
-}
-
-func TestCountsOfVeryManyChannelsAreBounded(t *testing.T) {
-	var all tallies
-	member := func(channel uint64) *membership {
-		counts := func() shmchannel.Counts { return shmchannel.Counts{Frames: channel} }
-		return &membership{channel: mempool.ChannelIdentity{ID: channel}, role: shmchannel.ConsumerRole.String(), counts: counts}
-	}
-	all.join(member(1))
-	for id := range uint64(3 * mostTallies) {
-		m := member(id + 2)
-		all.join(m)
-		all.leave(m)
-		all.leave(m)
-	}
-	counts := all.all()
-	assert.LessOrEqual(t, len(counts), mostTallies)
-	assert.EqualValues(t, 1, counts[0].Received, "the client takes part in this one")
-	assert.EqualValues(t, 3*mostTallies+1, counts[len(counts)-1].Received)
 }

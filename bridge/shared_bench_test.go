@@ -75,9 +75,9 @@ func BenchmarkSharedWork(b *testing.B) {
 			s := newBenchStream(b, mode)
 			theirs, err := dial(b, s.path).TryOpenChannel(b.Context(), "c")
 			require.NoError(b, err)
-			from, err := theirs.consume(b.Context(), mempool.SubscribeOptions{Oldest: true})
+			from, err := theirs.subscribe(b.Context(), mempool.SubscribeOptions{Oldest: true})
 			require.NoError(b, err)
-			defer from.abandon()
+			defer from.Leave()
 			b.ReportAllocs()
 			for b.Loop() {
 				if err := s.send(b.Context()); err != nil {

@@ -15,7 +15,7 @@ func BenchmarkFirstFrames(b *testing.B) {
 		s := newBenchStream(b, mempool.Broadcast)
 		theirs, err := dial(b, s.path).TryOpenChannel(b.Context(), "c")
 		require.NoError(b, err)
-		from, err := theirs.consume(b.Context(), mempool.SubscribeOptions{Oldest: true})
+		from, err := theirs.subscribe(b.Context(), mempool.SubscribeOptions{Oldest: true})
 		require.NoError(b, err)
 		b.StartTimer()
 		for range 100 {
@@ -31,7 +31,7 @@ func BenchmarkFirstFrames(b *testing.B) {
 			}
 		}
 		b.StopTimer()
-		from.abandon()
+		from.Leave()
 		require.NoError(b, s.producer.Close())
 		b.StartTimer()
 	}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"testing"
 
@@ -134,6 +133,7 @@ func TestPublishingBeforeTheWorkIsDone(t *testing.T) {
 		require.NoError(t, err)
 		ready := clock.Next(word)
 		l := allocate(t, p, 1<<20)
+		m := memoryOf(t, l)
 		event, err := mempool.EventOf(bytes.Repeat([]byte{5}, mempool.EventBytes))
 		require.NoError(t, err)
 		require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x", Completion: mempool.Completion{Ready: &ready, Event: event}}))
@@ -154,8 +154,6 @@ func TestPublishingBeforeTheWorkIsDone(t *testing.T) {
 		if spec.Kind == mempool.Host {
 			go begin()
 		}
-		m, err := l.mem.Memory(true)
-		require.NoError(t, err)
 		want := frameOf(7, 1<<20)
 		require.NoError(t, m.CopyFrom(0, want)) // CopyFrom waits for earlier work on the memory
 		require.NoError(t, m.Synchronize())
@@ -185,8 +183,9 @@ func TestTheNextWriterComesAfterTheReaders(t *testing.T) {
 		word, err := clock.Word(t.Context())
 		require.NoError(t, err)
 		busy := clock.Next(word)
-		require.NoError(t, got.end(false, busy)) // the consumer's work is not done
-		got.leave()
+		require.NoError(t, got.held.EndLocked(false, busy)) // the consumer's work is not done
+		got.held.Forget()
+		m := memoryOf(t, first)
 		require.NoError(t, first.Release(false))
 		require.NoError(t, producer.Unpublish(ctx, "x"))
 		_, err = consumer.Stats(ctx)
@@ -197,8 +196,6 @@ func TestTheNextWriterComesAfterTheReaders(t *testing.T) {
 		written := make(chan error)
 		go func() { written <- second.CopyFrom(context.Background(), 0, []byte("second")) }()
 		view := make([]byte, 5)
-		m, err := first.mem.Memory(false)
-		require.NoError(t, err)
 		if spec.Kind == mempool.Host {
 			require.NoError(t, m.CopyTo(view, 0))
 			assert.Equal(t, "first", string(view), "nobody has overwritten it")
@@ -224,7 +221,7 @@ func TestAFullChannelTellsTheSender(t *testing.T) {
 	ch := makeChannel(t, producer, p, mempool.ChannelSpec{Capacity: 2})
 	slow, err := consumer.TryOpenChannel(ctx, "c")
 	require.NoError(t, err)
-	sub, err := slow.consume(ctx, mempool.SubscribeOptions{})
+	sub, err := slow.subscribe(ctx, mempool.SubscribeOptions{})
 	require.NoError(t, err)
 	for n := range uint64(2) {
 		require.NoError(t, sendFrame(ctx, p, ch, n, 8, mempool.FrameOptions{}))
@@ -247,7 +244,7 @@ func TestAFullChannelTellsTheSender(t *testing.T) {
 	_, err = ch.Publish(ended, l, mempool.FrameOptions{})
 	require.ErrorIs(t, err, context.Canceled)
 	assert.ErrorIs(t, l.Release(false), ErrReleased)
-	sub.abandon()
+	sub.Leave()
 	_, err = consumer.Stats(ctx) // when the reply comes, the service has handled leave
 	require.NoError(t, err)
 	require.NoError(t, trySendFrame(ctx, p, ch, 2, 8))
@@ -263,9 +260,7 @@ func TestAFullChannelTellsTheSender(t *testing.T) {
 
 func producerLeases(t *testing.T, c *Client) int {
 	t.Helper()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(slices.Collect(c.leases.all()))
+	return len(c.session.Blocks.Leases())
 }
 
 func TestLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T) {
@@ -291,7 +286,7 @@ func TestLeavingAChannelGivesBackWhatWasOnItsWay(t *testing.T) {
 	gone := dial(t, path)
 	theirs, err := gone.TryOpenChannel(ctx, "c2")
 	require.NoError(t, err)
-	sub, err := theirs.consume(ctx, mempool.SubscribeOptions{})
+	sub, err := theirs.subscribe(ctx, mempool.SubscribeOptions{})
 	require.NoError(t, err)
 	go func() {
 		f, err := sub.next(ctx)

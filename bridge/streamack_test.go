@@ -41,7 +41,7 @@ func TestEveryLoopOverFramesEnds(t *testing.T) {
 					for i := range consumers {
 						mine, err := dial(t, path).TryOpenChannel(t.Context(), "c")
 						require.NoError(t, err)
-						sub, err := mine.consume(t.Context(), mempool.SubscribeOptions{})
+						sub, err := mine.subscribe(t.Context(), mempool.SubscribeOptions{})
 						require.NoError(t, err)
 						all.Go(func() { seen[i] = consumeAll(t, sub, loop.manual, loop.do) })
 					}
@@ -67,7 +67,7 @@ func TestEveryLoopOverFramesEnds(t *testing.T) {
 }
 
 // consumeAll consumes frames until the channel has ended, and then releases the frames that it has kept.
-func consumeAll(t *testing.T, sub *consuming, manual bool, do func(*Frame) (bool, error)) (numbers []uint64) {
+func consumeAll(t *testing.T, sub *subscription, manual bool, do func(*Frame) (bool, error)) (numbers []uint64) {
 	var kept []*Frame
 	for f, err := range func(yield func(*Frame, error) bool) { sub.deliver(t.Context(), manual, yield) } {
 		if !assert.NoError(t, err) {
@@ -174,9 +174,9 @@ func TestAFrameThatCannotBeMappedIsSettledLikeAnyOther(t *testing.T) {
 			blind := dial(t, path)
 			theirs, err := blind.TryOpenChannel(t.Context(), "c")
 			require.NoError(t, err)
-			sub, err := theirs.consume(t.Context(), mempool.SubscribeOptions{})
+			sub, err := theirs.subscribe(t.Context(), mempool.SubscribeOptions{})
 			require.NoError(t, err)
-			sub.channel.Pool = 99
+			sub.Channel().Pool = 99
 			met := 0
 			for f, err := range func(yield func(*Frame, error) bool) { sub.deliver(t.Context(), manual, yield) } {
 				require.ErrorIs(t, err, ErrNotFound)

@@ -193,7 +193,7 @@ func steadyProducer() error {
 	if err != nil {
 		return err
 	}
-	ch, err := c.CreateChannel(ctx, mempool.ChannelSpec{Name: "c", Pool: p.info.ID, Capacity: 4})
+	ch, err := c.CreateChannel(ctx, mempool.ChannelSpec{Name: "c", Pool: p.Info().ID, Capacity: 4})
 	if err != nil {
 		return err
 	}
@@ -237,14 +237,17 @@ func steadyConsumer() error {
 		if err != nil {
 			return err
 		}
-		m, err := f.Lease.mem.Memory(false)
-		if err != nil {
+		var q mempool.Queue
+		if err := f.Lease.held.With(ctx, 0, 0, false, func(m mempool.Memory) error {
+			q = m.Queue()
+			return nil
+		}); err != nil {
 			return err
 		}
-		if err := f.Lease.WaitOn(ctx, m.Queue()); err != nil {
+		if err := f.Lease.WaitOn(ctx, q); err != nil {
 			return err
 		}
-		if err := f.ReleaseAfter(ctx, m.Queue()); err != nil {
+		if err := f.ReleaseAfter(ctx, q); err != nil {
 			return err
 		}
 		fmt.Println(f.Seq)

@@ -20,7 +20,7 @@ func TestAKilledProducersUnfinishedFramesAreTombstones(t *testing.T) {
 		p := createPool(t, c, spec)
 		ctx := context.Background()
 		ch := makeChannel(t, c, p, mempool.ChannelSpec{Capacity: 8})
-		sub, err := ch.consume(ctx, mempool.SubscribeOptions{})
+		sub, err := ch.subscribe(ctx, mempool.SubscribeOptions{})
 		require.NoError(t, err)
 		first := spawn(t, "produce", path, nil)
 		require.Equal(t, "ready", first.says())
@@ -63,7 +63,7 @@ func TestAKilledProducersUnfinishedFramesAreTombstones(t *testing.T) {
 		require.NoError(t, err)
 		assert.EqualValues(t, 6, n)
 		require.NoError(t, f.Release())
-		sub.abandon()
+		sub.Leave()
 		require.NoError(t, ch.Close(ctx))
 		_, err = c.Stats(ctx)
 		require.NoError(t, err)
@@ -137,7 +137,7 @@ func TestAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T) {
 	mine, err := other.TryOpenChannel(ctx, "c")
 	require.NoError(t, err)
 	const frames = 500
-	sub, err := mine.consume(ctx, mempool.SubscribeOptions{Full: mempool.Block})
+	sub, err := mine.subscribe(ctx, mempool.SubscribeOptions{Full: mempool.Block})
 	require.NoError(t, err)
 	done := make(chan error)
 	go func() {
@@ -158,7 +158,7 @@ func TestAStoppedConsumerThatMayMissFramesCostsNothing(t *testing.T) {
 		require.NoError(t, f.Release())
 	}
 	require.NoError(t, <-done)
-	sub.abandon()
+	sub.Leave()
 	require.NoError(t, stopped.cmd.Process.Signal(syscall.SIGCONT))
 	require.NoError(t, ch.Close(ctx))
 	missed, last := 0, 0

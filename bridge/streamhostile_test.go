@@ -2,7 +2,6 @@ package bridge
 
 import (
 	"math"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -12,7 +11,6 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -60,15 +58,15 @@ func TestAClientWithoutTimelinesGetsOnlyWhatIsComplete(t *testing.T) {
 	old.Ask(4, &wire.Release{Lease: got.Grant.ID}, &wire.EmptyReply{})
 
 	later := clock.Next(word)
-	require.NoError(t, out.end(false, later))
-	out.leave()
+	require.NoError(t, out.held.EndLocked(false, later))
+	out.held.Forget()
 	require.NoError(t, c.Unpublish(t.Context(), "x"))
-	old.Send(5, &wire.Alloc{Pool: p.info.ID, Tensor: bytesTensor(10)})
+	old.Send(5, &wire.Alloc{Pool: p.Info().ID, Tensor: bytesTensor(10)})
 	old.Ask(6, &wire.StatsRequest{}, &wire.StatsReply{})
 	old.Send(0, &wire.Cancel{Request: 5})
 	assert.ErrorIs(t, old.Reply(5, &got), wire.CodeCancelled)
 	require.NoError(t, clock.Reach(later))
-	old.Ask(7, &wire.Alloc{Pool: p.info.ID, Tensor: bytesTensor(10)}, &got)
+	old.Ask(7, &wire.Alloc{Pool: p.Info().ID, Tensor: bytesTensor(10)}, &got)
 }
 
 func TestALeaseThatCannotBeWaitedForIsReleased(t *testing.T) {
@@ -178,12 +176,4 @@ func TestATimelineThatItsClientSealed(t *testing.T) {
 			r.Ask(4, &wire.StatsRequest{}, &wire.StatsReply{})
 		})
 	}
-}
-
-func TestTheErrorOfAFrameThatIsLargerThanItsMemoryHasBothSizes(t *testing.T) {
-	frame := &shmchannel.Frame{}
-	frame.Description, frame.Bytes = &shmchannel.Description{DType: "uint8", Shape: []uint64{100}}, 8
-	_, err := (&block{bytes: 4096}).describe(frame)
-	require.ErrorIs(t, err, errCorruptRecord)
-	assert.True(t, strings.HasSuffix(err.Error(), "uint8[100] of 100 bytes in memory of 8"), err.Error())
 }

@@ -35,7 +35,7 @@ func awaitReclaimed(t testing.TB, svc *service.Service) {
 
 func makeChannel(t testing.TB, c *Client, p *Pool, spec mempool.ChannelSpec) *Channel {
 	t.Helper()
-	spec.Pool = p.info.ID
+	spec.Pool = p.Info().ID
 	if spec.Name == "" {
 		spec.Name = "c"
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"maps"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
+	"github.com/poolbridge/poolbridge/bridge/internal/stream"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -68,77 +70,74 @@ func (c *Client) trace(ctx context.Context, o *Operation) (context.Context, func
 	inner := c.tracer.TraceStart(ctx, o)
 	return inner, func(l *Lease, err error) {
 		if l != nil {
-			l.traced(ctx, o)
+			c.traced(ctx, o, &l.held)
 		}
 		c.tracer.TraceEnd(inner, o, err)
 	}
 }
 
 // traced notes in an operation which lease the operation made, and keeps ctx for the release of the lease.
-func (l *Lease) traced(ctx context.Context, o *Operation) {
-	l.describeTo(o)
-	l.client.traces.Store(l, context.WithoutCancel(ctx))
+func (c *Client) traced(ctx context.Context, o *Operation, l *session.Lease) {
+	c.describe(o, l)
+	c.traces.Store(l, context.WithoutCancel(ctx))
 }
 
-// describeTo notes in an operation the size and the pool of the lease's buffer.
-func (l *Lease) describeTo(o *Operation) {
-	c := l.client
-	o.Bytes = l.info.Bytes
-	if o.Pool == "" {
-		c.mu.Lock()
-		if p := c.pools[l.info.Pool]; p != nil {
-			o.Pool = p.info.Name
-		}
-		c.mu.Unlock()
+// describe notes in an operation the size and the pool of the lease's buffer.
+func (c *Client) describe(o *Operation, l *session.Lease) {
+	info := l.Info()
+	o.Bytes = info.Bytes
+	if p := c.session.Blocks.Find(info.Pool); p != nil && o.Pool == "" {
+		o.Pool = p.Info.Name
 	}
 }
 
 // traceSend tells the tracer that the client begins to publish a lease as a frame. It replaces the frame's Meta with a copy, so that the
 // tracer can add entries.
-func (l *Lease) traceSend(ctx context.Context, ch *Channel, f *mempool.FrameOptions) (context.Context, func(uint64, error)) {
-	o := &Operation{Name: OpPublish, Channel: ch.info.Name, Meta: maps.Clone(f.Meta)}
+func (l *Lease) traceSend(ctx context.Context, channel string, f *mempool.FrameOptions) (context.Context, func(uint64, error)) {
+	c := l.client
+	o := &Operation{Name: OpPublish, Channel: channel, Meta: maps.Clone(f.Meta)}
 	if o.Meta == nil {
 		o.Meta = make(map[string]string)
 	}
-	l.describeTo(o)
-	ctx = l.client.tracer.TraceStart(ctx, o)
+	c.describe(o, &l.held)
+	ctx = c.tracer.TraceStart(ctx, o)
 	f.Meta = o.Meta
 	return ctx, func(number uint64, err error) {
 		o.Seq = number
-		if l.ended {
-			l.client.traces.Delete(l)
+		if l.held.Ended() {
+			c.traces.Delete(&l.held)
 		}
-		l.client.tracer.TraceEnd(ctx, o, err)
+		c.tracer.TraceEnd(ctx, o, err)
 	}
 }
 
 // traceReceive starts the operation that receives a frame.
-func (s *consuming) traceReceive(ctx context.Context) (context.Context, func(*Frame, error)) {
-	o := &Operation{Name: OpReceive, Channel: s.channel.Name}
-	inner := s.client.tracer.TraceStart(ctx, o)
+func (s *subscription) traceReceive(ctx context.Context) (context.Context, func(*Frame, error)) {
+	c := s.client
+	o := &Operation{Name: OpReceive, Channel: s.Channel().Name}
+	inner := c.tracer.TraceStart(ctx, o)
 	return inner, func(f *Frame, err error) {
 		if f != nil {
 			o.Seq, o.Dropped, o.Meta = f.Seq, f.Dropped, f.Meta
 			if f.Lease != nil {
-				f.Lease.traced(ctx, o)
+				c.traced(ctx, o, &f.Lease.held)
 			}
 		}
-		s.client.tracer.TraceEnd(inner, o, err)
+		c.tracer.TraceEnd(inner, o, err)
 	}
 }
 
 // traceRelease tells the tracer that the client begins to release a lease. If the caller has no context, traceRelease uses the context of
-// the operation that made the lease. The caller holds l.mu.
-func (l *Lease) traceRelease(ctx context.Context) func(error) {
-	c := l.client
+// the operation that made the lease.
+func (c *Client) traceRelease(ctx context.Context, l *session.Lease) func(error) {
 	o := &Operation{Name: OpRelease}
-	if t := l.taken; t != nil {
-		o.Channel, o.Seq = t.by.channel.Name, t.hand.Number
+	if t, ok := l.Holder().(*stream.Hand); ok {
+		o.Channel, o.Seq = t.Channel().Name, t.Number()
 	}
-	l.describeTo(o)
+	c.describe(o, l)
 	made, ok := c.traces.LoadAndDelete(l)
 	switch {
-	case ctx != unasked:
+	case ctx != session.Unasked:
 	case ok:
 		ctx = made.(context.Context)
 	default:

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -60,14 +61,8 @@ func TestAFullPoolRecallsWhatNobodyUses(t *testing.T) {
 	require.ErrorIs(t, err, ErrLimit)
 	require.NoError(t, a.Unpublish(ctx, "x"))
 	for _, c := range []*Client{a, b} {
-		c.mu.Lock()
-		var held []*Lease
-		for l := range c.leases.all() {
-			held = append(held, l)
-		}
-		c.mu.Unlock()
-		for _, l := range held {
-			require.NoError(t, l.Release(false))
+		for _, l := range c.session.Blocks.Leases() {
+			require.NoError(t, l.Release(session.Unasked, false))
 		}
 	}
 	_, err = b.Stats(ctx) // when the reply comes, the service has handled the releases of b

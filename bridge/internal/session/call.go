@@ -172,3 +172,6 @@ func (s *Session) Leave() { s.calls.leave() }
 
 // Go runs f in a goroutine, unless the session is being closed. HangUp waits for the goroutine.
 func (s *Session) Go(f func()) error { return s.calls.do(func() { s.background.Go(f) }) }
+
+// Background is like Go, but also runs f if the session is being closed. The caller makes sure that HangUp has not been called.
+func (s *Session) Background(f func()) { s.background.Go(f) }

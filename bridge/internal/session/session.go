@@ -1,5 +1,5 @@
-// Package session is a client's connection with a service: its requests with their replies, the notices of the service, and the timelines
-// that the client has mapped.
+// Package session is a client's connection with a service: its requests with their replies, the notices of the service, and what the client
+// has of the service: timelines, pools, blocks, and leases.
 package session
 
 import (
@@ -40,6 +40,8 @@ type Session struct {
 	Epoch mempool.Epoch
 	// Timelines are the timelines that the session has mapped.
 	Timelines Timelines
+	// Blocks are the pools and the blocks that the session has mapped, and its leases.
+	Blocks Blocks
 	// LongestWait is how long the protocol allows one request to wait at the service. If a call may wait longer, the session sends the request
 	// again after this time.
 	LongestWait time.Duration
@@ -67,10 +69,8 @@ type Handlers struct {
 	MemberCame func(*wire.MemberCame, *seqpacket.FDs)
 	// Wanted handles the notice that somebody waits for memory of a pool. It runs as a task.
 	Wanted func(pool uint64)
-	// Recalled handles the notice that the service wants to free blocks. It runs as a task.
-	Recalled func(blocks []uint64)
-	// Failed handles the notice that the content of buffers will never be complete. It runs in the receiving goroutine.
-	Failed func(buffers []uint64)
+	// Collect releases the leases that have come back from channels of a pool.
+	Collect func(pool uint64)
 	// Lost runs when the connection is gone.
 	Lost func()
 }
@@ -80,6 +80,7 @@ func New(conn *seqpacket.Conn) *Session {
 	s := &Session{Conn: conn, LongestWait: 24 * time.Hour, DeadlineGrace: 250 * time.Millisecond, done: make(chan struct{}),
 		calls: calls{pending: make(map[uint32]*Call), quiet: make(chan struct{})}, tasks: tasks{wake: make(chan struct{}, 1)}}
 	s.Timelines.start(s)
+	s.Blocks.start(s)
 	s.working, s.stop = context.WithCancelCause(context.Background())
 	s.linked, s.unlink = context.WithCancelCause(context.Background())
 	return s
@@ -110,6 +111,14 @@ func (s *Session) Done() <-chan struct{} { return s.done }
 
 // Working returns a context that ends when the session is being closed or the connection is gone. Its cause says why.
 func (s *Session) Working() context.Context { return s.working }
+
+// Over returns nil while the context Working has not ended, and its cause after that.
+func (s *Session) Over() error {
+	if s.working.Err() == nil {
+		return nil
+	}
+	return context.Cause(s.working)
+}
 
 // Linked returns a context that ends when the connection is gone. Its cause says why.
 func (s *Session) Linked() context.Context { return s.linked }
@@ -165,11 +174,11 @@ func (s *Session) handle(packet []byte, fds *seqpacket.FDs, goodbye *error) erro
 	n, err := h.DecodeNotice()
 	switch n := n.(type) {
 	case *wire.Recall:
-		s.tasks.add(func() { s.Recalled(n.Blocks) })
+		s.tasks.add(func() { s.Blocks.recall(n.Blocks) })
 	case *wire.Goodbye:
 		*goodbye = s.Refused("goodbye", &n.Reason)
 	case *wire.Failed:
-		s.Failed(n.Buffers)
+		s.Blocks.MarkFailed(n.Buffers)
 	case *wire.Forget:
 		s.tasks.add(func() { s.Timelines.Forget(n.Timelines) })
 	case *wire.MemberCame:

@@ -169,6 +169,27 @@ func (t *Timelines) Left(fences []mempool.Fence) []mempool.Fence {
 	})
 }
 
+// Pending leaves out the fences that are certainly reached, and returns the remaining fences. Unlike Left, it maps pages if necessary.
+func (t *Timelines) Pending(ctx context.Context, fences []mempool.Fence) (left []mempool.Fence) {
+	for _, fence := range fences {
+		page, err := t.Page(ctx, fence.Timeline)
+		if Forgotten(err) {
+			continue
+		}
+		if err == nil {
+			if over, _ := page.Over(fence); over {
+				continue
+			}
+		}
+		left = append(left, fence)
+	}
+	return left
+}
+
+// Forgotten reports whether an error of Page means that the service has forgotten the timeline. The service forgets the timeline of a member
+// only after all work of the member has ended.
+func Forgotten(err error) bool { return errors.Is(err, mempool.ErrStale) }
+
 // Pin keeps the timelines of fences mapped until Unpin.
 func (t *Timelines) Pin(fences []mempool.Fence) {
 	if len(fences) == 0 {
@@ -213,8 +234,8 @@ func (t *Timelines) Past(own mempool.Fence) bool {
 	return clock != nil && clock.Past(own)
 }
 
-// Await waits for a fence of the session's own timeline. It returns false if the connection is gone before the fence is reached.
-func (t *Timelines) Await(own mempool.Fence) bool {
+// await waits for a fence of the session's own timeline. It returns false if the connection is gone before the fence is reached.
+func (t *Timelines) await(own mempool.Fence) bool {
 	clock := t.Own()
 	return clock == nil || clock.Await(t.session.linked, own) == nil
 }

@@ -1,8 +1,8 @@
-package bridge
+package session
 
 import "iter"
 
-// leases is the list of a client's leases. Adding and removing a lease is cheap. Client.mu guards it.
+// leases is the list of a session's leases. Adding and removing a lease is cheap. Blocks.mu guards it.
 type leases struct{ last *Lease }
 
 // add adds a lease. The lease must not be in a list.

@@ -1,4 +1,4 @@
-package bridge
+package stream
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -13,7 +14,7 @@ import (
 // releases.
 
 const (
-	// tickEvery is the time between two calls of Client.tick.
+	// tickEvery is the time between two calls of Streams.tick.
 	tickEvery = 500 * time.Millisecond
 	// wantedFor is how long after a notice `wanted` the client releases memory as soon as it comes back. While somebody waits for memory, the
 	// service repeats the notice sooner.
@@ -39,7 +40,7 @@ func addFence(list []mempool.Fence, t mempool.Fence) []mempool.Fence {
 }
 
 // reclaim takes the memory that has come back. It makes slots free, and returns leases, which the caller releases.
-func (p *producing) reclaim() (leases []*sending) {
+func (p *Producer) reclaim() (leases []*sending) {
 	p.reclaiming.Lock()
 	defer p.reclaiming.Unlock()
 	back, err := p.native.Reclaim()
@@ -67,23 +68,23 @@ func (p *producing) reclaim() (leases []*sending) {
 
 // collect reclaims memory and releases the leases that have come back. It may wait until the service reads. While the client is being
 // closed, collect does nothing: Close itself reclaims what is left.
-func (p *producing) collect() {
-	if p.client.session.Enter() != nil {
+func (p *Producer) collect() {
+	if p.session.Enter() != nil {
 		return
 	}
-	defer p.client.session.Leave()
+	defer p.session.Leave()
 	p.giveUpLeases()
 }
 
-func (p *producing) giveUpLeases() {
+func (p *Producer) giveUpLeases() {
 	for _, l := range p.reclaim() {
-		_ = p.client.giveUp(l.info, l.wait) // giveUp fails only if the connection is gone
+		_ = p.streams.giveUp(l.info, l.wait) // giveUp fails only if the connection is gone
 	}
 }
 
-// collectLeases releases the leases that have come back from channels of a pool.
-func (c *Client) collectLeases(pool uint64) {
-	for _, p := range c.shared.producersIn(pool) {
+// Collect releases the leases that have come back from channels of a pool.
+func (st *Streams) Collect(pool uint64) {
+	for _, p := range st.producersIn(pool) {
 		if p.native.Lent() > 0 {
 			p.collect()
 		}
@@ -91,10 +92,10 @@ func (c *Client) collectLeases(pool uint64) {
 }
 
 // producersIn returns the client's producers in channels of a pool; 0 stands for all pools.
-func (s *memberships) producersIn(pool uint64) (list []*producing) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, p := range s.producers {
+func (st *Streams) producersIn(pool uint64) (list []*Producer) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for _, p := range st.producers {
 		select {
 		case <-p.joined:
 			if p.err == nil && (pool == 0 || p.channel.Pool == pool) {
@@ -107,10 +108,10 @@ func (s *memberships) producersIn(pool uint64) (list []*producing) {
 }
 
 // publishersOf returns the publishers of a producer; nil stands for all producers.
-func (s *memberships) publishersOf(from *producing) (list []*Publisher) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for p := range s.publishers {
+func (st *Streams) publishersOf(from *Producer) (list []*Publisher) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for p := range st.publishers {
 		if from == nil || p.from == from {
 			list = append(list, p)
 		}
@@ -118,30 +119,37 @@ func (s *memberships) publishersOf(from *producing) (list []*Publisher) {
 	return list
 }
 
-// wanted handles a notice that somebody waits for memory of a pool. It runs as a task.
-func (c *Client) wanted(pool uint64) {
-	for _, p := range c.shared.producersIn(pool) {
+// Wanted handles a notice that somebody waits for memory of a pool. It runs as a task.
+func (st *Streams) Wanted(pool uint64) {
+	for _, p := range st.producersIn(pool) {
 		p.wanted.Store(time.Now().Add(wantedFor).UnixNano())
 		p.giveBack()
-		if p.draining.CompareAndSwap(false, true) && c.session.Go(p.drain) != nil {
+		if p.draining.CompareAndSwap(false, true) && st.session.Go(p.drain) != nil {
 			p.draining.Store(false)
 		}
 	}
 }
 
+// GiveBack releases the memory that has come back from channels of a pool, and the arenas there of which every slot is free.
+func (st *Streams) GiveBack(pool uint64) {
+	for _, p := range st.producersIn(pool) {
+		p.giveBack()
+	}
+}
+
 // giveBack releases the memory that has come back, and the arenas of which every slot is free.
-func (p *producing) giveBack() {
+func (p *Producer) giveBack() {
 	p.collect()
-	for _, of := range p.client.shared.publishersOf(p) {
+	for _, of := range p.streams.publishersOf(p) {
 		of.giveBack()
 	}
 }
 
 // drain calls giveBack whenever memory comes back, as long as memory is wanted.
-func (p *producing) drain() {
+func (p *Producer) drain() {
 	defer p.draining.Store(false)
 	for until := p.wanted.Load(); time.Now().UnixNano() < until; until = p.wanted.Load() {
-		ctx, cancel := context.WithDeadline(p.client.session.Working(), time.Unix(0, until))
+		ctx, cancel := context.WithDeadline(p.session.Working(), time.Unix(0, until))
 		err := p.native.AwaitBack(ctx, func() bool {
 			p.giveBack()
 			return p.native.Lent() == 0
@@ -156,82 +164,53 @@ func (p *producing) drain() {
 // giveUp releases a lease whose memory came back from a channel. Before the release, the fences of the channel's consumers must be reached,
 // because the service does not know these fences. If a fence is not reached yet, giveUp starts a goroutine that waits for the fence and
 // then releases the lease.
-func (c *Client) giveUp(info *mempool.Grant, fences []mempool.Fence) error {
-	if c.session.Linked().Err() != nil { // the lease has ended with the session
-		return context.Cause(c.session.Linked())
+func (st *Streams) giveUp(info *mempool.Grant, fences []mempool.Fence) error {
+	s, linked := st.session, st.session.Linked()
+	if linked.Err() != nil { // the lease has ended with the session
+		return context.Cause(linked)
 	}
-	wait := c.pending(c.session.Linked(), fences)
+	wait := s.Timelines.Pending(linked, fences)
 	if len(wait) == 0 {
-		return c.releaseMemory(info, nil)
+		return s.Blocks.ReleaseGrant(info, false)
 	}
-	c.shared.giving.Add(1)
-	c.background.Go(func() {
-		defer c.shared.giving.Done()
+	st.giving.Add(1)
+	s.Background(func() {
+		defer st.giving.Done()
 		for _, t := range wait {
-			switch page, err := c.session.Timelines.Page(c.session.Linked(), t.Timeline); {
+			switch page, err := s.Timelines.Page(linked, t.Timeline); {
 			case err == nil:
-				_ = page.Await(c.session.Linked(), t) // if the timeline's process died, or the service forgot the timeline, no work is left
-			case !forgotten(err):
+				_ = page.Await(linked, t) // if the timeline's process died, or the service forgot the timeline, no work is left
+			case !session.Forgotten(err):
 				return // nobody knows whether the fence is reached, so the lease ends only with the session
 			}
 		}
-		if c.session.Linked().Err() == nil {
-			_ = c.releaseMemory(info, nil) // releaseMemory fails only if the connection is gone
+		if linked.Err() == nil {
+			_ = s.Blocks.ReleaseGrant(info, false) // ReleaseGrant fails only if the connection is gone
 		}
 	})
 	return nil
 }
 
-// forgotten reports whether an error means that the service has forgotten a timeline. The service forgets the timeline of a member only
-// after all work of the member has ended.
-func forgotten(err error) bool { return errors.Is(err, ErrStale) }
-
-// releaseMemory releases the lease of a frame or of an arena. `done` has the client's own fences; releaseMemory passes them to the service.
-func (c *Client) releaseMemory(info *mempool.Grant, done []mempool.Fence) error {
-	err := c.sendRelease(info, false, false, done)
-	return errors.Join(err, c.ended(info.Block, done...))
+func (st *Streams) addPublisher(p *Publisher) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.publishers[p] = struct{}{}
 }
 
-// pending leaves out the fences that are certainly reached, and returns the remaining fences.
-func (c *Client) pending(ctx context.Context, fences []mempool.Fence) (left []mempool.Fence) {
-	for _, t := range fences {
-		page, err := c.session.Timelines.Page(ctx, t.Timeline)
-		if forgotten(err) {
-			continue
-		}
-		if err == nil {
-			if over, _ := page.Over(t); over {
-				continue
-			}
-		}
-		left = append(left, t)
-	}
-	return left
-}
-
-func (s *memberships) addPublisher(p *Publisher) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.publishers == nil {
-		s.publishers = make(map[*Publisher]struct{})
-	}
-	s.publishers[p] = struct{}{}
-}
-
-// loans closes all publishers and returns their loans.
-func (s *memberships) loans() (loans []*Lease) {
-	for _, p := range s.publishersOf(nil) {
+// ClosePublishers closes all publishers and returns their loans.
+func (st *Streams) ClosePublishers() (loans []*session.Lease) {
+	for _, p := range st.publishersOf(nil) {
 		p.mu.Lock()
 		p.closed.Store(true)
 		p.mu.Unlock()
-		loans = append(loans, p.loans()...)
+		loans = append(loans, p.Loans()...)
 	}
 	return loans
 }
 
 // arenas returns the arenas of all publishers of a producer.
-func (p *producing) arenas() (arenas []*arena) {
-	for _, of := range p.client.shared.publishersOf(p) {
+func (p *Producer) arenas() (arenas []*arena) {
+	for _, of := range p.streams.publishersOf(p) {
 		of.mu.Lock()
 		arenas = append(arenas, of.arenas...)
 		of.mu.Unlock()
@@ -240,34 +219,33 @@ func (p *producing) arenas() (arenas []*arena) {
 }
 
 // startTicks makes the client call tick at intervals of tickEvery, as long as channels have memory of the client or publishers have arenas.
-func (s *memberships) startTicks(c *Client) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.ticking {
-		s.ticking = true
-		time.AfterFunc(tickEvery, func() { c.session.AddTask(c.tick) })
+func (st *Streams) startTicks() {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if !st.ticking {
+		st.ticking = true
+		time.AfterFunc(tickEvery, func() { st.session.AddTask(st.tick) })
 	}
 }
 
 // tick takes the memory that has come back, gives the memory of idle publishers back, and forgets the producers whose channels are destroyed
 // and have no memory of the client any more. It runs as a task.
-func (c *Client) tick() {
-	s := &c.shared
-	s.mu.Lock()
-	s.ticking = false
-	s.mu.Unlock()
-	if c.session.Working().Err() != nil {
+func (st *Streams) tick() {
+	st.mu.Lock()
+	st.ticking = false
+	st.mu.Unlock()
+	if st.session.Over() != nil {
 		return
 	}
 	again := false
-	for _, p := range s.publishersOf(nil) {
+	for _, p := range st.publishersOf(nil) {
 		if !p.tick() && p.closed.Load() {
-			s.mu.Lock()
-			delete(s.publishers, p)
-			s.mu.Unlock()
+			st.mu.Lock()
+			delete(st.publishers, p)
+			st.mu.Unlock()
 		}
 	}
-	for _, p := range s.producersIn(0) {
+	for _, p := range st.producersIn(0) {
 		destroyed := p.native.Destroyed()
 		if destroyed {
 			p.giveBack()
@@ -278,36 +256,36 @@ func (c *Client) tick() {
 		case used:
 			again = true
 		case destroyed:
-			s.forgetProducer(p)
+			st.forgetProducer(p)
 		}
 	}
 	if again {
-		s.startTicks(c)
+		st.startTicks()
 	}
 }
 
 // forgetProducer removes a producer whose channel is destroyed.
-func (s *memberships) forgetProducer(p *producing) {
+func (st *Streams) forgetProducer(p *Producer) {
 	p.forgotten.Store(true)
-	s.forget(&p.membership)
-	s.mu.Lock()
-	delete(s.producers, p.channel.ID)
-	s.mu.Unlock()
+	st.forget(&p.member)
+	st.mu.Lock()
+	delete(st.producers, p.channel.ID)
+	st.mu.Unlock()
 	_ = p.close() // close only unmaps files, which does not fail
 }
 
 // release releases the arenas and the leases of a producer that has left its channel. The service has ended the leases of the memory that
 // the channel still needs, and keeps this memory as long as the channel needs it.
-func (p *producing) release() {
+func (p *Producer) release() {
 	own := func(wait []mempool.Fence) []mempool.Fence {
 		return slices.DeleteFunc(wait, func(t mempool.Fence) bool { return t.Timeline != p.timeline })
 	}
 	for _, a := range p.arenas() {
-		_ = p.client.releaseMemory(a.info, own(a.work())) // releaseMemory fails only if the connection is gone
+		_ = p.session.Blocks.ReleaseGrant(a.info, false, own(a.work())...) // ReleaseGrant fails only if the connection is gone
 	}
 	for _, owner := range p.native.Forget() {
 		if l, ok := owner.(*sending); ok {
-			_ = p.client.releaseMemory(l.info, own(l.wait))
+			_ = p.session.Blocks.ReleaseGrant(l.info, false, own(l.wait)...)
 		}
 	}
 }

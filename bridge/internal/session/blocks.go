@@ -1,0 +1,377 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Blocks are the pools and the blocks that a session has mapped, and its leases on them.
+type Blocks struct {
+	// Device is the GPU on which the client works; "" means the GPU that has the memory.
+	Device string
+	// Checked makes the session tell the service with each release how it describes the lease, so that the service compares.
+	Checked bool
+	// Allocated and AllocatedBytes count the buffers that the service has granted to [Blocks.Allocate].
+	Allocated, AllocatedBytes atomic.Uint64
+	// MemoryWaits are the waits for memory.
+	MemoryWaits Waits
+
+	session *Session
+
+	mu      sync.Mutex
+	pools   map[uint64]*Pool
+	blocks  map[uint64]*block
+	leases  leases
+	closing bool
+}
+
+// Pool is a pool of the service that the session has opened.
+type Pool struct {
+	Info mempool.PoolInfo
+	mem  *mempool.ImportedPool
+}
+
+// block is what a session knows about a block of the service. A block stays mapped after its leases have ended, so that the next lease on
+// the block needs no new mapping. Blocks.mu guards the fields.
+type block struct {
+	export   *mempool.Export // came with the first lease; its files are closed when the block is mapped
+	data     []byte          // Data of the export
+	mem      *mempool.ImportedBlock
+	pool     uint64
+	bytes    uint64
+	use      uint64         // generation of the block, as the service last reported it
+	view     mempool.Memory // the memory of which leases of frames use a part
+	frames   map[*shmchannel.Description]described
+	leases   int
+	recalled bool
+	unsure   mempool.Memory  // not nil: work of this client on this memory may be running without a fence for its end
+	busy     []mempool.Fence // fences of this client's work on the block; some may be reached
+}
+
+func (b *Blocks) start(s *Session) {
+	b.session, b.pools, b.blocks = s, make(map[uint64]*Pool), make(map[uint64]*block)
+}
+
+// Open asks the service for a pool and opens it in this process. If the request can wait, `limit` points to the request's field for the
+// time limit. If the service has the pool but this process cannot open it, Open returns the pool's id with the error.
+func (b *Blocks) Open(ctx context.Context, try Attempt, r wire.Request, limit *uint64) (p *Pool, id uint64, err error) {
+	var reply wire.PoolReply
+	files, err := b.openPool(ctx, try, r, limit, &reply)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer CloseFiles(files)
+	p, err = b.importPool(reply.Pool, files)
+	return p, reply.Pool.ID, err
+}
+
+func (b *Blocks) openPool(ctx context.Context, try Attempt, r wire.Request, limit *uint64, reply *wire.PoolReply) (files []*os.File, err error) {
+	err = b.session.Wait(ctx, try, r, limit, Call{Into: reply, Files: func(fds *seqpacket.FDs) {
+		if reply.Pool.Export != nil {
+			files = TakeFiles(fds, reply.Pool.Export.FDs)
+		}
+	}, Undo: func() { CloseFiles(files) }})
+	if err != nil {
+		return nil, err // do not read files: the receiving goroutine may still write it
+	}
+	return files, nil
+}
+
+// importPool opens a pool of the service in this process. If the pool is open already, importPool returns the open pool.
+func (b *Blocks) importPool(came wire.PoolInfo, files []*os.File) (*Pool, error) {
+	info := convert.PoolInfo(came)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if p := b.pools[info.ID]; p != nil {
+		return p, nil
+	}
+	if b.closing {
+		return nil, ErrClientClosed
+	}
+	if came.Export == nil {
+		return nil, situation.Of(convert.ErrProtocol, "pool %q came without its export", info.Name)
+	}
+	mem, err := mempool.ImportPool(b.session.Epoch, info, convert.Export(came.Export, files), b.Device)
+	if err != nil {
+		return nil, err
+	}
+	p := &Pool{Info: info, mem: mem}
+	b.pools[info.ID] = p
+	return p, nil
+}
+
+// Find returns the open pool with this id, or nil.
+func (b *Blocks) Find(id uint64) *Pool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.pools[id]
+}
+
+// Pool returns the open pool with this id. It opens the pool if the session has not opened the pool yet.
+func (b *Blocks) Pool(ctx context.Context, id uint64) (*Pool, error) {
+	if p := b.Find(id); p != nil {
+		return p, nil
+	}
+	p, _, err := b.Open(ctx, Once, &wire.Open{Pool: id}, nil)
+	return p, err
+}
+
+// Describe returns the description of a pool without opening the pool in this process.
+func (b *Blocks) Describe(ctx context.Context, id uint64) (mempool.PoolInfo, error) {
+	var reply wire.PoolReply
+	files, err := b.openPool(ctx, Once, &wire.Open{Pool: id}, nil, &reply)
+	if err != nil {
+		return mempool.PoolInfo{}, err
+	}
+	CloseFiles(files)
+	return convert.PoolInfo(reply.Pool), nil
+}
+
+// arrived counts a lease on a block and keeps the export that came with the lease. arrived must run in the order of the service's replies,
+// because only the first lease on a block comes with an export, and a later lease may reach its caller before the first lease does.
+func (b *Blocks) arrived(l wire.Grant, fds *seqpacket.FDs) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	of := b.blocks[l.Block]
+	if of == nil {
+		of = new(block)
+		b.blocks[l.Block] = of
+	}
+	of.leases++
+	of.pool, of.bytes, of.use = l.Pool, l.BlockBytes, l.Generation
+	if l.Export != nil && of.mem == nil {
+		of.forgetExport()
+		x := convert.Export(l.Export, TakeFiles(fds, l.Export.FDs))
+		of.export, of.data = &x, x.Data
+	}
+}
+
+func (b *block) forgetExport() {
+	if b.export != nil {
+		CloseFiles(b.export.Files)
+		b.export = nil
+	}
+}
+
+// mapped maps the block of a lease, unless the block is mapped already. It returns the mapped block and the block's memory. For a read
+// lease, the memory may be read-only.
+func (b *Blocks) mapped(p *Pool, l wire.Grant) (*mempool.ImportedBlock, mempool.Memory, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	of := b.blocks[l.Block]
+	if b.closing || of == nil {
+		return nil, nil, ErrClientClosed
+	}
+	if of.mem == nil {
+		mem, err := p.mem.Block(l.Block, l.BlockBytes, of.export)
+		if err != nil {
+			return nil, nil, err
+		}
+		of.mem = mem
+		of.forgetExport()
+	}
+	m, err := of.mem.Memory(l.Write)
+	return of.mem, m, err
+}
+
+// Ended ends one lease on a block that the session has counted. done are the fences after which this client's work on the block is done. The
+// caller has told the service before that the lease has ended.
+func (b *Blocks) Ended(id uint64, done ...mempool.Fence) error { return b.left(nil, id, done...) }
+
+// left is like Ended, and also removes the lease from the session's list.
+func (b *Blocks) left(l *Lease, id uint64, done ...mempool.Fence) error {
+	b.mu.Lock()
+	if l != nil {
+		b.leases.remove(l)
+	}
+	of := b.blocks[id]
+	if of != nil {
+		of.leases--
+		of.busy = append(slices.DeleteFunc(of.busy, b.session.Timelines.Past), done...)
+	}
+	if of == nil || !of.recalled || of.leases > 0 { // nil: the session has been closed
+		b.mu.Unlock()
+		return nil
+	}
+	if len(of.busy) > 0 {
+		b.dropLaterLocked(id, of)
+		b.mu.Unlock()
+		return nil
+	}
+	err := b.dropLocked(id)
+	b.mu.Unlock()
+	if err != nil { // the block is still mapped, so the service must not free it
+		return err
+	}
+	return b.dropped([]uint64{id})
+}
+
+// dropLaterLocked drops a recalled block when this client's work on the block is done, unless the block has a new lease.
+func (b *Blocks) dropLaterLocked(id uint64, of *block) {
+	busy := slices.Clone(of.busy)
+	b.session.background.Go(func() {
+		for _, t := range busy {
+			if !b.session.Timelines.await(t) {
+				return
+			}
+		}
+		b.mu.Lock()
+		again := b.closing || b.blocks[id] != of || of.leases > 0
+		var err error
+		if !again {
+			err = b.dropLocked(id)
+		}
+		b.mu.Unlock()
+		if !again && err == nil {
+			_ = b.dropped([]uint64{id}) // dropped fails only if the connection is gone
+		}
+	})
+}
+
+// doubt notes that work on a block may still be running: no fence marks the end of the work, and the client could not wait for the end.
+func (b *Blocks) doubt(id uint64, m mempool.Memory) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if of := b.blocks[id]; of != nil {
+		of.unsure = m
+	}
+}
+
+// dropLocked unmaps a block that has no leases. If unmapping fails, the session keeps the block and unmaps it when it is closed.
+func (b *Blocks) dropLocked(id uint64) error {
+	of := b.blocks[id]
+	if of == nil {
+		return nil
+	}
+	of.forgetExport()
+	if of.unsure != nil {
+		if err := of.unsure.Synchronize(); err != nil {
+			return err
+		}
+		of.unsure = nil
+	}
+	if of.mem != nil {
+		if err := of.mem.Close(); err != nil {
+			return err
+		}
+	}
+	delete(b.blocks, id)
+	return nil
+}
+
+// dropped tells the service that the session has unmapped blocks.
+func (b *Blocks) dropped(ids []uint64) error {
+	for part := range slices.Chunk(ids, wire.MaxElements) {
+		if err := b.session.Send(&wire.Dropped{Blocks: part}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// recall unmaps the blocks that the service wants to free. If a block has leases, the session unmaps the block when the last of these leases
+// ends. If this client's work on a block is still running, the session unmaps the block when the work has ended. If recall cannot unmap a
+// block, it does not tell the service that the session has dropped the block. So the service does not free the block before this process has
+// ended.
+func (b *Blocks) recall(ids []uint64) {
+	var dropped []uint64
+	b.mu.Lock()
+	for _, id := range ids {
+		of := b.blocks[id]
+		if of != nil {
+			of.busy = slices.DeleteFunc(of.busy, b.session.Timelines.Past)
+		}
+		switch {
+		case of != nil && of.leases > 0:
+			of.recalled = true
+		case of != nil && len(of.busy) > 0:
+			of.recalled = true
+			b.dropLaterLocked(id, of)
+		case b.dropLocked(id) == nil:
+			dropped = append(dropped, id)
+		}
+	}
+	b.mu.Unlock()
+	_ = b.dropped(dropped) // dropped fails only if the connection is gone
+}
+
+// MarkFailed marks the leases on buffers whose content will never be complete.
+func (b *Blocks) MarkFailed(buffers []uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for l := range b.leases.all() {
+		if slices.Contains(buffers, l.buffer) {
+			l.failed.Store(true)
+		}
+	}
+}
+
+// Leases returns the session's leases. A lease that has ended may be among them.
+func (b *Blocks) Leases() []*Lease {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Collect(b.leases.all())
+}
+
+// BeginClose refuses new leases and mappings. It returns the session's leases.
+func (b *Blocks) BeginClose() []*Lease {
+	b.mu.Lock()
+	b.closing = true
+	b.mu.Unlock()
+	return b.Leases()
+}
+
+// Close unmaps all blocks of a session that is being closed and has no leases. Before the connection ends, Close tells the service
+// which blocks are unmapped, so that the service can use them again while this process lives.
+func (b *Blocks) Close() error {
+	b.mu.Lock()
+	var errs []error
+	var dropped []uint64
+	for id, of := range b.blocks {
+		err := b.dropLocked(id)
+		if err == nil && of.leases == 0 { // the service would refuse the whole list for one block with leases
+			dropped = append(dropped, id)
+		}
+		errs = append(errs, err)
+	}
+	for id, p := range b.pools {
+		errs = append(errs, p.mem.Close())
+		delete(b.pools, id)
+	}
+	b.mu.Unlock()
+	if err := b.dropped(dropped); err != nil && !errors.Is(err, ErrDisconnected) && !errors.Is(err, ErrClientClosed) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// Waits counts waits for something, and how long they took.
+type Waits struct {
+	count atomic.Uint64
+	time  atomic.Int64
+}
+
+// Over adds a wait that has ended now. `found` reports whether the wait succeeded.
+func (w *Waits) Over(began time.Time, found bool) {
+	w.time.Add(int64(time.Since(began)))
+	if found {
+		w.count.Add(1)
+	}
+}
+
+// Total returns how many waits succeeded, and the time of all waits.
+func (w *Waits) Total() (count uint64, total time.Duration) {
+	return w.count.Load(), time.Duration(w.time.Load())
+}

@@ -1,0 +1,294 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Lease is a session's right to use a buffer. The buffer's memory is mapped in this process. The zero Lease is not usable: [Blocks.Obtain],
+// [Lease.InitFrame] and [Lease.InitLoan] make it one.
+type Lease struct {
+	session *Session
+
+	prev, next *Lease // neighbours in Blocks.leases
+	buffer     uint64 // copy of info.Buffer, because info may be replaced; set when the lease is added to the list
+
+	mu     sync.RWMutex   // read-locked while the memory is used
+	info   *mempool.Grant // other leases may share this Grant, so nobody changes it in place
+	mem    *mempool.ImportedBlock
+	memory mempool.Memory // the mapping that the lease uses; if nil, reachLocked asks mem
+	by     Holder         // what has the lease's memory; nil: the service
+
+	order  atomic.Pointer[mempool.Order] // nil if there is nothing to wait for, and no work of this package on the memory
+	failed atomic.Bool                   // the writer of the content died before the content was complete
+	ended  bool
+	unsure bool // Publish got no answer, so only the service knows whether this is a read lease
+	frame  bool // the lease is of a frame: it counts as a lease on its block, and its end has at most one fence
+}
+
+// Holder is what a lease's memory belongs to, if the service does not know the lease: the frame of a consumer, or the slot of a publisher.
+type Holder interface {
+	// End runs when the lease ends, with the lease locked. This client's work on the memory is done when the fences in `done` are reached.
+	End(l *Lease, incomplete bool, done []mempool.Fence) error
+	// Nameless returns the error that says why the memory cannot be published under a name.
+	Nameless() error
+}
+
+// Obtain asks the service for a lease, and makes l this lease. `limit` points to the request's field for the time limit.
+func (b *Blocks) Obtain(ctx context.Context, l *Lease, try Attempt, r wire.Request, limit *uint64) error {
+	s := b.session
+	if err := s.Enter(); err != nil {
+		return err
+	}
+	defer s.Leave()
+	came, err := b.grant(ctx, try, r, limit)
+	if err != nil {
+		return err
+	}
+	if err := b.adopt(ctx, l, came); err != nil {
+		return errors.Join(err, l.EndLocked(false)) // nobody else knows the lease yet
+	}
+	return nil
+}
+
+// grant asks the service for a lease.
+func (b *Blocks) grant(ctx context.Context, try Attempt, r wire.Request, limit *uint64) (wire.Grant, error) {
+	var reply wire.GrantReply
+	err := b.session.Wait(ctx, try, r, limit, Call{Into: &reply,
+		Files: func(fds *seqpacket.FDs) { b.arrived(reply.Grant, fds) },
+		Undo:  func() { _ = b.ReleaseGrant(convert.Grant(reply.Grant), false) }})
+	if err != nil {
+		return wire.Grant{}, err // do not read reply: the receiving goroutine may still write it
+	}
+	return reply.Grant, nil
+}
+
+// ObtainUnmapped asks the service for a lease and does not map its memory. It returns the block's export, too.
+func (b *Blocks) ObtainUnmapped(ctx context.Context, try Attempt, r wire.Request, limit *uint64) (info *mempool.Grant, export []byte, err error) {
+	s := b.session
+	if err := s.Enter(); err != nil {
+		return nil, nil, err
+	}
+	defer s.Leave()
+	came, err := b.grant(ctx, try, r, limit)
+	if err != nil {
+		return nil, nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if of := b.blocks[came.Block]; of != nil {
+		export = of.data
+	}
+	return convert.Grant(came), export, nil
+}
+
+// Allocate asks the service for a buffer, and makes l the write lease on it.
+func (b *Blocks) Allocate(ctx context.Context, l *Lease, try Attempt, pool *Pool, t mempool.Tensor) error {
+	r := &wire.Alloc{Pool: pool.Info.ID, Tensor: convert.WireTensor(t)}
+	began := time.Now()
+	err := b.Obtain(ctx, l, try, r, &r.Wait)
+	b.MemoryWaits.Over(began, true)
+	if err == nil {
+		b.Allocated.Add(1)
+		b.AllocatedBytes.Add(l.info.Bytes)
+	}
+	return err
+}
+
+// adopt makes l a lease that the service has granted, and maps its memory. If adopt fails, the caller ends the lease.
+func (b *Blocks) adopt(ctx context.Context, l *Lease, came wire.Grant) error {
+	l.session, l.info = b.session, convert.Grant(came)
+	if len(l.info.Wait) > 0 {
+		l.ordering().Begin(l.info.Wait, !came.Write)
+	}
+	p, err := b.Pool(ctx, came.Pool)
+	if err != nil {
+		return err
+	}
+	if came.Event != nil {
+		l.ordering().Expect(came.Event, p.Info.Device.UUID)
+	}
+	if l.mem, l.memory, err = b.mapped(p, came); err != nil {
+		return err
+	}
+	for _, t := range l.info.Wait { // map the timelines now, because later calls may have no context
+		if _, err := b.session.Timelines.Page(ctx, t.Timeline); err != nil {
+			return err
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closing {
+		return ErrClientClosed
+	}
+	b.leases.add(l)
+	return nil
+}
+
+// Region is a part of a block, of which a publisher lends leases.
+type Region struct {
+	Info   *mempool.Grant // nobody changes it in place
+	Mem    *mempool.ImportedBlock
+	Memory mempool.Memory
+}
+
+// InitLoan makes l the lease of a region. The memory may be used after the fences in `wait` are reached; l unpins them when it ends.
+func (l *Lease) InitLoan(s *Session, by Holder, r *Region, wait []mempool.Fence) {
+	l.session, l.by, l.info, l.mem, l.memory, l.buffer = s, by, r.Info, r.Mem, r.Memory, r.Info.Buffer
+	if len(wait) > 0 {
+		info := *r.Info
+		info.Wait = wait
+		l.info = &info
+		l.ordering().Begin(wait, false)
+	}
+}
+
+// Whole returns the region of a write lease that the service has granted.
+func (l *Lease) Whole() (Region, error) {
+	m, err := l.mem.Memory(true)
+	return Region{l.info, l.mem, m}, err
+}
+
+// MoveTo ends the lease if it has not ended and `keep` takes its memory. The service does not know this. `keep` returns false if it does not
+// take the memory.
+func (l *Lease) MoveTo(keep func() bool) (moved bool, err error) {
+	l.mu.Lock()
+	moved = !l.ended && keep()
+	l.ended = l.ended || moved
+	l.mu.Unlock()
+	if !moved {
+		return false, nil
+	}
+	l.Forget()
+	return true, l.endOrder()
+}
+
+// Session returns the lease's session.
+func (l *Lease) Session() *Session { return l.session }
+
+// Holder returns what has the lease's memory; nil if it is the service.
+func (l *Lease) Holder() Holder { return l.by }
+
+// Lock locks the lease, for the methods whose names end in Locked. Nobody uses the memory while the lease is locked.
+func (l *Lease) Lock() { l.mu.Lock() }
+
+// Unlock ends what Lock began.
+func (l *Lease) Unlock() { l.mu.Unlock() }
+
+// InfoLocked returns the description of the lease, which nobody may change.
+func (l *Lease) InfoLocked() *mempool.Grant { return l.info }
+
+// Info is like InfoLocked, for a lease that is not locked.
+func (l *Lease) Info() *mempool.Grant {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.info
+}
+
+// Ended reports whether the lease has ended.
+func (l *Lease) Ended() bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.ended
+}
+
+// AliveLocked returns an error if the lease has ended.
+func (l *Lease) AliveLocked() error {
+	if !l.ended {
+		return nil
+	}
+	return l.session.HasEnded(l.info)
+}
+
+// HasEnded returns the error of a call on a lease that has ended. If the session has ended too, the error says so.
+func (s *Session) HasEnded(info *mempool.Grant) error {
+	err := situation.Of(mempool.ErrReleased, "lease %d, of %s%v, has ended", info.ID, info.Tensor.DType, info.Tensor.Shape)
+	if why := context.Cause(s.working); why != nil {
+		return fmt.Errorf("%w: %w", err, why)
+	}
+	return err
+}
+
+// With passes the buffer's memory to the function f. The memory stays mapped during the call of f. If n is not 0, With first waits until the
+// memory may be used, or makes the memory's own stream wait.
+func (l *Lease) With(ctx context.Context, off, n uint64, write bool, f func(mempool.Memory) error) error {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	switch {
+	case l.ended:
+		return l.session.HasEnded(l.info)
+	case write && !l.info.Write:
+		return situation.Of(mempool.ErrInvalid, "lease %d is a read lease; ask for a write lease", l.info.ID)
+	case off > l.info.Bytes || n > l.info.Bytes-off:
+		return situation.Of(mempool.ErrInvalid, "%d bytes at %d lie outside a buffer of %d", n, off, l.info.Bytes)
+	}
+	m, err := l.reachLocked()
+	if err != nil {
+		return err
+	}
+	if n > 0 { // if n is 0, the caller waits by itself
+		if o := l.order.Load(); o != nil {
+			if err := o.Before(ctx, m.Queue()); err != nil {
+				return err
+			}
+		}
+	}
+	if write && m.Queue() != mempool.CPU {
+		if _, err := l.session.Timelines.Clock(ctx); err != nil && ctx.Err() != nil { // make the timeline now, so that Release need not ask for it
+			return err
+		}
+		l.ordering().Use()
+	}
+	return f(m)
+}
+
+// reachLocked returns the memory for this lease.
+func (l *Lease) reachLocked() (mempool.Memory, error) {
+	if l.memory != nil {
+		return l.memory, nil
+	}
+	return l.mem.Memory(l.info.Write)
+}
+
+// ordering returns the lease's order, and makes the order if the lease has no order yet.
+func (l *Lease) ordering() *mempool.Order {
+	if l.order.Load() == nil {
+		l.order.CompareAndSwap(nil, l.session.Timelines.Order())
+	}
+	return l.order.Load()
+}
+
+// Order returns the lease's order, or nil if the lease has none.
+func (l *Lease) Order() *mempool.Order { return l.order.Load() }
+
+// Check returns an error if the client knows that the content is incomplete.
+func (l *Lease) Check(ctx context.Context) error {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if l.ended {
+		return l.session.HasEnded(l.info)
+	}
+	return l.CheckLocked(ctx)
+}
+
+// CheckLocked is like Check, for a lease that With has read-locked.
+func (l *Lease) CheckLocked(ctx context.Context) error {
+	var err error
+	if o := l.order.Load(); o != nil {
+		err = o.Check(ctx)
+	}
+	if l.failed.Load() && !errors.Is(err, mempool.ErrContentFailed) {
+		return situation.Of(mempool.ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", l.buffer)
+	}
+	return err
+}

@@ -1,0 +1,220 @@
+package session
+
+import (
+	"context"
+	"errors"
+
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Release ends the lease. If `incomplete` is true, the content of a write lease is not complete. The next user of the memory waits for this
+// client's work and for the present work of the queues `after`.
+func (l *Lease) Release(ctx context.Context, incomplete bool, after ...mempool.Queue) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.AliveLocked(); err != nil {
+		return err
+	}
+	var done []mempool.Fence
+	m, err := l.reachLocked()
+	if err == nil {
+		if done, err = l.workLocked(ctx, m.Queue(), after...); err != nil {
+			l.session.Blocks.doubt(l.info.Block, m)
+		}
+	}
+	err = errors.Join(err, l.EndLocked(incomplete || err != nil, done...))
+	if !l.frame {
+		l.Forget()
+	}
+	return err
+}
+
+// Unasked is an ended context, for callers that must not wait for an answer of the service.
+var Unasked = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// Forget removes the lease from the session's list. It must be the last step, because closing waits for leases that it finds in the list.
+func (l *Lease) Forget() {
+	b := &l.session.Blocks
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.leases.remove(l)
+}
+
+// workLocked returns the fences after which this client's work on the memory is done.
+func (l *Lease) workLocked(ctx context.Context, own mempool.Queue, queues ...mempool.Queue) ([]mempool.Fence, error) {
+	if l.order.Load() == nil && len(queues) == 0 {
+		return nil, nil
+	}
+	if !l.frame {
+		return l.ordering().After(ctx, own, queues...)
+	}
+	t, err := l.ordering().AfterOne(ctx, own, queues...)
+	if t == nil {
+		return nil, err
+	}
+	return []mempool.Fence{*t}, err
+}
+
+// EndLocked ends the lease. It tells the service, or the lease's holder, and then counts one lease less on the block in the client. The
+// order matters: the client may drop a block only after the service knows that the last lease on the block has ended. The caller calls
+// Forget as its last step, unless the lease is of a frame.
+func (l *Lease) EndLocked(incomplete bool, done ...mempool.Fence) error {
+	l.ended = true
+	b := &l.session.Blocks
+	if l.by == nil {
+		err := b.sendRelease(l.info, incomplete, l.unsure, done)
+		return errors.Join(err, b.Ended(l.info.Block, done...), l.endOrder())
+	}
+	err := errors.Join(l.by.End(l, incomplete, done), l.endOrder())
+	if l.frame {
+		err = errors.Join(err, b.left(l, l.info.Block, done...))
+	}
+	b.session.Timelines.Unpin(l.info.Wait)
+	return err
+}
+
+// endOrder closes the lease's order.
+func (l *Lease) endOrder() error {
+	if o := l.order.Load(); o != nil {
+		return o.Close()
+	}
+	return nil
+}
+
+// ReleaseGrant releases a lease of which the caller has the memory: that of a frame that came back, of an arena, or one that is not mapped.
+// `done` has this client's own fences.
+func (b *Blocks) ReleaseGrant(info *mempool.Grant, incomplete bool, done ...mempool.Fence) error {
+	err := b.sendRelease(info, incomplete, false, done)
+	return errors.Join(err, b.Ended(info.Block, done...))
+}
+
+// sendRelease tells the service that a lease has ended. If `unsure` is true, the client does not know whether it is a read lease.
+func (b *Blocks) sendRelease(info *mempool.Grant, incomplete, unsure bool, done []mempool.Fence) error {
+	r := &wire.Release{Lease: info.ID, Failed: incomplete, Done: convert.WireFences(done)}
+	if b.Checked && !unsure {
+		seen := convert.WireGrant(*info)
+		r.Seen = &seen
+	}
+	return b.session.Send(r)
+}
+
+// Publish publishes the buffer under a name. The lease becomes a read lease.
+func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.AliveLocked(); err != nil {
+		return err
+	}
+	if l.by != nil {
+		return l.by.Nameless()
+	}
+	ready, err := l.ReadyLocked(ctx, p.Completion, nil)
+	if err != nil {
+		return err
+	}
+	r := &wire.Publish{Lease: l.info.ID, Name: p.Name, Keep: p.Keep, Replace: p.Replace, Ready: convert.WireFence(ready), Event: p.Handle(ready)}
+	if p.Tensor != nil {
+		t := convert.WireTensor(*p.Tensor)
+		r.Tensor = &t
+	}
+	err = l.session.do(ctx, r, &Call{Into: &wire.EmptyReply{}})
+	if _, refused := errors.AsType[*refusal](err); refused {
+		return l.session.explain(err)
+	}
+	info := *l.info
+	l.info, l.memory = &info, nil
+	info.Write = false // also if no answer came, because the service may have published the buffer
+	l.unsure = err != nil
+	l.ordering().Ended(ready, p.Completion)
+	if err == nil && p.Tensor != nil {
+		info.Tensor = p.Tensor.Clone()
+	}
+	return err
+}
+
+// ReadyLocked returns the fence after which the content is complete, or nil if the content is complete now. `gone` reports whether the
+// memory already has other content; nil means that the service knows.
+func (l *Lease) ReadyLocked(ctx context.Context, c mempool.Completion, gone func() bool) (*mempool.Fence, error) {
+	if clock := l.session.Timelines.Own(); c.Ready != nil && clock != nil {
+		clock.Published(*c.Ready, l.unreadable(gone))
+	}
+	if l.order.Load() == nil && len(c.After) == 0 && c.Event == nil {
+		return c.Ready, nil
+	}
+	m, err := l.reachLocked()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := l.session.Timelines.Clock(ctx); err != nil && ctx.Err() != nil { // make the timeline now, so that Release need not ask for it
+		return nil, err
+	}
+	return l.ordering().Ready(ctx, m.Queue(), c)
+}
+
+// unreadable returns a function that says whether the memory that the lease now publishes is gone: nobody can read the content any more.
+func (l *Lease) unreadable(gone func() bool) func(context.Context) (bool, error) {
+	s, info := l.session, l.info
+	return func(ctx context.Context) (bool, error) {
+		s.Collect(info.Pool)
+		if gone != nil && gone() {
+			return true, nil
+		}
+		r := &wire.LeaseBuffer{Buffer: info.Buffer, Generation: info.Generation}
+		l := new(Lease)
+		err := s.Blocks.Obtain(ctx, l, Once, r, &r.Wait)
+		switch {
+		case err == nil:
+			return false, l.Release(Unasked, false)
+		case errors.Is(err, mempool.ErrStale):
+			return true, nil
+		case errors.Is(err, mempool.ErrBusy), errors.Is(err, mempool.ErrContentFailed), errors.Is(err, mempool.ErrProducerDied):
+			return false, nil
+		}
+		return false, err
+	}
+}
+
+// SentLocked ends a lease that was published as a frame: the channel has its memory now.
+func (l *Lease) SentLocked() error {
+	l.ended = true
+	return l.endOrder()
+}
+
+// UnsentLocked handles a lease that was not published because of err. The lease stays valid, unless ctx was cancelled: then UnsentLocked
+// ends the lease, and the memory can be reused after the fence `ready` is reached.
+func (l *Lease) UnsentLocked(ctx context.Context, err error, ready *mempool.Fence) error {
+	if !errors.Is(ctx.Err(), context.Canceled) {
+		return err
+	}
+	defer l.Forget()
+	return errors.Join(err, l.abortLocked(ready))
+}
+
+// UnjoinedLocked is like UnsentLocked, for a lease that was not published because the client could not join the channel. If ctx was
+// cancelled, UnjoinedLocked first makes the fence that is reached when the work on the memory ends.
+func (l *Lease) UnjoinedLocked(ctx context.Context, err error, o mempool.Completion) error {
+	if !errors.Is(ctx.Err(), context.Canceled) {
+		return err
+	}
+	ready, unknown := l.ReadyLocked(context.WithoutCancel(ctx), o, nil)
+	if m, failed := l.reachLocked(); failed == nil && unknown != nil {
+		l.session.Blocks.doubt(l.info.Block, m)
+	}
+	return errors.Join(l.UnsentLocked(ctx, err, ready), unknown)
+}
+
+// abortLocked ends a write lease that was not published, so no reader gets the content. Work on the memory may be running until the fence
+// `ready` is reached.
+func (l *Lease) abortLocked(ready *mempool.Fence) error {
+	clock := l.session.Timelines.Own()
+	if ready == nil || clock == nil || ready.Timeline != clock.Timeline() || ready.Validate() != nil { // the service accepts no such fence
+		return l.EndLocked(true)
+	}
+	return l.EndLocked(true, *ready)
+}

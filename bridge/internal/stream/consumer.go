@@ -1,0 +1,175 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// ErrFrameCorrupt means that what a producer wrote about a frame cannot be true.
+var ErrFrameCorrupt = fmt.Errorf("%w: the frame is corrupt", mempool.ErrContentFailed)
+
+// Consumer is a consumer of a channel. Each loop over frames has its own Consumer.
+type Consumer struct {
+	member
+	native *shmchannel.Consumer
+	latest shmchannel.Frame // the last frame that Take has taken
+	leaves sync.Once
+
+	users atomic.Int64 // number of frames that the user has, plus one until the consumer leaves; at 0 the client unmaps the channel
+}
+
+// Consume joins the channel as a consumer.
+func (ch *Channel) Consume(ctx context.Context, o mempool.SubscribeOptions) (*Consumer, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	s := &Consumer{member: newMember(ch.streams, ch.Identity, shmchannel.ConsumerRole)}
+	s.users.Store(1)
+	s.depart = func(context.Context) { s.Leave() }
+	err := s.join(ctx, &wire.Join{Oldest: o.Oldest, Full: string(o.Full)}, func(config shmchannel.MemberConfig) (err error) {
+		s.native, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: config, Reached: s.reached})
+		if err == nil {
+			s.add, s.counts = s.native.AddTrack, s.native.Counts
+			s.unwatch = context.AfterFunc(s.session.Working(), s.native.Wake)
+		}
+		return err
+	})
+	return s, err
+}
+
+// Channel returns the channel.
+func (s *Consumer) Channel() *mempool.ChannelIdentity { return &s.channel }
+
+// reached reports whether a fence of the client's own timeline is reached.
+func (s *Consumer) reached(t shmchannel.Fence) bool {
+	return s.session.Timelines.Past(mempool.Fence{Timeline: s.timeline, Word: t.Word, Value: t.Value})
+}
+
+// Take waits for the next frame and takes it. It returns nil without an error if no frame will come any more. An error without a frame is the
+// last result. A frame that comes with ErrFrameCorrupt has only a number. The next call of Take overwrites the frame.
+func (s *Consumer) Take(caller context.Context) (*shmchannel.Frame, error) {
+	err := s.take(caller)
+	switch {
+	case err == nil:
+		return &s.latest, nil
+	case errors.Is(err, shmchannel.ErrEnded):
+		return nil, nil
+	}
+	if bad, ok := errors.AsType[*shmchannel.FrameError](err); ok {
+		return &shmchannel.Frame{Hand: shmchannel.Hand{Number: bad.Number}}, s.doubt(bad.Number, err)
+	}
+	return nil, s.failure(caller, err)
+}
+
+func (s *Consumer) take(caller context.Context) (err error) {
+	if err := s.over(caller); err != nil { // check this first: if frames keep coming, the checks below never notice the end
+		return err
+	}
+	if ok, err := s.native.TryTake(&s.latest); ok {
+		return nil
+	} else if err != nil && !errors.Is(err, shmchannel.ErrUnknownMember) {
+		return err
+	}
+	began := time.Now()
+	defer func() { s.waits.Over(began, err == nil) }()
+	ctx := &patient{Context: caller, session: s.session}
+	for {
+		err := s.native.Take(ctx, &s.latest)
+		unknown, ok := errors.AsType[*shmchannel.UnknownMemberError](err)
+		if !ok {
+			return err
+		}
+		if err := s.await(caller, unknown); err != nil {
+			return err
+		}
+	}
+}
+
+// doubt tells the service about a corrupt frame, and returns the frame's error.
+func (s *Consumer) doubt(number uint64, why error) error {
+	_ = s.session.Send(&wire.Doubt{Channel: s.channel.ID, Member: s.id, Sequence: number}) // Send fails only if the connection is gone
+	return situation.Of(ErrFrameCorrupt, "frame %d of channel %q: %v", number, s.channel.Name, why)
+}
+
+// Adopt puts a frame that Take has returned into the user's hand, and makes l its lease. If the content will never be complete, Adopt
+// returns [mempool.ErrContentFailed] or ErrFrameCorrupt, and the lease has ended. After any other error the lease has no memory, and the
+// caller ends it.
+func (s *Consumer) Adopt(ctx context.Context, l *session.Lease, hand *Hand, came *shmchannel.Frame) error {
+	hand.by, hand.hand = s, came.Hand
+	s.users.Add(1)
+	ready, err := s.ready(ctx, came)
+	l.InitFrame(s.session, hand, ready)
+	if err == nil {
+		err = s.session.Blocks.Adopt(ctx, l, s.channel.ID, s.channel.Pool, came)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, session.ErrCorruptRecord):
+		_ = l.EndLocked(false)
+		return s.doubt(came.Number, err)
+	case errors.Is(err, mempool.ErrContentFailed):
+		return errors.Join(err, l.EndLocked(false))
+	}
+	return err
+}
+
+// ready returns the fences after which the frame's content is complete: one, or none if the content is complete.
+func (s *Consumer) ready(ctx context.Context, came *shmchannel.Frame) ([]mempool.Fence, error) {
+	if came.Ready.Value == 0 {
+		return nil, nil
+	}
+	if came.Ready.Timeline == 0 {
+		return nil, situation.Of(session.ErrCorruptRecord, "a producer without a timeline published a frame with a fence")
+	}
+	t := mempool.Fence{Timeline: came.Ready.Timeline, Word: came.Ready.Word, Value: came.Ready.Value}
+	died := func() error {
+		return situation.Of(mempool.ErrProducerDied, "frame %d of channel %q is incomplete: the process that wrote it died before finishing",
+			came.Number, s.channel.Name)
+	}
+	page, err := s.session.Timelines.Page(ctx, t.Timeline)
+	switch {
+	case errors.Is(err, mempool.ErrNotFound) || errors.Is(err, mempool.ErrStale): // the service forgets a timeline only after its process has ended
+		return nil, died()
+	case err != nil:
+		return nil, err
+	}
+	over, failed := page.Over(t)
+	switch {
+	case errors.Is(failed, mempool.ErrProducerDied):
+		return nil, died()
+	case failed != nil:
+		return nil, fmt.Errorf("frame %d of channel %q: %w", came.Number, s.channel.Name, failed)
+	case over:
+		return nil, nil
+	}
+	return []mempool.Fence{t}, nil
+}
+
+// Leave leaves the channel. The user can still settle and release the frames that the user has.
+func (s *Consumer) Leave() {
+	s.leaves.Do(func() {
+		s.streams.forget(&s.member)
+		_ = s.native.Leave() // Leave fails only if the member is closed, and the member is open
+		s.sendLeave()
+		s.leaveNative()
+	})
+}
+
+// leaveNative subtracts 1 from s.users. If s.users is then 0, leaveNative unmaps the channel.
+func (s *Consumer) leaveNative() {
+	if s.users.Add(-1) == 0 {
+		s.unwatch()
+		_ = s.native.Close() // Close only unmaps files, which does not fail
+	}
+}

@@ -1,0 +1,166 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
+	"github.com/poolbridge/poolbridge/internal/count"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// frameRecord is the record of a frame in a channel, with its description.
+type frameRecord struct {
+	shmchannel.Record
+	description shmchannel.Description
+}
+
+// Publish publishes the memory of a write lease as a frame, and ends the lease. It returns the frame's number.
+func (ch *Channel) Publish(ctx context.Context, try session.Attempt, l *session.Lease, o mempool.FrameOptions) (uint64, error) {
+	l.Lock()
+	defer l.Unlock()
+	if err := l.AliveLocked(); err != nil {
+		return 0, fmt.Errorf("%w; if it was published, the channel has its memory now: allocate a lease for each frame", err)
+	}
+	t, err := ch.fits(l.InfoLocked(), o.Tensor)
+	if err != nil {
+		return 0, err
+	}
+	p, err := ch.producer(ctx)
+	if err != nil {
+		return 0, l.UnjoinedLocked(ctx, err, o.Completion)
+	}
+	ready, err := l.ReadyLocked(ctx, o.Completion, nil)
+	if err != nil {
+		return 0, err
+	}
+	info := *l.InfoLocked()
+	info.Wait, info.Event = nil, nil // the service knows them
+	sent := &sending{info: &info}
+	if ready != nil {
+		sent.wait = append(sent.wait, *ready)
+	}
+	r := &sent.record
+	r.place(&info, t, 0)
+	if err := r.fill(&o, ready, p.timeline); err != nil {
+		return 0, err
+	}
+	r.Owner = sent
+	number, err := p.publish(ctx, try, &r.Record)
+	if err != nil {
+		return 0, l.UnsentLocked(ctx, err, ready)
+	}
+	defer l.Forget()
+	ch.streams.startTicks()
+	return number, l.SentLocked()
+}
+
+// fits checks whether the buffer of a lease can go into the channel. It returns the description of the content: `t`, or the lease's own
+// description if `t` is nil.
+func (ch *Channel) fits(info *mempool.Grant, t *mempool.Tensor) (*mempool.Tensor, error) {
+	switch {
+	case !info.Write:
+		return nil, situation.Of(mempool.ErrInvalid, "lease %d is a read lease; a frame is sent with a write lease", info.ID)
+	case info.Pool != ch.Identity.Pool:
+		return nil, situation.Of(mempool.ErrInvalid, "lease %d is of pool %d; channel %q carries buffers of pool %d", info.ID, info.Pool, ch.Identity.Name,
+			ch.Identity.Pool)
+	case t == nil:
+		return &info.Tensor, nil
+	}
+	n, err := t.Extent()
+	if err == nil && n > info.Bytes {
+		err = situation.Of(mempool.ErrInvalid, "%s%v needs %d bytes, the buffer of lease %d has %d", t.DType, t.Shape, n, info.ID, info.Bytes)
+	}
+	return t, err
+}
+
+// place writes where the memory of a frame with the tensor t is: the memory of `info`, which begins at the byte `base` of its block.
+func (r *frameRecord) place(info *mempool.Grant, t *mempool.Tensor, base uint64) {
+	r.Block, r.Buffer, r.Bytes = info.Block, info.Buffer, info.Bytes
+	r.description = describe(t, base)
+	r.Description = &r.description
+}
+
+// fill writes the rest of the record. own is the id of the client's own timeline.
+func (r *frameRecord) fill(o *mempool.FrameOptions, ready *mempool.Fence, own uint64) (err error) {
+	r.Event, r.Ready = o.Handle(ready), shmchannel.Fence{}
+	if ready != nil {
+		if ready.Timeline != own {
+			return situation.Of(mempool.ErrInvalid, "a fence of timeline %d cannot say when content of this session is complete: its own is %d", ready.Timeline, own)
+		}
+		if err := ready.Validate(); err != nil {
+			return err
+		}
+		r.Ready = shmchannel.Fence{Timeline: own, Word: ready.Word, Value: ready.Value}
+	}
+	if r.Meta, err = shmchannel.AppendMeta(r.Meta[:0], o.Meta); err != nil {
+		return situation.Of(mempool.ErrInvalid, "%v", err)
+	}
+	return nil
+}
+
+// describe returns the description of a frame with the tensor t. The frame's memory begins at the byte `base` of its block.
+func describe(t *mempool.Tensor, base uint64) shmchannel.Description {
+	return shmchannel.Description{Base: base, Offset: t.ByteOffset, DType: string(t.DType), Shape: t.Shape, Strides: t.Strides}
+}
+
+// publish publishes a record in the channel.
+func (p *Producer) publish(ctx context.Context, try session.Attempt, r *shmchannel.Record) (uint64, error) {
+	if err := p.session.Over(); err != nil {
+		return 0, err
+	}
+	number, err := p.native.TryPublish(r)
+	if err != nil {
+		began := time.Now()
+		number, err = p.publishInTime(ctx, try, r)
+		p.waits.Over(began, err == nil)
+	}
+	return number, err
+}
+
+// publishInTime is like publish, but waits for room and for the files of new consumers.
+func (p *Producer) publishInTime(caller context.Context, try session.Attempt, r *shmchannel.Record) (uint64, error) {
+	send := func() (uint64, error) { return p.native.Publish(&patient{Context: caller, session: p.session}, r) }
+	if try {
+		send = func() (uint64, error) { return p.native.TryPublish(r) }
+	}
+	for {
+		number, err := send()
+		if err == nil {
+			return number, nil
+		}
+		unknown, isUnknown := errors.AsType[*shmchannel.UnknownMemberError](err)
+		full, isFull := errors.AsType[*shmchannel.FullError](err)
+		switch {
+		case isUnknown:
+			if err := p.await(caller, unknown); err != nil {
+				return 0, err
+			}
+			continue
+		case isFull && (bool(try) || p.over(caller) == nil):
+			return 0, p.behind(full)
+		case isFull && errors.Is(caller.Err(), context.DeadlineExceeded) && p.session.Over() == nil:
+			return 0, session.Late(caller, p.behind(full))
+		}
+		return 0, p.failure(caller, err)
+	}
+}
+
+// behind returns the error of a full channel. The error names the reason.
+func (p *Producer) behind(full *shmchannel.FullError) error {
+	why := "another producer has waited for longer"
+	switch {
+	case full.Consumer.ID != 0:
+		why = fmt.Sprintf("consumer %d (pid %d) has not released frame %d", full.Consumer.ID, full.Consumer.PID, full.Floor)
+	case full.Waiting > 0:
+		why = count.Of(full.Waiting, "frame") + " wait for a consumer"
+	case p.channel.Mode == mempool.WorkQueue:
+		why = "its consumers have not acknowledged the frames that they took"
+	}
+	return situation.Of(mempool.ErrLimit, "channel %q is full: it keeps %s, and %s; release frames sooner, or make a channel with a larger Capacity or with a Full that drops frames",
+		p.channel.Name, count.Of(p.channel.Capacity, "frame"), why)
+}
