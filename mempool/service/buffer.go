@@ -12,8 +12,8 @@ import (
 // checkContent marks the buffer as failed if its producer has said that the content failed. The caller holds s.mu.
 func (s *Service) checkContent(b *ledger.Buffer) {
 	for _, t := range b.Ready {
-		if !b.Failed && s.failed(t) {
-			s.ledger.Fail(b, s.timelines[t.Timeline].page.Reason(t.Word))
+		if !b.Failed && s.timelines.Failed(t) {
+			s.ledger.Fail(b, s.timelines.Reason(t))
 		}
 	}
 }
@@ -29,7 +29,7 @@ func (s *Service) crowded(b *ledger.Buffer, write bool) error {
 	if n() <= maxFences {
 		return nil
 	}
-	b.Ready, b.Block.Fences = s.incomplete(b.Ready), s.pending(b.Block.Fences)
+	b.Ready, b.Block.Fences = s.timelines.Incomplete(b.Ready), s.timelines.Pending(b.Block.Fences)
 	if n() <= maxFences {
 		return nil
 	}
@@ -40,13 +40,12 @@ func (s *Service) crowded(b *ledger.Buffer, write bool) error {
 func (s *Session) grant(b *ledger.Buffer, write bool) GrantedLease {
 	svc := s.svc
 	s.noteUse()
-	b.Ready = svc.incomplete(b.Ready)
+	b.Ready = svc.timelines.Incomplete(b.Ready)
 	wait := b.Ready.Union(nil)
 	if write {
-		b.Block.Fences = svc.pending(b.Block.Fences)
+		b.Block.Fences = svc.timelines.Pending(b.Block.Fences)
 		wait = b.Ready.Union(b.Block.Fences)
 	}
-	svc.beginWaitLocked(s.rec, wait)
 	l := svc.ledger.Grant(b, s.rec, write, wait, uint32(time.Since(svc.began)/time.Second))
 	_, mapped := s.rec.Mapped[b.Block.ID]
 	return GrantedLease{Lease: Lease{s, l}, Grant: svc.describe(l), Mapped: mapped}
@@ -76,7 +75,7 @@ func (s *Service) recycleUnused(b *ledger.Buffer) {
 	if !b.Unused() {
 		return
 	}
-	b.Block.Fences = s.pending(b.Block.Fences.Union(b.Ready))
+	b.Block.Fences = s.timelines.Pending(b.Block.Fences.Union(b.Ready))
 	if s.view != nil {
 		s.view.end(b)
 	}

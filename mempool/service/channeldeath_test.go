@@ -377,7 +377,7 @@ func TestAConsumerThatLeftIsForgottenOnceItsWorkIsDone(t *testing.T) {
 	members := func() int {
 		r.svc.mu.Lock()
 		defer r.svc.mu.Unlock()
-		return len(c.members)
+		return len(c.rec.Members)
 	}
 	assert.Equal(t, 1, members(), "its work is under way")
 	_, reclaimed := c.end() // its process lives on
@@ -407,7 +407,7 @@ func TestASessionThatEndsBeforeItsMembersEnterLeavesNoSlotTaken(t *testing.T) {
 	r.sit(w, MemberSpec{Role: Consumer})
 	_, reclaimed := w.end()
 	<-reclaimed
-	assert.Zero(t, r.svc.members)
+	assert.Empty(t, r.svc.ledger.Channels.Get(r.info.ID).Members)
 	assert.Zero(t, r.sit(hire(t, r.svc), MemberSpec{Role: Producer}).member.Slot)
 }
 
@@ -446,7 +446,7 @@ func TestNobodyLooksAtAChannelWhoseMembersAreAlive(t *testing.T) {
 	tended := func() bool {
 		r.svc.mu.Lock()
 		defer r.svc.mu.Unlock()
-		return r.svc.channelByID.Get(r.info.ID).tended
+		return r.svc.channels[r.info.ID].tended
 	}
 	assert.False(t, tended())
 	gone, _ := p.end()

@@ -250,6 +250,7 @@ func TestMembersThatComeAndGoLoseNoFrameThatIsInHand(t *testing.T) {
 			}
 		}
 		checkBooks(t, r.svc)
+		checkFile(t, r.svc)
 		for _, gone := range r.ended {
 			gone()
 		}
@@ -277,6 +278,6 @@ func TestMembersThatComeAndGoLoseNoFrameThatIsInHand(t *testing.T) {
 		assert.True(t, r.nothingLeft())
 		r.awaitStands(0, 0)
 		checkBooks(t, r.svc)
-		assert.Empty(t, r.svc.timelines)
+		assert.Empty(t, r.svc.ledger.Timelines)
 	}
 }

@@ -237,14 +237,14 @@ func (r *channelRig) eventually(so func() bool) {
 func (r *channelRig) nothingLeft() bool {
 	r.svc.mu.Lock()
 	defer r.svc.mu.Unlock()
-	return r.svc.channelByID.Len() == 0 && r.svc.members == 0 && r.pool.rec.Channels == 0 && len(r.pool.producers) == 0
+	return r.svc.ledger.Channels.Len() == 0 && len(r.svc.channels) == 0 && r.pool.rec.Channels == 0 && len(r.pool.rec.Producers) == 0
 }
 
 // kept returns how many buffers the channel keeps.
 func (r *channelRig) kept() int {
 	r.svc.mu.Lock()
 	defer r.svc.mu.Unlock()
-	return len(r.svc.channelByID.Get(r.info.ID).kept)
+	return len(r.svc.ledger.Channels.Get(r.info.ID).Kept)
 }
 
 // room says whether a block can be allocated now.

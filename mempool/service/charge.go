@@ -78,7 +78,7 @@ func (p *Pool) chargeable(s *ledger.Session, size uint64) error {
 // s.mu.
 func (s *Service) lookAgain(b *ledger.Block) (fewer bool) {
 	before := len(b.Fences)
-	if !s.quiet(b) && b.Pending() && len(b.Fences) == before {
+	if !s.timelines.Quiet(b) && b.Pending() && len(b.Fences) == before {
 		return false // the usual case
 	}
 	return b.LookAgain()
@@ -99,7 +99,7 @@ func (p *Pool) idle(size uint64) *ledger.Block {
 func (p *Pool) lookAtSome(size uint64) bool {
 	sample, more := p.rec.Sample(size, 16)
 	for b := range sample {
-		if p.svc.quiet(b) {
+		if p.svc.timelines.Quiet(b) {
 			p.svc.lookAgain(b)
 			return true
 		}

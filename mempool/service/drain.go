@@ -34,7 +34,7 @@ func (s *Service) drainAll() {
 			if looks--; looks < 0 {
 				break
 			}
-			if s.quiet(b) {
+			if s.timelines.Quiet(b) {
 				delete(s.draining, b)
 				next()
 				pause = drainPause

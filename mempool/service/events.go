@@ -2,7 +2,6 @@ package service
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/situation"
@@ -20,11 +19,6 @@ func (s *Service) note(e mempool.HistoryEvent, pool *ledger.Pool) {
 	}
 	s.journal.Note(one)
 	s.mu.noted = true
-}
-
-// about makes an event about the session.
-func (s *Session) about(kind mempool.EventKind, format string, args ...any) mempool.HistoryEvent {
-	return mempool.HistoryEvent{Kind: kind, Session: s.rec.ID, PID: s.rec.Peer.PID, UID: s.rec.Peer.UID, Program: s.rec.Program, Text: fmt.Sprintf(format, args...)}
 }
 
 // tells says whether the session may see an event.

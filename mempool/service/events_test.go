@@ -168,7 +168,7 @@ func TestAPoolAndItsChannelsHaveAHistory(t *testing.T) {
 		_, err := s.MakeChannel(mempool.ChannelSpec{Name: name, Pool: p.rec.Info.ID, Capacity: 1})
 		require.NoError(t, err)
 	}
-	require.NoError(t, s.CloseChannel(svc.channels["a"].info.ID))
+	require.NoError(t, s.CloseChannel(svc.ledger.ChannelNames["a"].Info.ID))
 	assert.Equal(t, "a", one(t, svc, mempool.ChannelClosed).Channel)
 	require.NoError(t, s.DestroyPool(p.rec.Info.ID))
 	assert.Equal(t, "b", happened(t, svc, mempool.ChannelClosed)[1].Channel)

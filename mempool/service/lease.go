@@ -33,7 +33,7 @@ func (s *Service) describe(l *ledger.Lease) mempool.Grant {
 	return mempool.Grant{
 		ID: l.ID, Buffer: b.ID, Generation: b.Generation, Write: l.Write,
 		Pool: b.Block.Pool.Info.ID, Block: b.Block.ID, BlockBytes: b.Block.Size,
-		Bytes: b.Bytes, Tensor: *b.Tensor, Wait: s.plain(l.Wait), Event: s.ledger.Event(b),
+		Bytes: b.Bytes, Tensor: *b.Tensor, Wait: s.timelines.Unfinished(l.Wait), Event: s.ledger.Event(b),
 	}
 }
 
@@ -87,31 +87,33 @@ func (s *Session) endLeaseAt(l *ledger.Lease, incomplete bool, done []mempool.Fe
 	if l.Ended {
 		return l.Released()
 	}
-	ts, err := s.fences(done)
+	ts, err := s.rec.PromiseFences(done)
 	if err != nil {
 		return err
 	}
-	s.endLease(l, incomplete, ts)
+	s.svc.endLease(l, incomplete, s.svc.timelines.Pending(ts))
 	return nil
 }
 
-// endLease ends a lease of the session. If the argument `incomplete` is true, the content will never be complete. The next user of the
-// memory must wait for the fences in `done`. The caller holds Service.mu.
-func (s *Session) endLease(l *ledger.Lease, incomplete bool, done ledger.Fences) {
-	svc, b, wait := s.svc, l.Buffer, l.Wait
-	svc.ledger.EndLease(l)
+// endLease ends a lease. If the argument `incomplete` is true, the content will never be complete. The next user of the
+// memory must wait for the fences in `done`. The caller holds s.mu.
+func (s *Service) endLease(l *ledger.Lease, incomplete bool, done ledger.Fences) {
+	b := l.Buffer
+	gone := s.ledger.EndLease(l)
 	if l.Write {
-		if incomplete && !b.Failed && s.rec.Ended {
-			s.breaks(b)
+		if incomplete && !b.Failed && l.Session.Ended {
+			s.breaks(l.Session, b)
 		}
 		b.Failed = b.Failed || incomplete
-		b.Ready = svc.more(b.Ready, done)
-		svc.ledger.SetEvent(b, nil)
+		b.Ready = s.timelines.Add(b.Ready, done)
+		s.ledger.SetEvent(b, nil)
 	} else {
-		b.Block.Fences = svc.more(b.Block.Fences, done)
+		b.Block.Fences = s.timelines.Add(b.Block.Fences, done)
 	}
-	svc.endWaitLocked(wait)
-	svc.recycleUnused(b)
+	for _, t := range gone {
+		s.retire(t)
+	}
+	s.recycleUnused(b)
 }
 
 // AwaitWork waits until all fences are reached that a user of the lease's memory must wait for. The server calls AwaitWork for sessions
@@ -126,7 +128,7 @@ func (l Lease) AwaitWork(ctx context.Context, limit time.Duration) error {
 	for pause := drainPause; ; pause = min(2*pause, drainRest) {
 		svc.mu.Lock()
 		svc.checkContent(b)
-		waits := slices.ContainsFunc(l.rec.Wait, func(t mempool.Fence) bool { return !svc.over(t) })
+		waits := slices.ContainsFunc(l.rec.Wait, func(t mempool.Fence) bool { return !svc.timelines.Over(t) })
 		ended, write, incomplete := l.rec.Ended, l.rec.Write, error(nil)
 		if b.Failed {
 			incomplete = svc.ledger.Incomplete(b)

@@ -47,7 +47,7 @@ func (s *Session) Sessions(after string, most int, into []mempool.SessionInfo) (
 // info describes the session for the session `to`, or for the service if `to` is nil. The caller holds Service.mu.
 func (s *Session) info(to *ledger.Session) mempool.SessionInfo {
 	info := mempool.SessionInfo{ID: s.rec.ID, UID: s.rec.Peer.UID, PID: s.rec.Peer.PID, Program: s.rec.Program, Began: s.rec.Began,
-		Leases: len(s.rec.Leases), Blocks: len(s.rec.Mapped), Members: len(s.members), Bytes: s.rec.Bytes()}
+		Leases: len(s.rec.Leases), Blocks: len(s.rec.Mapped), Members: len(s.rec.Members), Bytes: s.rec.Bytes()}
 	info.Waits = len(s.waits)
 	info.WaitsFor, info.Since = s.waitsFor(to)
 	return info
@@ -58,32 +58,7 @@ func (s *Session) info(to *ledger.Session) mempool.SessionInfo {
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (s *Session) Channels(after string, most int, into []mempool.ChannelInfo) (Page[mempool.ChannelInfo], error) {
-	return listByID(s, &s.svc.channelByID, after, most, into, (*channel).status)
-}
-
-// status describes the channel. The caller holds Service.mu.
-func (ch *channel) status() mempool.ChannelInfo {
-	status := mempool.ChannelInfo{ChannelIdentity: ch.info, UID: ch.uid, Closed: ch.closed, Published: ch.host.Published(), Waiting: ch.host.Waiting(),
-		Used: ch.host.Used(), Dropped: ch.host.Dropped()}
-	needs := uint64(0)
-	for _, m := range ch.members {
-		switch {
-		case !m.entered || m.left:
-		case m.role() == Producer:
-			status.Producers++
-		default:
-			status.Consumers++
-			behind, need := ch.host.Behind(m.Member), ch.host.Needs(m.Member)
-			status.Waiting = max(status.Waiting, behind)
-			if late := behind > 0 || need == uint64(ch.info.Capacity); late && need > needs {
-				needs, status.Slowest = need, m.session.rec.ID
-			}
-		}
-	}
-	if oldest := ch.host.Oldest(); oldest != nil {
-		status.Slowest = ch.members[oldest.ID].session.rec.ID
-	}
-	return status
+	return listByID(s, &s.svc.ledger.Channels, after, most, into, func(ch *ledger.Channel) mempool.ChannelInfo { return s.svc.channelOf(ch).Describe() })
 }
 
 // Buffers lists the buffers that the asking session may see, ordered by id.
@@ -134,7 +109,7 @@ func (s *Session) Leases(after string, most int, into []mempool.LeaseInfo) (Page
 		status := mempool.LeaseInfo{ID: l.ID, Session: of.ID, UID: of.Peer.UID, PID: of.Peer.PID, Program: of.Program, Buffer: b.ID,
 			Pool: b.Block.Pool.Info.ID, Bytes: b.Bytes, BlockBytes: b.Block.Size, Write: l.Write,
 			Began: svc.began.Add(time.Duration(l.Began) * time.Second).Truncate(time.Second)}
-		if len(holder.waits) == 0 && len(holder.members) == 0 {
+		if len(holder.waits) == 0 && len(holder.rec.Members) == 0 {
 			return status
 		}
 		w, known := waits[holder]
@@ -158,41 +133,15 @@ func (s *Session) waitsFor(to *ledger.Session) (what string, since time.Time) {
 	if w := s.longest(func(w *wait) bool { return all || w.pool != nil && w.pool.VisibleTo(to) }); w != nil {
 		what, since = w.String(), w.since
 	}
-	for m := range s.members {
-		if m.role() != Producer || !m.entered || m.left || m.channel.closed || !all && !m.channel.VisibleTo(to) {
+	for m := range s.rec.Members {
+		if m.Role != Producer || !m.Entered || m.Left || m.Channel.Closed || !all && !m.Channel.VisibleTo(to) {
 			continue
 		}
-		if why, full := m.channel.blocked(); why != "" && (what == "" || full.Before(since)) {
-			what, since = fmt.Sprintf("room in channel %q (%s)", m.channel.info.Name, why), full
+		if why, full := s.svc.channelOf(m.Channel).Blocked(); why != "" && (what == "" || full.Before(since)) {
+			what, since = fmt.Sprintf("room in channel %q (%s)", m.Channel.Info.Name, why), full
 		}
 	}
 	return journal.Cut(what, maxWaitText), since
-}
-
-// blocked returns why producers of the channel wait for room, and since when. If they do not wait, the reason is empty. The caller holds
-// Service.mu.
-func (ch *channel) blocked() (why string, since time.Time) {
-	if ch.info.Full == mempool.Block && ch.stuck() {
-		return "its frames wait for a consumer", ch.full.Since
-	}
-	if slow := ch.slow(); slow != nil {
-		return fmt.Sprintf("session %d is behind", slow.session.rec.ID), slow.behind.Since
-	}
-	return "", since
-}
-
-// slow returns the consumer of a broadcast that producers have waited for longest, or nil if they wait for no consumer. The caller holds
-// Service.mu.
-func (ch *channel) slow() (slow *member) {
-	for _, m := range ch.members {
-		if m.full != mempool.Block {
-			continue
-		}
-		if m.lags() && (slow == nil || m.behind.Since.Before(slow.behind.Since) || m.behind.Since.Equal(slow.behind.Since) && m.ID < slow.ID) {
-			slow = m
-		}
-	}
-	return slow
 }
 
 // maxWaitText limits the bytes of the text that says what a session waits for, so that it fits into a page.

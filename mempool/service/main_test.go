@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 func TestMain(m *testing.M) {
@@ -165,4 +166,19 @@ func checkBooks(t testing.TB, svc *Service) {
 	assert.Equal(t, svc.ledger.Blocks.Len(), svc.blocks.Len())
 	assert.Equal(t, svc.ledger.Sessions.Len()+svc.ledger.Ended.Len(), len(svc.sessions))
 	assert.Equal(t, len(svc.ledger.Pools), len(svc.pools))
+	assert.Equal(t, svc.ledger.Channels.Len(), len(svc.channels))
+}
+
+// checkFile asserts that the ledger can be written and read back. No pool may be in the making, and no block.
+func checkFile(t testing.TB, svc *Service) {
+	t.Helper()
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	written, err := svc.ledger.Encode()
+	require.NoError(t, err)
+	read, err := ledger.Decode(written)
+	require.NoError(t, err)
+	again, err := read.Encode()
+	require.NoError(t, err)
+	assert.Equal(t, written, again)
 }

@@ -2,53 +2,146 @@ package service
 
 import (
 	"maps"
+	"os"
 	"slices"
 
-	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
+	"github.com/poolbridge/poolbridge/mempool/service/streams"
 )
 
-// member is the service's state of a member of a channel. Service.mu guards members.
-type member struct {
-	*shmchannel.Member
-	channel  *channel
-	session  *Session
-	timeline *timeline // nil if the member writes no fences
-	entered  bool
-	left     bool
-	said     bool // the member left by its own request
-	behind   journal.Lag
-	full     mempool.FullPolicy // what happens when this consumer is slow
+// MemberRole says whether a member of a channel is a producer or a consumer.
+type MemberRole = ledger.MemberRole
+
+// These are the roles of members.
+const (
+	Producer = ledger.Producer
+	Consumer = ledger.Consumer
+)
+
+// MemberSpec says how a new member of a channel takes part in the channel.
+type MemberSpec = ledger.MemberSpec
+
+// Member is what a session needs to take part in a channel.
+type Member struct {
+	// Slot is the member's index in the roster. ID is a number that no other member of the channel has or gets later.
+	Slot int
+	ID   uint64
+	// Export has three files: the roster, the sequencer, and the member's own file. The service closes these files, so the caller must not
+	// close them.
+	Export mempool.Export
 }
 
-func (m *member) role() MemberRole {
-	if m.Role == shmchannel.ProducerRole {
-		return Producer
+// MemberCame gives a session the file of a new member of a channel. If the new member is a producer, the session's consumers in the channel
+// need this file. If the new member is a consumer, the session's producers need it. The service closes the file when it frees the new
+// member's slot.
+type MemberCame struct {
+	Channel uint64
+	Role    MemberRole
+	Slot    int
+	Member  uint64
+	File    *os.File
+}
+
+func (MemberCame) notice() {}
+
+// JoinChannel makes a new member of a channel. The session's process must then map the member's files and call [Session.EnterChannel]. If
+// the session's timeline is already sealed, the member's fences belong to this timeline. Otherwise the member has no fences.
+//
+// Errors: [mempool.ErrNotFound], [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory],
+// [mempool.ErrClosed] for a channel that is closed; a consumer can join a closed queue as long as not all of its frames are acknowledged.
+func (s *Session) JoinChannel(id uint64, spec MemberSpec) (Member, error) {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	rec, err := svc.ledger.Channel(s.rec, id)
+	if err != nil {
+		return Member{}, err
 	}
-	return Consumer
+	ch := svc.channelOf(rec)
+	switch {
+	case ch.Closed && (!ch.Drains() || spec.Role != Consumer):
+		return Member{}, ch.ErrClosed()
+	case s.notify == nil:
+		return Member{}, situation.Of(mempool.ErrInvalid, "session %d gets no notices, and cannot join channel %q", s.rec.ID, ch.Info.Name)
+	}
+	if err := svc.ledger.MayJoin(s.rec, rec, spec); err != nil {
+		return Member{}, err
+	}
+	m, err := ch.Add(s.rec, spec, ch.tidy)
+	if err != nil {
+		return Member{}, err
+	}
+	s.noteUse()
+	return Member{Slot: m.Slot, ID: m.ID, Export: mempool.Export{Files: ch.Files(m)}}, nil
 }
 
-func (m *member) came() MemberCame {
-	return MemberCame{Channel: m.channel.info.ID, Role: m.role(), Slot: m.Slot, Member: m.ID, File: m.File()}
-}
-
-// member finds one of the session's own members. The caller holds Service.mu.
-func (s *Session) member(channel, id uint64) (*member, error) {
-	ch, err := s.anyChannel(channel)
+// EnterChannel activates a member. The member's process must have mapped the member's files before. EnterChannel first announces the new
+// member to all sessions that have members of the other role. It then returns the members of the other role, including producers that left
+// but whose frames consumers still need. The caller must send the files of the returned members to the session before it answers the
+// session's request.
+//
+// Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] if the member has entered before, or if the client itself has sealed the member's
+// file, [mempool.ErrClosed].
+func (s *Session) EnterChannel(channel, id uint64) ([]MemberCame, error) {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	m, err := svc.ledger.Member(s.rec, channel, id)
 	if err != nil {
 		return nil, err
 	}
-	m := ch.members[id]
-	switch {
-	case m == nil && (id == 0 || id > ch.last):
-		return nil, situation.Of(mempool.ErrNotFound, "channel %q has no member %d", ch.info.Name, id)
-	case m == nil || m.session != s:
-		return nil, situation.Of(mempool.ErrClosed, "session %d has no member %d in channel %q: it has left, or it is another session's", s.rec.ID, id,
-			ch.info.Name)
+	if err := m.MayEnter(); err != nil {
+		return nil, err
 	}
-	return m, nil
+	ch := svc.channelOf(m.Channel)
+	if ch.Closed && (m.Role == Producer || ch.Info.Mode != mempool.WorkQueue) {
+		return nil, ch.ErrClosed()
+	}
+	others := ch.introduce(m)
+	if err := ch.Enter(m); err != nil {
+		ch.tidy()
+		return nil, err
+	}
+	return others, nil
+}
+
+// introduce announces a new member to the sessions of the members of the other role, and returns these members. The caller holds
+// Service.mu.
+func (ch *channel) introduce(m *ledger.Member) (others []MemberCame) {
+	told := make(map[*ledger.Session]struct{})
+	role := Consumer
+	if m.Role == Consumer {
+		role = Producer
+	}
+	for _, o := range ch.MembersOf(role) {
+		if !o.Entered {
+			continue
+		}
+		others = append(others, ch.came(o))
+		if o.Timeline != nil {
+			o.Timeline.Shown[m.Session] = struct{}{}
+		}
+		if _, again := told[o.Session]; again || o.Session.Ended {
+			continue
+		}
+		told[o.Session] = struct{}{}
+		if m.Timeline != nil {
+			m.Timeline.Shown[o.Session] = struct{}{}
+		}
+		if o.Session != m.Session {
+			ch.svc.sessionOf(o.Session).tell(ch.came(m))
+		}
+	}
+	if _, own := told[m.Session]; own {
+		others = append(others, ch.came(m))
+	}
+	return others
+}
+
+func (ch *channel) came(m *ledger.Member) MemberCame {
+	return MemberCame{Channel: ch.Info.ID, Role: m.Role, Slot: m.Slot, Member: m.ID, File: ch.File(m)}
 }
 
 // LeaveChannel removes a member from its channel. Before a consumer calls LeaveChannel, the consumer must store in the channel's shared
@@ -61,99 +154,53 @@ func (s *Session) LeaveChannel(channel, id uint64) error {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	m, err := s.member(channel, id)
-	if err != nil || m.left {
+	m, err := svc.ledger.Member(s.rec, channel, id)
+	if err != nil || m.Left {
 		return err
 	}
-	if m.role() == Producer {
-		return m.leaveProducer()
-	}
-	m.leave(true)
-	m.channel.tidy()
-	return nil
-}
-
-// leaveProducer does the same as LeaveChannel for a producer. The caller holds Service.mu.
-func (m *member) leaveProducer() error {
-	ch := m.channel
-	var producers []*member
-	last := true
-	for own := range m.session.members {
-		if own.channel != ch || own.role() != Producer || !own.entered {
-			continue
-		}
-		producers = append(producers, own)
-		last = last && (own == m || own.left)
-	}
-	if !last {
-		m.leave(true)
-		ch.tidy()
-		return nil
-	}
-	lent := lending{ch: ch.look(producers)} // what the channel needs now: these producers publish no more frames
-	done, ok := ch.consumersDone()          // fences for the blocks that the channel does not need any more
-	if lent[ch].unsure() || !ok {
-		return situation.Of(mempool.ErrBusy, "a consumer of channel %q takes or releases a frame at this moment; try again", ch.info.Name)
-	}
-	m.leave(true)
-	for _, l := range slices.Collect(maps.Values(m.session.rec.Leases)) {
-		switch b := l.Buffer; {
-		case !l.Write || b.Block.Pool != ch.pool.rec:
-		case lent.needs(b.Block):
-			lent.keep(l)
-			m.session.endLease(l, false, nil)
-		default:
-			b.Block.Fences = ch.pool.svc.more(b.Block.Fences, done)
+	ch := svc.channelOf(m.Channel)
+	if m.Role == Producer {
+		if err := ch.endLending(m); err != nil {
+			return err
 		}
 	}
+	ch.Leave(m, true)
 	ch.tidy()
 	return nil
 }
 
-// leave removes the member. The argument `said` is true if the member itself asked to leave. The caller holds Service.mu.
-func (m *member) leave(said bool) {
-	if m.left {
-		return
+// endLending ends the session's write leases on buffers that the channel or its consumers still need, if the producer m is the last of the
+// session's producers in the channel. The caller holds Service.mu.
+//
+// Errors: [mempool.ErrBusy].
+func (ch *channel) endLending(m *ledger.Member) error {
+	var producers []*ledger.Member
+	for own := range m.Session.Members {
+		if own.Channel != ch.Channel || own.Role != Producer || !own.Entered {
+			continue
+		}
+		if own != m && !own.Left {
+			return nil
+		}
+		producers = append(producers, own)
 	}
-	m.left, m.said = true, said
-	if m.role() == Producer {
-		m.channel.pool.produce(m.session, -1)
+	lent := streams.Lending{}.Lend(ch.Stream, producers) // what the channel needs now: these producers publish no more frames
+	done, ok := ch.ConsumersDone()                       // fences for the blocks that the channel does not need any more
+	if lent.Unsure() || !ok {
+		return situation.Of(mempool.ErrBusy, "a consumer of channel %q takes or releases a frame at this moment; try again", ch.Info.Name)
 	}
-	leave := m.channel.host.Expel
-	if said {
-		leave = m.channel.host.Leave
-	}
-	m.channel.logFailed("a member of a channel could not be taken out", leave(m.Member))
-	m.promise()
-}
-
-// forget removes a member that has no slot any more from the service's state. The caller holds Service.mu.
-func (m *member) forget() {
-	s := m.session
-	if !m.left && m.role() == Producer {
-		m.channel.pool.produce(s, -1)
-	}
-	m.left = true
-	delete(m.channel.members, m.ID)
-	delete(s.members, m)
-	s.svc.members--
-	if m.timeline != nil {
-		m.timeline.dropReferenceLocked()
-	}
-	if s.swept != nil && !s.consumes() {
-		close(s.swept)
-		s.swept = nil
-	}
-}
-
-// consumes says whether a consumer of the session has a slot: the session's process may then use frames. The caller holds Service.mu.
-func (s *Session) consumes() bool {
-	for m := range s.members {
-		if m.role() == Consumer {
-			return true
+	ch.Leave(m, true)
+	for _, l := range slices.Collect(maps.Values(m.Session.Leases)) {
+		switch b := l.Buffer; {
+		case !l.Write || b.Block.Pool != ch.Pool:
+		case lent.Needs(b.Block):
+			lent.Keep(l)
+			ch.svc.endLease(l, false, nil)
+		default:
+			b.Block.Fences = ch.svc.timelines.Add(b.Block.Fences, done)
 		}
 	}
-	return false
+	return nil
 }
 
 // DoubtFrame notes as an event that a consumer of the session has found a frame whose record contradicts itself.
@@ -163,19 +210,13 @@ func (s *Session) DoubtFrame(channel, id, number uint64) error {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	m, err := s.member(channel, id)
+	m, err := svc.ledger.Member(s.rec, channel, id)
 	if err != nil {
 		return err
 	}
-	ch := m.channel
-	if m.role() != Consumer {
-		return situation.Of(mempool.ErrInvalid, "member %d of channel %q is no consumer", id, ch.info.Name)
+	if m.Role != Consumer {
+		return situation.Of(mempool.ErrInvalid, "member %d of channel %q is no consumer", id, m.Channel.Info.Name)
 	}
-	if count, now := ch.doubts.Tell(); now {
-		e := s.about(mempool.FrameDoubted, "%s found a frame that contradicts itself, number %d of channel %q: a producer wrote what it must not", s.rec.Who(), number,
-			ch.info.Name)
-		e.Count = count
-		ch.note(e)
-	}
+	svc.channelOf(m.Channel).Doubt(s.rec, number)
 	return nil
 }

@@ -71,13 +71,12 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 func (s *Session) ready(b *ledger.Buffer, at *mempool.Fence) (ledger.Fences, error) {
 	var now ledger.Fences
 	if at != nil {
-		t, err := s.fence(*at)
-		if err != nil {
+		if err := s.rec.PromiseFence(*at); err != nil {
 			return nil, err
 		}
-		now = s.svc.incomplete(ledger.Fences{t})
+		now = s.svc.timelines.Incomplete(ledger.Fences{*at})
 	}
-	b.Ready = s.svc.pending(b.Ready)
+	b.Ready = s.svc.timelines.Pending(b.Ready)
 	return b.Ready.Union(now), nil
 }
 

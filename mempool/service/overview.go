@@ -183,8 +183,8 @@ func (v *view) countBuffers(most int) {
 	for _, p := range v.ledger.Pools {
 		v.mapper(p).most = most
 	}
-	for ch := range v.channelByID.All() {
-		for _, id := range ch.host.Blocks(nil) {
+	for ch := range v.ledger.Channels.All() {
+		for _, id := range v.channelOf(ch).Blocks() {
 			v.moving[id] = struct{}{}
 		}
 		v.giveWay()
@@ -254,9 +254,9 @@ func (s *Service) Flows() []Flow {
 
 // flows does the same as Flows. The caller holds Service.mu.
 func (v *view) flows() []Flow {
-	list := make([]Flow, 0, v.channelByID.Len())
-	for ch := range v.channelByID.All() {
-		list = append(list, ch.flow())
+	list := make([]Flow, 0, v.ledger.Channels.Len())
+	for ch := range v.ledger.Channels.All() {
+		list = append(list, v.channelOf(ch).flow())
 		v.giveWay()
 	}
 	return list
@@ -264,11 +264,11 @@ func (v *view) flows() []Flow {
 
 // flow describes the channel. The caller holds Service.mu.
 func (ch *channel) flow() Flow {
-	f := Flow{ChannelInfo: ch.status()}
-	_, f.Blocked = ch.blocked()
-	for _, m := range ch.members {
-		if m.entered && !m.left {
-			f.Members = append(f.Members, FlowMember{Session: m.session.rec.ID, Role: m.role(), Slot: m.Slot, Behind: ch.host.Behind(m.Member)})
+	f := Flow{ChannelInfo: ch.Describe()}
+	_, f.Blocked = ch.Blocked()
+	for _, m := range ch.Members {
+		if m.Entered && !m.Left {
+			f.Members = append(f.Members, FlowMember{Session: m.Session.ID, Role: m.Role, Slot: m.Slot, Behind: ch.Behind(m)})
 		}
 	}
 	slices.SortFunc(f.Members, func(a, b FlowMember) int {

@@ -15,8 +15,8 @@ import (
 type reclaimQueue struct {
 	blocks []*ledger.Block // in state BlockFreeing, counted as held
 	pools  []*Pool         // pools that have no blocks any more, except stuck ones
-	// timelines are the timelines that no session can ask for any more.
-	timelines []*timeline
+	// timelines free the memory of timelines that no session can ask for any more.
+	timelines []func() error
 }
 
 // unlock calls flushLogged and unlocks s.mu.
@@ -62,8 +62,8 @@ func (s *Service) flush() error {
 				errs = append(errs, fmt.Errorf("pool %q: %w", p.rec.Info.Name, err))
 			}
 		}
-		for _, t := range d.timelines {
-			errs = append(errs, t.close())
+		for _, free := range d.timelines {
+			errs = append(errs, free())
 		}
 		s.mu.Lock()
 		for _, p := range d.pools {
@@ -84,7 +84,7 @@ func (s *Service) flush() error {
 // free adds b to the reclaim queue as soon as no work on b is under way. At the time of the call, no session maps b, and b is counted as
 // held. The caller holds Service.mu.
 func (p *Pool) free(b *ledger.Block) {
-	if !p.svc.quiet(b) {
+	if !p.svc.timelines.Quiet(b) {
 		b.Become(ledger.BlockDraining)
 		p.svc.drain(b, func() { p.free(b) })
 		return

@@ -7,7 +7,7 @@ import (
 
 // recycle takes back a block that no buffer uses any more. The caller holds Service.mu.
 func (p *Pool) recycle(b *ledger.Block) {
-	b.Fences = p.svc.pending(b.Fences)
+	b.Fences = p.svc.timelines.Pending(b.Fences)
 	if len(b.Fences) > maxFences { // more fences than the service can send to the block's next user
 		b.Holds++
 		p.svc.drain(b, func() { p.svc.endHoldLocked(b) })
@@ -28,7 +28,7 @@ func (p *Pool) kept() {
 
 // endHoldLocked ends one hold on b. The caller holds s.mu.
 func (s *Service) endHoldLocked(b *ledger.Block) {
-	b.Fences = s.pending(b.Fences)
+	b.Fences = s.timelines.Pending(b.Fences)
 	if b.EndHold() {
 		s.poolOf(b.Pool).kept()
 	}
@@ -101,7 +101,7 @@ func (p *Pool) recall(blocks []*ledger.Block) {
 // become gives a block that counts as held another state. The result `fewer` is true if fewer processes keep the block than before. The
 // caller holds s.mu.
 func (s *Service) become(b *ledger.Block, state ledger.BlockState) (fewer bool) {
-	b.Fences = s.pending(b.Fences)
+	b.Fences = s.timelines.Pending(b.Fences)
 	return b.Become(state)
 }
 

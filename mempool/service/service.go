@@ -17,6 +17,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
+	"github.com/poolbridge/poolbridge/mempool/service/streams"
 )
 
 // Limits says how many leases, names, channels and other things clients may have in the service.
@@ -52,25 +53,23 @@ type Service struct {
 	mayCreate func(mempool.Peer) bool
 	memory    *hostmem.Memory // the memory of the machine
 
-	mu          mutex
-	ledger      *ledger.Ledger
-	sessions    map[uint64]*Session // what is not plain of the sessions, blocks, pools, …: by id
-	blocks      ledger.Index[uint64, *blockMemory]
-	pools       map[uint64]*Pool
-	timelines   map[uint64]*timeline
-	changed     map[uint64]*signal  // by id of a buffer: for requests that wait until the buffer changes
-	awaited     map[string]*awaited // names that requests wait for
-	pooled      signal              // a pool was made, or could not be made
-	reclaim     reclaimQueue
-	draining    map[*ledger.Block]func()
-	channels    map[string]*channel            // channels that are not closed, by name
-	channelByID ledger.Index[uint64, *channel] // open channels, and closed ones that are not over
-	channeled   signal                         // a channel was made
-	lastChannel uint64
-	view        *view                                      // the view that is being made; nil: none
-	viewing     sync.Mutex                                 // held while a view is made; locked before mu
-	members     int                                        // how many members all channels have
-	most        struct{ sessions, timelines, awaited int } // the greatest lengths of these maps
+	mu        mutex
+	ledger    *ledger.Ledger
+	sessions  map[uint64]*Session // what is not plain of the sessions, blocks, pools, …: by id
+	blocks    ledger.Index[uint64, *blockMemory]
+	pools     map[uint64]*Pool
+	timelines streams.Timelines
+	channels  map[uint64]*channel
+	broken    map[*ledger.Session][]*broken
+	changed   map[uint64]*signal  // by id of a buffer: for requests that wait until the buffer changes
+	awaited   map[string]*awaited // names that requests wait for
+	pooled    signal              // a pool was made, or could not be made
+	reclaim   reclaimQueue
+	draining  map[*ledger.Block]func()
+	channeled signal                          // a channel was made
+	view      *view                           // the view that is being made; nil: none
+	viewing   sync.Mutex                      // held while a view is made; locked before mu
+	most      struct{ sessions, awaited int } // the greatest lengths of these maps
 
 	journal  *journal.Journal
 	waiting  map[string]int // how many requests wait, for each kind of thing that they wait for
@@ -89,8 +88,8 @@ func New(c Config) *Service {
 	events := journal.New(c.Log)
 	s := &Service{
 		began: time.Now(), uid: mempool.Self().UID, mayCreate: c.MayCreate, ledger: ledger.New(c.Limits), memory: hostmem.New(),
-		closing: make(chan struct{}), done: make(chan struct{}), pools: make(map[uint64]*Pool), sessions: make(map[uint64]*Session), timelines: make(map[uint64]*timeline),
-		changed: make(map[uint64]*signal), awaited: make(map[string]*awaited), channels: make(map[string]*channel), waiting: make(map[string]int),
+		closing: make(chan struct{}), done: make(chan struct{}), pools: make(map[uint64]*Pool), sessions: make(map[uint64]*Session), channels: make(map[uint64]*channel),
+		changed: make(map[uint64]*signal), awaited: make(map[string]*awaited), broken: make(map[*ledger.Session][]*broken), waiting: make(map[string]int),
 		mu: mutex{journal: events}, journal: events, patience: cmp.Or(c.Patience, usualPatience),
 	}
 	if _, on := os.LookupEnv("POOLBRIDGE_CHECK_LEASES"); on {
@@ -138,7 +137,7 @@ func (s *Service) OpenSession(p mempool.Peer, notify func(Notice)) (*Session, er
 		return nil, errShutdown
 	}
 	session := &Session{svc: s, rec: s.ledger.OpenSession(p, s.Owns(p.UID), time.Now()), notify: notify, over: make(chan struct{}),
-		reclaimed: make(chan struct{}), members: make(map[*member]struct{})}
+		reclaimed: make(chan struct{})}
 	s.sessions[session.rec.ID] = session
 	return session, nil
 }

@@ -35,12 +35,9 @@ type Session struct {
 	// reclaimed is closed when the session has ended and the service holds nothing for the session's process any more.
 	reclaimed chan struct{}
 
-	timeline *timeline            // the session's own timeline; nil until the session asks for it
-	members  map[*member]struct{} // the session's members of channels, if they have a slot
-	swept    chan struct{}        // closed when no consumer of the ended session has a slot any more
+	swept chan struct{} // closed when no consumer of the ended session has a slot any more
 
 	ending   ending
-	broken   map[*ledger.Pool]*broken
 	blocking journal.Gap        // long waits of other sessions for leases of this session
 	waits    map[*wait]struct{} // requests of the session that wait
 }
@@ -244,7 +241,7 @@ func (s *Session) EndAs(how mempool.SessionEnding, why string, gone <-chan struc
 	svc.ledger.EndSession(s.rec)
 	s.noteEnd(how, why)
 	close(s.over)
-	lent := s.expel()
+	lent := svc.expel(s.rec)
 	var held []*ledger.Block
 	leases := slices.Collect(maps.Values(s.rec.Leases))
 	slices.SortFunc(leases, func(a, b *ledger.Lease) int { return cmp.Compare(a.ID, b.ID) })
@@ -252,18 +249,17 @@ func (s *Session) EndAs(how mempool.SessionEnding, why string, gone <-chan struc
 		b := l.Buffer.Block
 		b.Hold(s.rec)
 		held = append(held, b)
-		s.endLease(l, l.Write && !lent.keep(l), nil)
+		svc.endLease(l, l.Write && !lent.Keep(l), nil)
 	}
-	s.tidyChannels()
+	svc.tidyChannels(s.rec)
 	s.removeNames()
-	s.stopShowing()
-	s.timeline.dieIfDone()
-	s.noteBroken()
-	if gone == nil || (len(held) == 0 && len(s.rec.Mapped) == 0 && !s.timeline.owed() && !s.consumes()) {
+	svc.endTimelineIfDone(s.rec.Timeline)
+	svc.noteBroken(s.rec)
+	if gone == nil || (len(held) == 0 && len(s.rec.Mapped) == 0 && !svc.timelines.Owed(s.rec.Timeline) && !s.rec.Consumes()) {
 		s.reclaimAll(held)
 		return s.reclaimed
 	}
-	if s.consumes() {
+	if s.rec.Consumes() {
 		s.swept = make(chan struct{})
 	}
 	swept := s.swept
@@ -279,6 +275,13 @@ func (s *Session) EndAs(how mempool.SessionEnding, why string, gone <-chan struc
 // lingerRest is the longest pause between two checks of the timeline of an ended session while the session's process lives. It is also the
 // longest pause in the method tend of a channel.
 const lingerRest = time.Second
+
+// tell sends a notice to the session, if the session gets notices and has not ended. The caller holds Service.mu.
+func (s *Session) tell(n Notice) {
+	if s.notify != nil && !s.rec.Ended {
+		s.notify(n)
+	}
+}
 
 // linger calls reclaimAll for an ended session as soon as the session's process is gone, or as soon as the service holds nothing for that
 // process.
@@ -301,9 +304,9 @@ func (s *Session) linger(gone, swept <-chan struct{}, held []*ledger.Block) {
 		}
 		svc.mu.Lock()
 		if !over {
-			s.timeline.dieIfDone()
-			owed = s.timeline.owed()
-			over = !owed && len(held) == 0 && len(s.rec.Mapped) == 0 && !s.consumes()
+			svc.endTimelineIfDone(s.rec.Timeline)
+			owed = svc.timelines.Owed(s.rec.Timeline)
+			over = !owed && len(held) == 0 && len(s.rec.Mapped) == 0 && !s.rec.Consumes()
 		}
 		if over {
 			s.reclaimAll(held)
@@ -315,28 +318,29 @@ func (s *Session) linger(gone, swept <-chan struct{}, held []*ledger.Block) {
 // reclaimAll takes back from an ended session the blocks that the session had leased or mapped. The caller holds Service.mu; reclaimAll
 // releases the mutex for driver calls.
 func (s *Session) reclaimAll(held []*ledger.Block) {
-	switch t := s.timeline; {
-	case t.owed():
-		last := t.page.LetGo()
-		t.die(&last)
-	case t != nil && t.unknown && !t.dead:
-		t.page.LetGo()
-		t.die(nil)
-	case t != nil:
-		t.die(nil)
+	svc := s.svc
+	switch t := s.rec.Timeline; {
+	case svc.timelines.Owed(t):
+		last := svc.timelines.LetGo(t)
+		svc.endTimeline(t, &last)
+	case t != nil && t.Unknown && !t.Dead:
+		svc.timelines.LetGo(t)
+		svc.endTimeline(t, nil)
+	default:
+		svc.endTimeline(t, nil)
 	}
-	s.vanish()
+	svc.vanish(s.rec)
 	for _, b := range held {
 		b.Left(s.rec)
-		s.svc.endHoldLocked(b)
+		svc.endHoldLocked(b)
 	}
 	for _, b := range s.rec.Mapped {
 		s.unmap(b)
 	}
-	s.noteBroken()
-	s.svc.ledger.ForgetSession(s.rec)
-	ledger.RemoveKey(&s.svc.sessions, &s.svc.most.sessions, s.rec.ID)
-	s.svc.flushLogged()
+	svc.noteBroken(s.rec)
+	svc.ledger.ForgetSession(s.rec)
+	ledger.RemoveKey(&svc.sessions, &svc.most.sessions, s.rec.ID)
+	svc.flushLogged()
 	if s.ending.lingers {
 		s.noteReclaimed(held)
 	}

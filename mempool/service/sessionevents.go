@@ -2,6 +2,7 @@ package service
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
@@ -26,7 +27,7 @@ func (s *Session) noteUse() {
 		return
 	}
 	s.told = true
-	e := s.about(mempool.SessionBegan, "%s began", s.rec.Who())
+	e := s.rec.About(mempool.SessionBegan, "%s began", s.rec.Who())
 	e.At = s.rec.Began
 	s.svc.note(e, nil)
 }
@@ -49,7 +50,7 @@ func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
 	if why != "" {
 		text += ": " + why
 	}
-	e := s.about(mempool.SessionEnded, "")
+	e := s.rec.About(mempool.SessionEnded, "")
 	e.Ending = how
 	e.Bytes = s.rec.Bytes()
 	e.Text = fmt.Sprintf("%s ended after %v with %s and %s: %s", s.rec.Who(), s.ending.at.Sub(s.rec.Began).Round(time.Millisecond), count.Of(len(s.rec.Leases), "lease"),
@@ -61,7 +62,7 @@ func (s *Session) noteEnd(how mempool.SessionEnding, why string) {
 // the blocks that the session had leased when it ended. If there are such blocks, noteReclaimed also notes an event. The caller holds
 // Service.mu.
 func (s *Session) noteReclaimed(held []*ledger.Block) {
-	e := s.about(mempool.MemoryReclaimed, "")
+	e := s.rec.About(mempool.MemoryReclaimed, "")
 	e.Ending, e.Took = s.ending.how, time.Since(s.ending.at)
 	s.svc.journal.CountReclaim(e.Took)
 	for _, b := range held {
@@ -77,37 +78,35 @@ func (s *Session) noteReclaimed(held []*ledger.Block) {
 
 // broken counts the incomplete buffers that an ended session has left in a pool and that other sessions could read. Service.mu guards broken.
 type broken struct {
+	pool    *ledger.Pool
 	buffers int
 	bytes   uint64
 	first   *ledger.Buffer
 }
 
-// breaks counts a buffer that has failed, if other sessions could read it or wait for it. The caller holds Service.mu.
-func (s *Session) breaks(b *ledger.Buffer) {
-	if b.Names == 0 && b.Frames == 0 && b.Readers.Len() == 0 && s.svc.changed[b.ID] == nil {
+// breaks counts a buffer that an ended session has left incomplete, if other sessions could read it or wait for it. The caller holds s.mu.
+func (s *Service) breaks(of *ledger.Session, b *ledger.Buffer) {
+	if b.Names == 0 && b.Frames == 0 && b.Readers.Len() == 0 && s.changed[b.ID] == nil {
 		return
 	}
-	p := b.Block.Pool
-	n := s.broken[p]
-	if n == nil {
-		if s.broken == nil {
-			s.broken = make(map[*ledger.Pool]*broken)
-		}
-		n = &broken{first: b}
-		s.broken[p] = n
+	at := slices.IndexFunc(s.broken[of], func(n *broken) bool { return n.pool == b.Block.Pool })
+	if at < 0 {
+		at = len(s.broken[of])
+		s.broken[of] = append(s.broken[of], &broken{pool: b.Block.Pool, first: b})
 	}
+	n := s.broken[of][at]
 	n.buffers++
 	n.bytes += b.Bytes
 }
 
-// noteBroken notes an event for each pool in which breaks has counted buffers. The caller holds Service.mu.
-func (s *Session) noteBroken() {
-	for p, n := range s.broken {
-		e := s.about(mempool.WriterDied, "")
+// noteBroken notes an event for each pool in which breaks has counted buffers of a session. The caller holds s.mu.
+func (s *Service) noteBroken(of *ledger.Session) {
+	for _, n := range s.broken[of] {
+		e := of.About(mempool.WriterDied, "")
 		e.Buffer, e.Bytes = n.first.ID, n.bytes
-		e.Text = fmt.Sprintf("%s ended with %s (%s) incomplete, the first of which is %d in pool %q: others that read them get an error", s.rec.Who(),
-			count.Of(n.buffers, "buffer"), bytesize.Text(n.bytes), n.first.ID, p.Info.Name)
-		s.svc.note(e, p)
+		e.Text = fmt.Sprintf("%s ended with %s (%s) incomplete, the first of which is %d in pool %q: others that read them get an error", of.Who(),
+			count.Of(n.buffers, "buffer"), bytesize.Text(n.bytes), n.first.ID, n.pool.Info.Name)
+		s.note(e, n.pool)
 	}
-	s.broken = nil
+	delete(s.broken, of)
 }

@@ -44,7 +44,7 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	p := &Pool{svc: svc, rec: rec, arena: arena, closed: make(chan struct{}), waiters: waiters{mutex: &svc.mu}}
 	svc.pools[rec.Info.ID] = p
 	s.noteUse()
-	e := s.about(mempool.PoolMade, "%s made pool %q of kind %s, of at most %s", s.rec.Who(), rec.Info.Name, rec.Info.Kind, bytesize.Text(rec.Info.MaxBytes))
+	e := s.rec.About(mempool.PoolMade, "%s made pool %q of kind %s, of at most %s", s.rec.Who(), rec.Info.Name, rec.Info.Kind, bytesize.Text(rec.Info.MaxBytes))
 	e.Bytes = rec.Info.MaxBytes
 	svc.note(e, rec)
 	if svc.closed {
@@ -267,7 +267,7 @@ func (s *Service) destroy(p *Pool, by *Session) {
 	if by != nil {
 		by.noteUse()
 		who = by.rec.Who()
-		e = by.about(mempool.PoolDestroyed, "")
+		e = by.rec.About(mempool.PoolDestroyed, "")
 	}
 	e.Text, e.Bytes = fmt.Sprintf("%s destroyed pool %q, of which %s were in use", who, p.rec.Info.Name, bytesize.Text(p.rec.Leased)), p.rec.Leased
 	s.note(e, p.rec)

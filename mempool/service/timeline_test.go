@@ -243,7 +243,7 @@ func TestWhatADeadProcessHadNotFinishedHasFailed(t *testing.T) {
 	assert.Equal(t, []Forget{{[]uint64{producer.id}}}, told[Forget](consumer))
 	_, err = consumer.FindTimeline(producer.id)
 	assert.ErrorIs(t, err, mempool.ErrStale)
-	assert.Len(t, svc.timelines, 1)
+	assert.Len(t, svc.ledger.Timelines, 1)
 }
 
 func TestTheDoneFencesOfADeadReaderHoldNobodyUp(t *testing.T) {
@@ -277,7 +277,7 @@ func TestACleanEndNeedsNoProcessToBeGone(t *testing.T) {
 	w.reach(ready)
 	<-w.End(make(chan struct{}))
 	assert.EqualValues(t, ready.Value, w.page.Load(workerWord), "its process lives: the words are its own")
-	assert.Empty(t, svc.timelines)
+	assert.Empty(t, svc.ledger.Timelines)
 	release(t, hire(t, svc).get(t, "x", false))
 }
 
@@ -428,7 +428,7 @@ func TestATimelineEndsOnceItsFencesAreReachedThoughTheProcessLives(t *testing.T)
 	timelines := func() int {
 		svc.mu.Lock()
 		defer svc.mu.Unlock()
-		return len(svc.timelines)
+		return len(svc.ledger.Timelines)
 	}
 	maps := hire(t, svc)
 	mapBlock(t, allocate(t, maps.Session, p, 10))

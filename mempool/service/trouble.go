@@ -36,7 +36,7 @@ func (s *Session) Refused(err error) {
 		return
 	}
 	if count, now := svc.refused(err); now {
-		e := s.about(mempool.LimitMet, "a request of %s was refused: %v", s.rec.Who(), err)
+		e := s.rec.About(mempool.LimitMet, "a request of %s was refused: %v", s.rec.Who(), err)
 		e.Count = count
 		svc.note(e, nil)
 	}
@@ -73,7 +73,7 @@ func (s *Session) notePoolFull(p *Pool, size uint64, what string) {
 	if !now {
 		return
 	}
-	e := s.about(mempool.PoolFull, "%s asked for %s in pool %q %s", s.rec.Who(), bytesize.Text(size), p.rec.Info.Name, what)
+	e := s.rec.About(mempool.PoolFull, "%s asked for %s in pool %q %s", s.rec.Who(), bytesize.Text(size), p.rec.Info.Name, what)
 	e.Bytes, e.Count = size, count
 	if most, bytes := p.svc.ledger.MostOf(p.rec); most != nil {
 		e.Text += fmt.Sprintf("; %s has the most of it, %s", most.Who(), bytesize.Text(bytes))
@@ -87,7 +87,7 @@ func (s *Session) noteFailed(p *Pool, size uint64, err error) {
 		return // the request was cancelled, or was not valid
 	}
 	if count, now := p.failed.Tell(); now {
-		e := s.about(mempool.DriverError, "%s asked for %s in pool %q, which could not be allocated: %v", s.rec.Who(), bytesize.Text(size), p.rec.Info.Name, err)
+		e := s.rec.About(mempool.DriverError, "%s asked for %s in pool %q, which could not be allocated: %v", s.rec.Who(), bytesize.Text(size), p.rec.Info.Name, err)
 		e.Bytes, e.Count = size, count
 		p.svc.note(e, p.rec)
 	}
@@ -104,76 +104,8 @@ func (s *Session) noteLeaseLong(b *ledger.Buffer, waited time.Duration) {
 	if !now {
 		return
 	}
-	e := holder.about(mempool.LeaseLong, "%s has waited %v for buffer %d of pool %q, which %s has leased to be %s: end that session if it hangs", s.rec.Who(), waited,
+	e := of.About(mempool.LeaseLong, "%s has waited %v for buffer %d of pool %q, which %s has leased to be %s: end that session if it hangs", s.rec.Who(), waited,
 		b.ID, b.Block.Pool.Info.Name, of.Who(), how)
 	e.Buffer, e.Bytes, e.Took, e.Count = b.ID, b.Bytes, waited, count
 	s.svc.note(e, b.Block.Pool)
-}
-
-// watchChannels starts a goroutine that looks for slow subscribers, and for closed queues without consumers, as long as there are channels. The caller holds s.mu.
-func (s *Service) watchChannels() {
-	if s.watching {
-		return
-	}
-	s.watching = true
-	s.drains.Go(func() {
-		ticks := time.NewTicker(max(s.patience/4, time.Millisecond))
-		defer ticks.Stop()
-		for {
-			select {
-			case <-ticks.C:
-			case <-s.closing:
-				return
-			}
-			s.mu.Lock()
-			for ch := range s.channelByID.All() {
-				ch.watch()
-				if !ch.alone.IsZero() && ch.over() {
-					ch.tidy()
-				}
-			}
-			s.watching = s.channelByID.Len() > 0
-			again := s.watching
-			s.unlock()
-			if !again {
-				return
-			}
-		}
-	})
-}
-
-// lags reports whether a consumer of a broadcast leaves its channel no room for another frame. The caller holds Service.mu.
-func (m *member) lags() bool {
-	return m.role() == Consumer && m.entered && !m.left && m.behind.Look(m.channel.host.Needs(m.Member), uint64(m.channel.info.Capacity))
-}
-
-// stuck reports whether a queue has no room for another frame. The caller holds Service.mu.
-func (ch *channel) stuck() bool {
-	return ch.info.Mode == mempool.WorkQueue && ch.full.Look(ch.host.Used(), uint64(ch.info.Capacity))
-}
-
-// watch notes which subscribers of a broadcast are slow, and since when a queue is full. The caller holds Service.mu.
-func (ch *channel) watch() {
-	ch.stuck()
-	for _, m := range ch.members {
-		if m.lags() && !m.behind.Told && time.Since(m.behind.Since) >= ch.pool.svc.patience {
-			m.behind.Told = true
-			frames := max(ch.host.Behind(m.Member), ch.host.Needs(m.Member))
-			e := m.session.about(mempool.SubscriberSlow, "%s has %d frames of channel %q to take or to release, which keeps %d: %s", m.session.rec.Who(), frames,
-				ch.info.Name, ch.info.Capacity, consequence(ch.info.Full))
-			e.Took = time.Since(m.behind.Since)
-			ch.note(e)
-		}
-	}
-}
-
-// consequence says what happens while a subscriber is slow.
-func consequence(full mempool.FullPolicy) string {
-	switch full {
-	case mempool.Block:
-		return "producers wait for it"
-	case mempool.Fail:
-		return "producers get errors"
-	}
-	return "it misses frames"
 }

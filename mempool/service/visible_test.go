@@ -20,7 +20,7 @@ import (
 
 // everybodys are the fields of Service and of its ledger that have the things of all users.
 var everybodys = map[string]bool{"Pools": true, "PoolNames": true, "Sessions": true, "Ended": true, "Blocks": true, "Buffers": true, "Names": true,
-	"Leases": true, "Timelines": true, "pools": true, "sessions": true, "blocks": true, "timelines": true, "channels": true, "channelByID": true}
+	"Leases": true, "Timelines": true, "pools": true, "sessions": true, "blocks": true, "timelines": true, "channels": true, "Channels": true, "ChannelNames": true}
 
 // A request names things by ids and names. The test reads the package's source: methods of Session look up such things only as an argument
 // of Find or Claim, which hide what the session may not see.

@@ -15,16 +15,6 @@ const wantedRest = 200 * time.Millisecond
 // WantedTime is how long a caller that got [mempool.ErrWanted] waits for the sessions that were told to release memory.
 const WantedTime = 50 * time.Millisecond
 
-// produce adds n (+1 or −1) to the number of the session's producers. The caller holds Service.mu.
-func (p *Pool) produce(s *Session, n int) {
-	if p.producers == nil {
-		p.producers = make(map[*Session]int)
-	}
-	if p.producers[s] += n; p.producers[s] == 0 {
-		delete(p.producers, s)
-	}
-}
-
 // wantFor adds n (+1 or −1) to the number of the session's allocations that find no room. The caller holds Service.mu.
 func (p *Pool) wantFor(s *Session, n int) {
 	if p.wanting == nil {
@@ -43,13 +33,13 @@ func (p *Pool) ask() (told bool) {
 		p.asked = now
 		p.tellProducers()
 	}
-	return len(p.producers) > 0 && now.Sub(p.asked) < WantedTime
+	return len(p.rec.Producers) > 0 && now.Sub(p.asked) < WantedTime
 }
 
 // tellProducers sends Wanted to the sessions with producers. The caller holds Service.mu.
 func (p *Pool) tellProducers() {
-	for s := range p.producers {
-		s.tell(Wanted{Pool: p.rec.Info.ID})
+	for s := range p.rec.Producers {
+		p.svc.sessionOf(s).tell(Wanted{Pool: p.rec.Info.ID})
 	}
 }
 
@@ -94,8 +84,11 @@ func (p *Pool) wantOn() {
 // ago. The caller holds Service.mu.
 func (p *Pool) tidy() {
 	now := time.Now()
-	for ch := range p.svc.channelByID.All() {
-		if ch.pool == p && len(ch.kept) > 0 && !now.Before(ch.rests) {
+	for rec := range p.svc.ledger.Channels.All() {
+		if rec.Pool != p.rec || len(rec.Kept) == 0 {
+			continue
+		}
+		if ch := p.svc.channelOf(rec); !now.Before(ch.rests) {
 			ch.tidy()
 		}
 	}

@@ -2,7 +2,6 @@ package service
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"strings"
 	"testing"
@@ -11,7 +10,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -143,7 +141,7 @@ func TestAChannelRestsBetweenLooks(t *testing.T) {
 	gone, _ := dead.end()
 	gone()
 	r.produce(hire(t, r.svc)).send()
-	sh := r.svc.channelByID.Get(r.info.ID)
+	sh := r.svc.channels[r.info.ID]
 	rest := func(until time.Time) {
 		r.svc.mu.Lock()
 		defer r.svc.mu.Unlock()
@@ -163,31 +161,6 @@ func TestAChannelRestsBetweenLooks(t *testing.T) {
 	took := time.Since(begun)
 	assert.True(t, sh.rests.After(begun))
 	assert.Less(t, sh.rests.Sub(begun), (lookRest+2)*took)
-}
-
-func TestACorruptChannelEndsAndIsLogged(t *testing.T) {
-	var log strings.Builder
-	svc := New(Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
-	t.Cleanup(svc.Close)
-	owner := open(t, svc)
-	pool := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 8 * 4096})
-	info, err := owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: pool.rec.Info.ID, Capacity: 2})
-	require.NoError(t, err)
-	r := &channelRig{t, svc, owner, pool, info}
-	p, c := r.produce(hire(t, svc)), r.consume(hire(t, svc), MemberSpec{})
-	l := p.send()
-	svc.mu.Lock()
-	err = svc.channelByID.Get(info.ID).failed(errors.Join(shmchannel.ErrCorrupt, errors.New("the tail moved")))
-	svc.mu.Unlock()
-	require.ErrorIs(t, err, mempool.ErrClosed)
-	assert.Contains(t, log.String(), "the tail moved")
-	_, err = c.try()
-	require.ErrorIs(t, err, shmchannel.ErrDestroyed)
-	_, err = hire(t, svc).JoinChannel(info.ID, MemberSpec{Role: Consumer})
-	require.ErrorIs(t, err, mempool.ErrClosed)
-	assert.Equal(t, []Lease{l}, p.back())
-	c.quit()
-	assert.True(t, r.nothingLeft())
 }
 
 func TestDoubtsAreLoggedOnceInAWhile(t *testing.T) {

@@ -133,7 +133,7 @@ func (b *Block) Charge() (fewer bool) {
 			keeps(s)
 		}
 		for _, t := range b.Fences {
-			keeps(p.ledger.Timelines[t.Timeline])
+			keeps(p.ledger.Timelines[t.Timeline].Session)
 		}
 	}
 	if b.State == BlockRecalling {

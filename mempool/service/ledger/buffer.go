@@ -177,6 +177,7 @@ func (l *Ledger) putLease(of *Lease) {
 	of.Session.Leases[of.ID] = of
 	l.Leases.Set(of.ID, of)
 	of.Buffer.Block.Pool.Has.Leases++
+	l.addReferences(of.Session, of.Wait)
 }
 
 // Demote makes a read lease of a write lease.
@@ -185,9 +186,10 @@ func (of *Lease) Demote() {
 	of.Buffer.Readers.Add(of)
 }
 
-// EndLease ends a lease. The buffer stays, even if nothing holds it any more.
-func (l *Ledger) EndLease(of *Lease) {
-	b := of.Buffer
+// EndLease ends a lease. The buffer stays, even if nothing holds it any more. EndLease returns the timelines that nobody can ask for any
+// more, and removes them.
+func (l *Ledger) EndLease(of *Lease) (gone []*Timeline) {
+	b, wait := of.Buffer, of.Wait
 	of.Ended, of.Wait = true, nil
 	RemoveKey(&of.Session.Leases, &of.Session.most.leases, of.ID)
 	l.Leases.Remove(of.ID)
@@ -197,6 +199,12 @@ func (l *Ledger) EndLease(of *Lease) {
 	} else {
 		b.Readers.Remove(of)
 	}
+	for _, f := range wait {
+		if t := l.dropReference(l.Timelines[f.Timeline]); t != nil {
+			gone = append(gone, t)
+		}
+	}
+	return gone
 }
 
 // Released returns the error of a lease that has ended.

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,13 +13,15 @@ import (
 // the tables that it must be in and refers only to records that are there, and every sum is the sum of what it counts. A change of the
 // ledger may break a rule only while its caller still holds the lock.
 func (l *Ledger) Check() []string {
-	c := &checker{Ledger: l, pools: make(map[*Pool]*sums), accounts: make(map[*Account]uint64), kept: make(map[*Keeper]map[*Pool]uint64),
-		names: make(map[*Buffer]int), used: make(map[*Block]*Buffer, l.Buffers.Len())}
+	c := &checker{Ledger: l, pools: make(map[*Pool]*sums), removed: make(map[*Pool]*sums), accounts: make(map[*Account]uint64), kept: make(map[*Keeper]map[*Pool]uint64),
+		names: make(map[*Buffer]int), frames: make(map[*Buffer]int), references: make(map[*Timeline]int), used: make(map[*Block]*Buffer, l.Buffers.Len())}
 	c.checkPoolTables()
 	c.checkBlocks()
 	c.checkNames()
+	c.checkChannels()
 	c.checkBuffers()
 	c.checkLeases()
+	c.checkTimelines()
 	c.checkSessions()
 	c.checkPools()
 	return c.wrong
@@ -26,18 +29,22 @@ func (l *Ledger) Check() []string {
 
 // Records returns how many records the ledger has.
 func (l *Ledger) Records() int {
-	return l.Sessions.Len() + l.Ended.Len() + len(l.Pools) + l.Blocks.Len() + l.Buffers.Len() + l.Leases.Len() + l.Names.Len()
+	return l.Sessions.Len() + l.Ended.Len() + len(l.Pools) + l.Blocks.Len() + l.Buffers.Len() + l.Leases.Len() + l.Names.Len() + len(l.Timelines) +
+		l.Channels.Len() + l.members
 }
 
 // checker collects faults, and the sums of what it has seen.
 type checker struct {
 	*Ledger
-	wrong    []string
-	pools    map[*Pool]*sums
-	accounts map[*Account]uint64
-	kept     map[*Keeper]map[*Pool]uint64
-	names    map[*Buffer]int // how many names each buffer has
-	used     map[*Block]*Buffer
+	wrong      []string
+	pools      map[*Pool]*sums
+	removed    map[*Pool]*sums // destroyed pools of channels that still have consumers
+	accounts   map[*Account]uint64
+	kept       map[*Keeper]map[*Pool]uint64
+	names      map[*Buffer]int // how many names each buffer has
+	frames     map[*Buffer]int // how many channels keep each buffer
+	references map[*Timeline]int
+	used       map[*Block]*Buffer
 }
 
 // sums are the sums of a pool, as its records say.
@@ -47,7 +54,8 @@ type sums struct {
 	leases, buffers, names       int
 	users                        Tally
 	stuck, charged, listed, free int
-	inUse                        int
+	inUse, channels              int
+	producers                    map[*Session]int
 }
 
 // want notes a fault unless ok is true.
@@ -67,7 +75,7 @@ func equal[T comparable](c *checker, of, what string, have, want T) {
 func (c *checker) checkPoolTables() {
 	of := make(Tally)
 	for id, p := range c.Pools {
-		c.pools[p] = &sums{users: make(Tally)}
+		c.pools[p] = &sums{users: make(Tally), producers: make(map[*Session]int)}
 		of.add(p.Maker, 1)
 		c.want(p.Info.ID == id && id <= c.Last.Pool, "pool %d is in the table as %d, and the last id is %d", p.Info.ID, id, c.Last.Pool)
 		c.want(p.Closing || c.PoolNames[p.Info.Name] == p, "pool %d is not found by its name %q", id, p.Info.Name)
@@ -164,14 +172,6 @@ func (c *checker) checkFences(ts Fences, what string, id uint64) {
 	}
 }
 
-// known says whether a session is in the tables.
-func (c *checker) known(s *Session) bool {
-	if s.Ended {
-		return c.Ended.Get(s.ID) == s
-	}
-	return c.Sessions.Get(s.ID) == s
-}
-
 func (c *checker) checkNames() {
 	of := make(Tally)
 	for text, n := range c.Names.After("") {
@@ -189,6 +189,81 @@ func (c *checker) checkNames() {
 		c.want(n.Owner == nil || !n.Owner.Ended && c.known(n.Owner) && n.Owner.Names[text] == n, "the name %q belongs to a session that does not have it", text)
 	}
 	c.want(maps.Equal(of, c.namesOf), "the names of each user are counted as %v, not %v", c.namesOf, of)
+}
+
+func (c *checker) checkChannels() {
+	members := 0
+	for id, ch := range c.Channels.After(0) {
+		c.want(ch.Info.ID == id && id <= c.Last.Channel, "channel %d is in the table as %d, and the last id is %d", ch.Info.ID, id, c.Last.Channel)
+		c.want(ch.Closed || c.ChannelNames[ch.Info.Name] == ch, "channel %d is not found by its name %q", id, ch.Info.Name)
+		c.want(ch.Closed || ch.Alone.IsZero(), "channel %d is open, and counts as left by its consumers", id)
+		c.want(ch.Info.Pool == ch.Pool.Info.ID, "channel %d is in pool %d, and says %d", id, ch.Pool.Info.ID, ch.Info.Pool)
+		s := cmp.Or(c.pools[ch.Pool], c.removed[ch.Pool])
+		if s == nil {
+			c.want(ch.Closed && ch.Pool.Closing, "channel %d is in a pool that is gone", id)
+			s = &sums{producers: make(map[*Session]int)}
+			c.removed[ch.Pool] = s
+		}
+		s.channels++
+		members += len(ch.Members)
+		c.checkMembers(ch, s)
+		for b, producers := range ch.Kept {
+			c.frames[b]++
+			c.want(c.Buffers.Get(b.ID) == b && b.Block.Pool == ch.Pool, "channel %d keeps buffer %d, which is gone or in another pool", id, b.ID)
+			c.want(len(producers) > 0, "channel %d keeps buffer %d of no producer", id, b.ID)
+			for _, m := range producers {
+				c.want(m.Channel == ch && m.Role == Producer && m.Left, "channel %d keeps buffer %d of member %d, which is no producer that left", id, b.ID, m.ID)
+			}
+		}
+	}
+	for name, ch := range c.ChannelNames {
+		c.want(ch.Info.Name == name && !ch.Closed && c.Channels.Get(ch.Info.ID) == ch, "the name %q names channel %d, which is gone or closed", name, ch.Info.ID)
+	}
+	equal(c, "the service", "the number of members", c.members, members)
+}
+
+// checkMembers checks the members of a channel.
+func (c *checker) checkMembers(ch *Channel, s *sums) {
+	type seat struct {
+		role MemberRole
+		slot int
+	}
+	taken := make(map[seat]struct{})
+	for id, m := range ch.Members {
+		of := m.Session
+		_, own := of.Members[m]
+		c.want(m.ID == id && m.Channel == ch && id <= ch.LastMember, "member %d of channel %d is in the table as %d, and the last id is %d", m.ID, ch.Info.ID, id,
+			ch.LastMember)
+		c.want(own && (of.Ended || c.known(of)), "member %d of channel %d belongs to session %d, which does not have it", id, ch.Info.ID, of.ID)
+		c.want(m.Left || !of.Ended, "member %d of channel %d has not left, and its session has ended", id, ch.Info.ID)
+		c.want(m.Left || !m.Said, "member %d of channel %d said that it leaves, and has not left", id, ch.Info.ID)
+		c.want(m.Role == Producer || m.Role == Consumer, "member %d of channel %d has the role %q", id, ch.Info.ID, m.Role)
+		_, again := taken[seat{m.Role, m.Slot}]
+		c.want(!again, "two %ss of channel %d have slot %d", m.Role, ch.Info.ID, m.Slot)
+		taken[seat{m.Role, m.Slot}] = struct{}{}
+		if t := m.Timeline; t != nil {
+			c.references[t]++
+			c.want(c.Timelines[t.ID] == t && t.Session == of && t.Unknown, "member %d of channel %d writes timeline %d, which is gone or another's", id, ch.Info.ID, t.ID)
+		}
+		if m.Role == Producer && !m.Left {
+			s.producers[of]++
+		}
+	}
+}
+
+func (c *checker) checkTimelines() {
+	for id, t := range c.Timelines {
+		of := t.Session
+		c.want(t.ID == id && id <= c.Last.Timeline, "timeline %d is in the table as %d, and the last id is %d", t.ID, id, c.Last.Timeline)
+		c.want(of.Timeline == t && (t.Dead || c.known(of)), "timeline %d belongs to session %d, which is gone or has another", id, of.ID)
+		c.want(!t.Dead || of.Ended && t.references > 0, "timeline %d is over, and its session is not, or nothing refers to it", id)
+		c.want(t.Sealed || len(t.Promised)+t.references == 0, "timeline %d is not sealed, and has fences", id)
+		c.want(len(t.Promised) <= mempool.TimelineWords, "timeline %d has fences of %d words", id, len(t.Promised))
+		equal(c, fmt.Sprintf("timeline %d", id), "the number of references", t.references, c.references[t])
+		for s := range t.Shown {
+			c.want(!s.Ended && c.known(s), "timeline %d is shown to session %d, which has ended", id, s.ID)
+		}
+	}
 }
 
 func (c *checker) checkBuffers() {
@@ -212,7 +287,8 @@ func (c *checker) checkBuffers() {
 		c.want(b.Account.pool == block.Pool, "buffer %d counts in another pool than its own", id)
 		equal(c, fmt.Sprintf("buffer %d", id), "the number of names", int(b.Names), c.names[b])
 		c.want(!b.Unused(), "nothing holds buffer %d", id)
-		c.want(b.Frames >= 0 && (b.Frames > 0 || !b.Doubted), "buffer %d is doubted, and in no channel", id)
+		equal(c, fmt.Sprintf("buffer %d", id), "the number of channels", int(b.Frames), c.frames[b])
+		c.want(b.Frames > 0 || !b.Doubted, "buffer %d is doubted, and in no channel", id)
 		c.want(b.Writer == nil || b.Readers.Len() == 0, "buffer %d has a writer and %d readers", id, b.Readers.Len())
 		if b.Writer != nil {
 			c.want(b.Writer.Write && b.Writer.Buffer == b && c.Leases.Get(b.Writer.ID) == b.Writer, "buffer %d has a writer without such a lease", id)
@@ -250,6 +326,16 @@ func (c *checker) checkLeases() {
 			c.want(b.Readers.Has(l), "lease %d reads buffer %d, which does not know it", id, b.ID)
 		}
 		c.checkFences(l.Wait, "lease", id)
+		for _, f := range l.Wait {
+			t := c.Timelines[f.Timeline]
+			if t == nil {
+				c.want(false, "lease %d waits for timeline %d, which is gone", id, f.Timeline)
+				continue
+			}
+			c.references[t]++
+			_, shown := t.Shown[l.Session]
+			c.want(shown, "lease %d waits for timeline %d, which its session may not see", id, f.Timeline)
+		}
 	}
 }
 
@@ -286,9 +372,6 @@ func (c *checker) checkSessions() {
 	for k, bytes := range c.kept { // also of processes whose sessions are forgotten
 		c.want(maps.Equal(k.kept, bytes), "process %d of user %d keeps other bytes than its blocks say", k.process, k.uid)
 	}
-	for id, s := range c.Timelines {
-		c.want(id <= c.Last.Timeline && c.known(s), "timeline %d belongs to session %d, which is gone", id, s.ID)
-	}
 }
 
 func (c *checker) checkSession(s *Session) {
@@ -296,6 +379,13 @@ func (c *checker) checkSession(s *Session) {
 	c.want(s.Keeper.process == 0 || c.keepers[keeperKey{s.Keeper.process, s.Keeper.uid}] == s.Keeper, "the process of session %d is not known", s.ID)
 	for id, b := range s.Mapped {
 		c.want(b.ID == id && c.Blocks.Get(id) == b && b.Mapped.Has(s), "session %d maps block %d, which is gone or does not know it", s.ID, id)
+	}
+	for m := range s.Members {
+		c.want(m.Session == s && m.Channel.Members[m.ID] == m && c.Channels.Get(m.Channel.Info.ID) == m.Channel, "session %d has member %d of channel %d, which is gone",
+			s.ID, m.ID, m.Channel.Info.ID)
+	}
+	if t := s.Timeline; t != nil {
+		c.want(t.Session == s && (t.Dead || c.Timelines[t.ID] == t), "session %d has timeline %d, which is gone or another's", s.ID, t.ID)
 	}
 	for p, a := range s.Accounts {
 		c.want(c.Pools[p.Info.ID] == p && a.pool == p && a.session == s.ID && a.uid == s.Peer.UID, "session %d has an account in pool %d that is another's", s.ID, p.Info.ID)
@@ -327,6 +417,14 @@ func (c *checker) checkPools() {
 		equal(c, of, "the number of blocks that count for processes", len(p.charged), s.charged)
 		c.want(maps.Equal(p.users, s.users), "%s: the bytes of each user are counted as %v, and add up to %v", of, p.users, s.users)
 		c.checkFree(p, s)
+	}
+	for _, pools := range []map[*Pool]*sums{c.pools, c.removed} {
+		for p, s := range pools {
+			of := fmt.Sprintf("pool %d", p.Info.ID)
+			equal(c, of, "the number of channels", p.Channels, s.channels)
+			c.want(maps.Equal(p.Producers, s.producers), "%s: the producers are counted as those of %d sessions, not %d, or their numbers differ", of, len(p.Producers),
+				len(s.producers))
+		}
 	}
 }
 

@@ -17,10 +17,16 @@ type books struct {
 	writer, reader  *Session
 	written, shared *Buffer
 	free, pending   *Block
+	kept            *Buffer
+	channel         *Channel
+	producer        *Member // of the writer
+	consumer        *Member // of the reader
+	gone            *Member // of a session that is forgotten; it has a slot, and the channel keeps its buffer
 }
 
 // newBooks makes a ledger with two sessions and a pool. The pool has a buffer that is written, a buffer that is published and read, a free
-// block, and a free block with work under way.
+// block, a free block with work under way, and a channel with three members. One of them, the producer of a third session, has left, and the
+// session is forgotten, but the channel keeps the member's buffer.
 func newBooks(t testing.TB) *books {
 	t.Helper()
 	b := &books{Ledger: New(Limits{})}
@@ -28,17 +34,18 @@ func newBooks(t testing.TB) *books {
 	b.AddPool(b.pool, mempool.PoolInfo{Name: "p", MaxBytes: 1 << 20, SessionBytes: 1 << 19}, 512)
 	b.writer = b.OpenSession(mempool.Peer{UID: 7, PID: 1, Process: 11}, false, time.Unix(1000, 0).UTC())
 	b.reader = b.OpenSession(mempool.Peer{UID: 7, PID: 2}, true, time.Unix(1001, 0).UTC())
-	b.Last.Timeline++
-	b.Timelines[b.Last.Timeline] = b.writer
-	fence := Fences{{Timeline: b.Last.Timeline, Word: 3, Value: 5}}
-	buffer := func(bytes uint64) *Buffer {
-		account := b.writer.Account(b.pool)
+	b.AddTimeline(b.writer).Sealed = true
+	fence := Fences{{Timeline: b.writer.Timeline.ID, Word: 3, Value: 5}}
+	require.NoError(t, b.writer.PromiseFence(fence[0]))
+	bufferOf := func(s *Session, bytes uint64) *Buffer {
+		account := s.Account(b.pool)
 		block := account.Grow((bytes + 511) / 512 * 512).Done()
-		of := b.AddBuffer(block, account, b.writer.Describe(mempool.Bytes(bytes)), bytes, 3)
-		b.Grant(of, b.writer, true, nil, 4)
-		b.writer.Map(block)
+		of := b.AddBuffer(block, account, s.Describe(mempool.Bytes(bytes)), bytes, 3)
+		b.Grant(of, s, true, nil, 4)
+		s.Map(block)
 		return of
 	}
+	buffer := func(bytes uint64) *Buffer { return bufferOf(b.writer, bytes) }
 	end := func(of *Buffer) *Block {
 		b.EndLease(of.Writer)
 		b.RemoveBuffer(of)
@@ -58,6 +65,30 @@ func newBooks(t testing.TB) *books {
 	b.SetEvent(b.shared, []byte{1, 2})
 	b.Grant(b.shared, b.reader, false, fence, 5)
 	b.Fail(b.shared, "out of luck")
+
+	b.channel = b.AddChannel(mempool.ChannelSpec{Name: "frames", Pool: b.pool.Info.ID, Capacity: 4}.Filled(), b.pool, 7)
+	dead := b.OpenSession(mempool.Peer{UID: 8, PID: 3, Process: 13}, false, time.Unix(1002, 0).UTC())
+	b.AddTimeline(dead).Sealed = true
+	join := func(s *Session, role MemberRole, slot int) *Member {
+		spec := MemberSpec{Role: role}
+		require.NoError(t, b.MayJoin(s, b.channel, spec))
+		m := b.AddMember(b.channel, s, spec, b.channel.LastMember+1, slot)
+		m.Entered = true
+		return m
+	}
+	b.producer, b.consumer, b.gone = join(b.writer, Producer, 0), join(b.reader, Consumer, 0), join(dead, Producer, 1)
+	b.kept = bufferOf(dead, 512)
+	b.kept.Block.Hold(dead)
+	b.EndSession(dead)
+	b.gone.Leave(false)
+	b.channel.Keep(b.kept, []*Member{b.gone})
+	b.kept.Doubted = true
+	require.Empty(t, b.EndLease(b.kept.Writer))
+	require.False(t, b.EndTimeline(dead.Timeline), "its member still writes it")
+	b.kept.Block.Left(dead)
+	require.False(t, b.kept.Block.EndHold())
+	dead.Unmap(b.kept.Block)
+	b.ForgetSession(dead)
 	require.Empty(t, b.Check())
 	return b
 }
@@ -101,7 +132,7 @@ func TestACheckSaysWhatIsWrong(t *testing.T) {
 		"in no channel":                                func(b *books) { b.written.Doubted = true },
 		"has a writer and 2 readers":                   func(b *books) { b.shared.Writer = b.written.Writer },
 		"has a writer without such a lease":            func(b *books) { b.Leases.Remove(b.written.Writer.ID) },
-		"has a reader without such a lease":            func(b *books) { b.Leases.Remove(b.Last.Lease) },
+		"has a reader without such a lease":            func(b *books) { b.Leases.Remove(5) },
 		"which does not know it":                       func(b *books) { b.shared.Readers = SmallSet[*Lease]{} },
 		"is on buffer 1, which is gone":                func(b *books) { b.Buffers.Remove(1) },
 		"has ended, and is in the table":               func(b *books) { b.written.Writer.Ended = true },
@@ -110,7 +141,36 @@ func TestACheckSaysWhatIsWrong(t *testing.T) {
 		"an event of buffer 77":                        func(b *books) { b.events[77] = nil },
 		"session 1 maps block 1, and does not know":    func(b *books) { delete(b.writer.Mapped, 1) },
 		"which is gone or does not know it":            func(b *books) { b.written.Block.Mapped.Remove(b.writer) },
-		"timeline 1 belongs to session 9":              func(b *books) { b.Timelines[1] = &Session{ID: 9, Keeper: b.writer.Keeper} },
+		"timeline 1 belongs to session 1":              func(b *books) { b.writer.Timeline = nil },
+		"timeline 1 is not sealed, and has fences":     func(b *books) { b.writer.Timeline.Sealed = false },
+		"timeline 1: the number of references is":      func(b *books) { b.writer.Timeline.references++ },
+		"timeline 1 is over, and its session is not":   func(b *books) { b.writer.Timeline.Dead = true },
+		"timeline 2 is over, and its session is not":   func(b *books) { b.gone.Timeline.references = 0 },
+		"timeline 1 has fences of":                     func(b *books) { b.writer.Timeline.Promised = make([]uint64, 1<<12) },
+		"timeline 1 is shown to session 3":             func(b *books) { b.writer.Timeline.Shown[b.gone.Session] = struct{}{} },
+		"waits for timeline 1, which is gone":          func(b *books) { delete(b.Timelines, 1) },
+		"waits for timeline 1, which its session":      func(b *books) { clear(b.writer.Timeline.Shown) },
+		"session 1 has timeline 2, which is":           func(b *books) { b.writer.Timeline = b.gone.Timeline },
+		"pool 1: the number of channels is":            func(b *books) { b.pool.Channels++ },
+		"pool 1: the producers are counted":            func(b *books) { b.pool.Producers[b.writer]++ },
+		"channel 1 is in the table as 1, and the last": func(b *books) { b.Last.Channel = 0 },
+		"channel 1 is not found by its name":           func(b *books) { delete(b.ChannelNames, "frames") },
+		"names channel 1, which is gone or closed":     func(b *books) { b.channel.Closed = true },
+		"counts as left by its consumers":              func(b *books) { b.channel.Alone = time.Unix(1, 0) },
+		"channel 1 is in a pool that is gone":          func(b *books) { b.channel.Pool = new(Pool) },
+		"the number of members is":                     func(b *books) { b.members-- },
+		"member 1 of channel 1 is in the table as 1":   func(b *books) { b.channel.LastMember = 0 },
+		"member 1 of channel 1 belongs to session 1":   func(b *books) { clear(b.writer.Members) },
+		"member 3 of channel 1 has not left":           func(b *books) { b.gone.Left = false },
+		"said that it leaves, and has not left":        func(b *books) { b.producer.Said = true },
+		"has the role \"actor\"":                       func(b *books) { b.consumer.Role = "actor" },
+		"two producers of channel 1 have slot 0":       func(b *books) { b.gone.Slot = 0 },
+		"writes timeline 2, which is gone or another":  func(b *books) { b.producer.Timeline = b.gone.Timeline },
+		"session 2 has member 2 of channel 1":          func(b *books) { delete(b.channel.Members, 2) },
+		"keeps buffer 5, which is gone":                func(b *books) { b.Buffers.Remove(5) },
+		"keeps buffer 5 of no producer":                func(b *books) { b.channel.Kept[b.kept] = nil },
+		"keeps buffer 5 of member 1":                   func(b *books) { b.channel.Kept[b.kept][0] = b.producer },
+		"buffer 5: the number of channels is":          func(b *books) { b.kept.Frames++ },
 		"has two fences of word 3":                     func(b *books) { b.pending.Fences = append(b.pending.Fences, b.pending.Fences...) },
 		"which cannot be":                              func(b *books) { b.pending.Fences = Fences{{Timeline: 5, Word: 1, Value: 1}} },
 		"has 1 holds":                                  func(b *books) { b.free.Holds = 1 },
@@ -158,12 +218,21 @@ func TestAPoolThatIsGoneLeavesNothingBehind(t *testing.T) {
 			require.True(t, l.Buffer.Block.TakeBack())
 		}
 	}
+	require.True(t, b.channel.Release(b.kept))
+	b.RemoveBuffer(b.kept)
+	require.True(t, b.kept.Block.TakeBack())
+	require.Empty(t, b.Check())
+	b.CloseChannel(b.channel)
+	assert.Equal(t, b.gone.Timeline, b.RemoveMember(b.gone), "nothing else refers to it")
+	require.Nil(t, b.RemoveMember(b.producer))
+	require.Nil(t, b.RemoveMember(b.consumer))
+	b.RemoveChannel(b.channel)
 	require.Empty(t, b.Check())
 	b.ClosePool(b.pool)
 	require.Empty(t, b.Check())
-	var chosen uint64
+	chosen, all := uint64(0), b.pool.Cached
 	for _, mapped := range []bool{false, true} {
-		for _, block := range b.pool.Choose(&chosen, b.pool.Cached, mapped, false) {
+		for _, block := range b.pool.Choose(&chosen, all, mapped, false) {
 			block.Fences = nil
 			block.Become(BlockRecalling)
 			b.writer.Unmap(block)
@@ -179,5 +248,5 @@ func TestAPoolThatIsGoneLeavesNothingBehind(t *testing.T) {
 	require.True(t, b.pool.Gone())
 	assert.Equal(t, []*Block{b.free}, b.RemovePool(b.pool))
 	assert.Empty(t, b.Check())
-	assert.Zero(t, b.Blocks.Len()+len(b.Pools)+len(b.PoolNames)+len(b.writer.Accounts))
+	assert.Zero(t, b.Blocks.Len()+len(b.Pools)+len(b.PoolNames)+len(b.writer.Accounts)+b.Channels.Len()+len(b.ChannelNames)+len(b.pool.Producers))
 }

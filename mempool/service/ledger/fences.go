@@ -27,3 +27,17 @@ func (ts Fences) Union(more Fences) Fences {
 	}
 	return sum
 }
+
+// Drop removes the fences for which the function `over` returns true. It changes ts in place.
+func (ts Fences) Drop(over func(mempool.Fence) bool) Fences {
+	left := ts[:0]
+	for _, t := range ts {
+		if !over(t) {
+			left = append(left, t)
+		}
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	return left
+}

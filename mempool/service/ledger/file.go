@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -44,6 +45,7 @@ type content struct {
 	Buffers   []bufferEntry
 	Leases    []leaseEntry
 	Names     []nameEntry
+	Channels  []channelEntry
 }
 
 type keeperEntry struct {
@@ -51,18 +53,24 @@ type keeperEntry struct {
 	UID         uint32
 }
 
-type timelineEntry struct{ ID, Session uint64 }
+type timelineEntry struct {
+	ID, Session           uint64
+	Sealed, Dead, Unknown bool
+	Promised              []uint64
+	Shown                 []uint64 // sessions
+}
 
 type sessionEntry struct {
-	ID      uint64
-	Peer    mempool.Peer
-	Owner   bool
-	Program string
-	Began   time.Time
-	Ended   bool
-	Keeper  uint64
-	Mapped  []uint64 // blocks
-	Pools   []uint64 // pools in which the session has an account
+	ID        uint64
+	Peer      mempool.Peer
+	Owner     bool
+	Program   string
+	Began     time.Time
+	Ended     bool
+	Forgotten bool // only members and timelines refer to the session
+	Keeper    uint64
+	Mapped    []uint64 // blocks
+	Pools     []uint64 // pools in which the session has an account
 }
 
 type poolEntry struct {
@@ -70,8 +78,8 @@ type poolEntry struct {
 	Granularity uint64
 	Maker       uint32
 	Access      mempool.Access
-	Channels    int
 	Closing     bool
+	Removed     bool // only channels refer to the pool
 	LastPending uint64
 	Idle        []uint64 // free blocks without work under way, by size, the oldest first
 	Stuck       []uint64
@@ -115,15 +123,41 @@ type nameEntry struct {
 	Owner  uint64 // 0: none
 }
 
+type channelEntry struct {
+	Info       mempool.ChannelIdentity
+	UID        uint32
+	Closed     bool
+	LastMember uint64
+	Alone      time.Time
+	Members    []memberEntry
+	Kept       []keptEntry
+}
+
+type memberEntry struct {
+	ID, Session         uint64
+	Slot                int
+	Gone                bool // it has no slot any more, and the channel keeps buffers of it
+	Role                MemberRole
+	Full                mempool.FullPolicy
+	Timeline            uint64 // 0: none
+	Entered, Left, Said bool
+}
+
+type keptEntry struct {
+	Buffer    uint64
+	Producers []uint64 // members
+}
+
 // Encode writes the ledger as bytes. Blocks that are being allocated, and pools that are being made, are left out: they do not exist yet.
 func (l *Ledger) Encode() ([]byte, error) {
 	c := content{Limits: l.Limits, Last: l.Last}
 	keepers := make(map[*Keeper]struct{})
-	for _, table := range []*Index[uint64, *Session]{&l.Sessions, &l.Ended} {
-		for id, s := range table.After(0) {
+	forgotten, removed := l.outlived()
+	for _, table := range []iter.Seq[*Session]{l.Sessions.All(), l.Ended.All(), maps.Values(forgotten)} {
+		for s := range table {
 			keepers[s.Keeper] = struct{}{}
-			e := sessionEntry{ID: id, Peer: s.Peer, Owner: s.Owner, Program: s.Program, Began: s.Began, Ended: s.Ended, Keeper: s.Keeper.id,
-				Mapped: slices.Sorted(maps.Keys(s.Mapped))}
+			e := sessionEntry{ID: s.ID, Peer: s.Peer, Owner: s.Owner, Program: s.Program, Began: s.Began, Ended: s.Ended, Forgotten: !l.known(s),
+				Keeper: s.Keeper.id, Mapped: slices.Sorted(maps.Keys(s.Mapped))}
 			for p := range s.Accounts {
 				e.Pools = append(e.Pools, p.Info.ID)
 			}
@@ -131,11 +165,21 @@ func (l *Ledger) Encode() ([]byte, error) {
 			c.Sessions = append(c.Sessions, e)
 		}
 	}
+	slices.SortFunc(c.Sessions, func(a, b sessionEntry) int { return cmp.Compare(a.ID, b.ID) })
 	for _, id := range slices.Sorted(maps.Keys(l.Timelines)) {
-		c.Timelines = append(c.Timelines, timelineEntry{id, l.Timelines[id].ID})
+		t := l.Timelines[id]
+		e := timelineEntry{ID: id, Session: t.Session.ID, Sealed: t.Sealed, Dead: t.Dead, Unknown: t.Unknown, Promised: t.Promised}
+		for s := range t.Shown {
+			e.Shown = append(e.Shown, s.ID)
+		}
+		slices.Sort(e.Shown)
+		c.Timelines = append(c.Timelines, e)
 	}
 	for _, id := range slices.Sorted(maps.Keys(l.Pools)) {
 		c.Pools = append(c.Pools, l.Pools[id].entry())
+	}
+	for _, id := range slices.Sorted(maps.Keys(removed)) {
+		c.Pools = append(c.Pools, poolEntry{Info: removed[id].Info, Maker: removed[id].Maker, Access: *removed[id].Access, Closing: true, Removed: true})
 	}
 	for id, b := range l.Blocks.After(0) {
 		e := blockEntry{ID: id, Pool: b.Pool.Info.ID, Size: b.Size, Generation: b.Generation, Holds: b.Holds, State: b.State, Fences: b.Fences}
@@ -171,6 +215,9 @@ func (l *Ledger) Encode() ([]byte, error) {
 		}
 		c.Names = append(c.Names, e)
 	}
+	for ch := range l.Channels.All() {
+		c.Channels = append(c.Channels, ch.entry())
+	}
 	head, err := msgpack.Marshal(Version)
 	if err != nil {
 		return nil, fmt.Errorf("%w: write the ledger: %w", mempool.ErrInternal, err)
@@ -182,8 +229,63 @@ func (l *Ledger) Encode() ([]byte, error) {
 	return append(head, body...), nil
 }
 
+// outlived returns, by id, the forgotten sessions that members and timelines refer to, and the removed pools that channels refer to.
+func (l *Ledger) outlived() (forgotten map[uint64]*Session, removed map[uint64]*Pool) {
+	forgotten, removed = make(map[uint64]*Session), make(map[uint64]*Pool)
+	add := func(s *Session) {
+		if !l.known(s) {
+			forgotten[s.ID] = s
+		}
+	}
+	for _, t := range l.Timelines {
+		add(t.Session)
+	}
+	for ch := range l.Channels.All() {
+		if l.Pools[ch.Pool.Info.ID] != ch.Pool {
+			removed[ch.Pool.Info.ID] = ch.Pool
+		}
+		for _, m := range ch.all() {
+			add(m.Session)
+		}
+	}
+	return forgotten, removed
+}
+
+// all returns the members of the channel, by id: those that have a slot, and those whose buffers the channel keeps.
+func (ch *Channel) all() map[uint64]*Member {
+	all := maps.Clone(ch.Members)
+	for _, producers := range ch.Kept {
+		for _, m := range producers {
+			all[m.ID] = m
+		}
+	}
+	return all
+}
+
+func (ch *Channel) entry() channelEntry {
+	e := channelEntry{Info: ch.Info, UID: ch.UID, Closed: ch.Closed, LastMember: ch.LastMember, Alone: ch.Alone}
+	for id, m := range ch.all() {
+		one := memberEntry{ID: id, Session: m.Session.ID, Slot: m.Slot, Gone: ch.Members[id] == nil, Role: m.Role, Full: m.Full, Entered: m.Entered, Left: m.Left,
+			Said: m.Said}
+		if m.Timeline != nil && !one.Gone {
+			one.Timeline = m.Timeline.ID
+		}
+		e.Members = append(e.Members, one)
+	}
+	slices.SortFunc(e.Members, func(a, b memberEntry) int { return cmp.Compare(a.ID, b.ID) })
+	for b, producers := range ch.Kept {
+		one := keptEntry{Buffer: b.ID}
+		for _, m := range producers {
+			one.Producers = append(one.Producers, m.ID)
+		}
+		e.Kept = append(e.Kept, one)
+	}
+	slices.SortFunc(e.Kept, func(a, b keptEntry) int { return cmp.Compare(a.Buffer, b.Buffer) })
+	return e
+}
+
 func (p *Pool) entry() poolEntry {
-	e := poolEntry{Info: p.Info, Granularity: p.Granularity, Maker: p.Maker, Access: *p.Access, Channels: p.Channels, Closing: p.Closing, LastPending: p.lastPending}
+	e := poolEntry{Info: p.Info, Granularity: p.Granularity, Maker: p.Maker, Access: *p.Access, Closing: p.Closing, LastPending: p.lastPending}
 	for _, size := range slices.Sorted(maps.Keys(p.cache)) {
 		for _, b := range p.cache[size] {
 			e.Idle = append(e.Idle, b.ID)
@@ -211,11 +313,13 @@ func Decode(data []byte) (*Ledger, error) {
 	if err := d.Decode(&c); err != nil {
 		return nil, situation.Of(mempool.ErrInvalid, "the ledger cannot be read: %v", err)
 	}
-	r := &reader{Ledger: New(c.Limits), keepers: make(map[uint64]*Keeper), accounts: make(map[[2]uint64]*Account)}
+	r := &reader{Ledger: New(c.Limits), keepers: make(map[uint64]*Keeper), accounts: make(map[[2]uint64]*Account),
+		forgotten: make(map[uint64]*Session), removed: make(map[uint64]*Pool)}
 	r.Last = c.Last
 	r.readSessions(&c)
 	r.readBlocks(&c)
 	r.readBuffers(&c)
+	r.readChannels(&c)
 	wrong := r.missing
 	if wrong == nil {
 		wrong = r.Check()
@@ -229,9 +333,11 @@ func Decode(data []byte) (*Ledger, error) {
 // reader makes a ledger of its content.
 type reader struct {
 	*Ledger
-	keepers  map[uint64]*Keeper
-	accounts map[[2]uint64]*Account // of sessions that are forgotten, by pool and session
-	missing  []string               // records that others name and that are not there
+	keepers   map[uint64]*Keeper
+	accounts  map[[2]uint64]*Account // of sessions that are forgotten, by pool and session
+	forgotten map[uint64]*Session
+	removed   map[uint64]*Pool
+	missing   []string // records that others name and that are not there
 }
 
 // named returns a record that another record names.
@@ -242,9 +348,11 @@ func named[V any](r *reader, what string, id uint64, get func(uint64) *V) (v *V,
 	return v, v != nil
 }
 
-func (r *reader) session(id uint64) *Session { return cmp.Or(r.Sessions.Get(id), r.Ended.Get(id)) }
+func (r *reader) session(id uint64) *Session {
+	return cmp.Or(r.Sessions.Get(id), r.Ended.Get(id), r.forgotten[id])
+}
 
-func (r *reader) pool(id uint64) *Pool { return r.Pools[id] }
+func (r *reader) pool(id uint64) *Pool { return cmp.Or(r.Pools[id], r.removed[id]) }
 
 func (r *reader) readSessions(c *content) {
 	for _, e := range c.Keepers {
@@ -257,6 +365,10 @@ func (r *reader) readSessions(c *content) {
 		}
 		s := &Session{ID: e.ID, Peer: e.Peer, Owner: e.Owner, Program: e.Program, Began: e.Began, Ended: e.Ended, Leases: make(map[uint64]*Lease),
 			Names: make(map[string]*Name), Mapped: make(map[uint64]*Block), Accounts: make(map[*Pool]*Account), Keeper: k}
+		if e.Forgotten {
+			r.forgotten[s.ID] = s
+			continue
+		}
 		if k.sessions++; k.process != 0 {
 			r.Ledger.keepers[keeperKey{k.process, k.uid}] = k
 		}
@@ -268,14 +380,26 @@ func (r *reader) readSessions(c *content) {
 		}
 	}
 	for _, e := range c.Timelines {
-		if s, ok := named(r, "session", e.Session, r.session); ok {
-			r.Timelines[e.ID] = s
+		s, ok := named(r, "session", e.Session, r.session)
+		if !ok {
+			continue
+		}
+		t := &Timeline{ID: e.ID, Session: s, Sealed: e.Sealed, Promised: e.Promised, Dead: e.Dead, Unknown: e.Unknown}
+		r.putTimeline(t)
+		for _, id := range e.Shown {
+			if to, ok := named(r, "session", id, r.session); ok {
+				t.Shown[to] = struct{}{}
+			}
 		}
 	}
 	for _, e := range c.Pools {
-		p := &Pool{ledger: r.Ledger, Info: e.Info, Granularity: e.Granularity, Maker: e.Maker, Access: &e.Access, Channels: e.Channels, Closing: e.Closing,
+		p := &Pool{ledger: r.Ledger, Info: e.Info, Granularity: e.Granularity, Maker: e.Maker, Access: &e.Access, Closing: e.Closing,
 			lastPending: e.LastPending}
 		p.makeLists()
+		if e.Removed {
+			r.removed[p.Info.ID] = p
+			continue
+		}
 		r.Pools[p.Info.ID] = p
 		if !p.Closing {
 			r.PoolNames[p.Info.Name] = p
@@ -342,7 +466,7 @@ func (r *reader) readBlocks(c *content) {
 		}
 	}
 	for _, e := range c.Pools {
-		p := r.Pools[e.Info.ID]
+		p := r.pool(e.Info.ID)
 		for _, id := range e.Idle {
 			if b, ok := named(r, "block", id, r.Blocks.Get); ok {
 				p.cache[b.Size] = append(p.cache[b.Size], b)
@@ -394,6 +518,10 @@ func (r *reader) readBuffers(c *content) {
 	}
 	for _, e := range c.Leases {
 		s, known := named(r, "session", e.Session, r.Sessions.Get)
+		for _, f := range e.Wait {
+			_, ok := named(r, "timeline", f.Timeline, func(id uint64) *Timeline { return r.Timelines[id] })
+			known = known && ok
+		}
 		if b, ok := named(r, "buffer", e.Buffer, r.Buffers.Get); ok && known {
 			r.putLease(&Lease{ID: e.ID, Session: s, Buffer: b, Write: e.Write, Began: e.Began, Wait: e.Wait})
 		}
@@ -406,6 +534,39 @@ func (r *reader) readBuffers(c *content) {
 		if b, ok := named(r, "buffer", e.Buffer, r.Buffers.Get); ok {
 			n.Buffer = b
 			r.putName(n)
+		}
+	}
+}
+
+func (r *reader) readChannels(c *content) {
+	for _, e := range c.Channels {
+		p, ok := named(r, "pool", e.Info.Pool, r.pool)
+		if !ok {
+			continue
+		}
+		ch := &Channel{Info: e.Info, Pool: p, UID: e.UID, Closed: e.Closed, LastMember: e.LastMember, Alone: e.Alone}
+		r.putChannel(ch)
+		all := make(map[uint64]*Member)
+		for _, e := range e.Members {
+			s, ok := named(r, "session", e.Session, r.session)
+			if !ok {
+				continue
+			}
+			m := &Member{ID: e.ID, Slot: e.Slot, Channel: ch, Session: s, Role: e.Role, Full: e.Full, Entered: e.Entered, Left: e.Left, Said: e.Said}
+			if e.Timeline != 0 {
+				m.Timeline, _ = named(r, "timeline", e.Timeline, func(id uint64) *Timeline { return r.Timelines[id] })
+			}
+			if all[m.ID] = m; !e.Gone {
+				r.putMember(m)
+			}
+		}
+		for _, e := range e.Kept {
+			b, ok := named(r, "buffer", e.Buffer, r.Buffers.Get)
+			for _, id := range e.Producers {
+				if m, known := named(r, "member", id, func(id uint64) *Member { return all[id] }); ok && known {
+					ch.Kept[b] = append(ch.Kept[b], m)
+				}
+			}
 		}
 	}
 }

@@ -18,6 +18,7 @@ func TestALedgerThatWasWrittenIsReadBack(t *testing.T) {
 	b.EndLease(b.Leases.Get(5))
 	b.reader.Map(b.free)
 	b.EndSession(b.reader)
+	b.consumer.Leave(true)
 	require.Empty(t, b.Check())
 	path := filepath.Join(t.TempDir(), "ledger")
 	written, err := b.Encode()
@@ -37,8 +38,38 @@ func TestALedgerThatWasWrittenIsReadBack(t *testing.T) {
 	assert.Equal(t, []byte{1, 2}, read.Event(read.Buffers.Get(2)))
 	assert.Equal(t, b.pending.ID, have.Own(read.Sessions.Get(1), 512).ID, "its process still has the block that its work uses")
 	assert.Equal(t, b.free.ID, have.Idle(b.free.Size).ID)
+	ch := read.ChannelNames["frames"]
+	assert.Equal(t, []any{b.channel.Info, 3, map[uint32]int{7: 1}}, []any{ch.Info, len(ch.Members), producersOf(have)})
+	lost := ch.Kept[read.Buffers.Get(b.kept.ID)][0]
+	assert.Equal(t, []any{ch.Members[3], true, uint64(3), true}, []any{lost, lost.Left, lost.Session.ID, lost.Timeline.Dead}, "its session is forgotten")
+	assert.Nil(t, read.Ended.Get(3))
+	assert.True(t, ch.Release(read.Buffers.Get(b.kept.ID)), "nothing has it any more")
+	assert.Equal(t, lost.Timeline, read.RemoveMember(lost), "nothing refers to it any more")
 	block := have.ledger.Sessions.Get(1).Account(have).Grow(512).Done()
 	assert.Equal(t, b.Last.Block+1, block.ID, "no id comes again")
+}
+
+func TestAChannelThatOutlivesItsPoolIsWrittenWithIt(t *testing.T) {
+	b := newBooks(t)
+	p := b.ReservePool("q", 9, mempool.Access{GIDs: []uint32{5}})
+	b.AddPool(p, mempool.PoolInfo{Name: "q", MaxBytes: 1 << 20}, 512)
+	ch := b.AddChannel(mempool.ChannelSpec{Name: "last", Pool: p.Info.ID, Capacity: 1}.Filled(), p, 9)
+	b.AddMember(ch, b.reader, MemberSpec{Role: Consumer}, 1, 0)
+	b.ClosePool(p)
+	b.CloseChannel(ch)
+	b.RemovePool(p)
+	require.Empty(t, b.Check())
+	written, err := b.Encode()
+	require.NoError(t, err)
+	read, err := Decode(written)
+	require.NoError(t, err)
+	again, err := read.Encode()
+	require.NoError(t, err)
+	assert.Equal(t, written, again)
+	assert.Nil(t, read.Pools[p.Info.ID])
+	assert.Equal(t, p.Access, read.Channels.Get(ch.Info.ID).Pool.Access)
+	p.Channels++
+	assert.Len(t, b.Check(), 1, "its channels are counted")
 }
 
 func TestALedgerOfAnotherVersionIsRefusedWithAType(t *testing.T) {
@@ -63,11 +94,12 @@ func TestWhatIsNoLedgerIsRefused(t *testing.T) {
 
 func TestALedgerThatContradictsItselfIsRefused(t *testing.T) {
 	for says, breaks := range map[string]func(b *books){
-		"there is no block 1":   func(b *books) { b.Blocks.Remove(1) },
-		"there is no buffer 2":  func(b *books) { b.Buffers.Remove(2) },
-		"there is no session 1": func(b *books) { b.Sessions.Remove(1) },
-		"there is no pool 1":    func(b *books) { delete(b.Pools, 1) },
-		"two buffers use":       func(b *books) { b.shared.Block = b.written.Block },
+		"there is no block 1":       func(b *books) { b.Blocks.Remove(1) },
+		"there is no buffer 2":      func(b *books) { b.Buffers.Remove(2) },
+		"there is no session 1":     func(b *books) { b.Sessions.Remove(1) },
+		"is in a pool that is gone": func(b *books) { delete(b.Pools, 1) },
+		"there is no timeline 2":    func(b *books) { delete(b.Timelines, 2) },
+		"two buffers use":           func(b *books) { b.shared.Block = b.written.Block },
 	} {
 		b := newBooks(t)
 		breaks(b)
@@ -85,14 +117,17 @@ func TestEveryFieldOfARecordIsWrittenOrComputed(t *testing.T) {
 		record, entry any
 		computed      []string // or written under another name
 	}{
-		{Ledger{}, content{}, []string{"Ended", "PoolNames", "namesOf", "poolsOf", "sessionsOf", "keepers", "reasons", "events"}},
-		{Session{}, sessionEntry{}, []string{"Leases", "Names", "Accounts", "most", "tensor"}},
-		{Pool{}, poolEntry{}, []string{"ledger", "Reserved", "Leased", "Cached", "Held", "Used", "Blocks", "Has", "growing", "cache", "loose", "pending",
+		{Ledger{}, content{}, []string{"Ended", "PoolNames", "ChannelNames", "members", "mostTimelines", "namesOf", "poolsOf", "sessionsOf", "keepers", "reasons", "events"}},
+		{Session{}, sessionEntry{}, []string{"Leases", "Names", "Accounts", "Members", "Timeline", "most", "tensor"}},
+		{Pool{}, poolEntry{}, []string{"ledger", "Reserved", "Leased", "Cached", "Held", "Used", "Blocks", "Has", "Channels", "Producers", "growing", "cache", "loose", "pending",
 			"lastPending", "stuck", "users", "charged"}},
 		{Block{}, blockEntry{}, []string{"Mapped", "kept"}},
 		{Buffer{}, bufferEntry{}, []string{"Account", "Writer", "Readers", "Names"}},
 		{Lease{}, leaseEntry{}, []string{"Ended"}},
 		{Name{}, nameEntry{}, nil},
+		{Timeline{}, timelineEntry{}, []string{"references"}},
+		{Channel{}, channelEntry{}, []string{"Pool"}},
+		{Member{}, memberEntry{}, []string{"Channel"}},
 	} {
 		record, entry := reflect.TypeOf(one.record), reflect.TypeOf(one.entry)
 		for i := range record.NumField() {
@@ -105,4 +140,13 @@ func TestEveryFieldOfARecordIsWrittenOrComputed(t *testing.T) {
 			assert.NotEqual(t, written, listed, "%v.%s", record, name)
 		}
 	}
+}
+
+// producersOf counts the producers of each user.
+func producersOf(p *Pool) map[uint32]int {
+	of := make(map[uint32]int)
+	for s, n := range p.Producers {
+		of[s.Peer.UID] += n
+	}
+	return of
 }

@@ -20,10 +20,15 @@ type Ledger struct {
 	Buffers   Index[uint64, *Buffer]
 	Leases    Index[uint64, *Lease]
 	Names     Index[string, *Name]
-	Timelines map[uint64]*Session // the session of each timeline that is not over
+	Timelines map[uint64]*Timeline    // timelines that a session may ask for
+	Channels  Index[uint64, *Channel] // open channels, and closed ones that are not over
+	// ChannelNames has the channels that are not closed.
+	ChannelNames map[string]*Channel
 	// Last has the greatest id of each kind so far.
 	Last LastIDs
 
+	members                      int // how many members all channels have
+	mostTimelines                int // the greatest length of Timelines
 	namesOf, poolsOf, sessionsOf Tally
 	keepers                      map[keeperKey]*Keeper
 	reasons                      map[uint64]string // by id of a failed buffer: the reason that the producer gave
@@ -32,13 +37,14 @@ type Ledger struct {
 
 // LastIDs has the greatest id of each kind.
 type LastIDs struct {
-	Session, Pool, Block, Buffer, Lease, Timeline, Keeper uint64
+	Session, Pool, Block, Buffer, Lease, Timeline, Channel, Keeper uint64
 }
 
 // New makes a ledger without records.
 func New(l Limits) *Ledger {
-	return &Ledger{Limits: l.Filled(), Pools: make(map[uint64]*Pool), PoolNames: make(map[string]*Pool), Timelines: make(map[uint64]*Session),
-		namesOf: make(Tally), poolsOf: make(Tally), sessionsOf: make(Tally), keepers: make(map[keeperKey]*Keeper), reasons: make(map[uint64]string),
+	return &Ledger{Limits: l.Filled(), Pools: make(map[uint64]*Pool), PoolNames: make(map[string]*Pool), Timelines: make(map[uint64]*Timeline),
+		ChannelNames: make(map[string]*Channel),
+		namesOf:      make(Tally), poolsOf: make(Tally), sessionsOf: make(Tally), keepers: make(map[keeperKey]*Keeper), reasons: make(map[uint64]string),
 		events: make(map[uint64][]byte)}
 }
 
@@ -55,6 +61,8 @@ type Session struct {
 	Names    map[string]*Name // names that are removed when the session ends
 	Mapped   map[uint64]*Block
 	Accounts map[*Pool]*Account
+	Members  map[*Member]struct{}                // the session's members of channels that have a slot
+	Timeline *Timeline                           // nil until the session asks for it
 	most     struct{ leases, names, mapped int } // the greatest lengths of these maps
 	Keeper   *Keeper
 	tensor   *mempool.Tensor // the last tensor that the session described
@@ -76,15 +84,27 @@ func (l *Ledger) EndSession(s *Session) {
 	l.Sessions.Remove(s.ID)
 	l.sessionsOf.add(s.Peer.UID, -1)
 	l.Ended.Set(s.ID, s)
+	for _, t := range l.Timelines {
+		delete(t.Shown, s)
+	}
 }
 
-// ForgetSession removes an ended session for whose process nothing is held any more.
+// ForgetSession removes an ended session for whose process nothing is held any more. Its timeline is dead, and its members have left. Members
+// and timelines that are still there refer to it.
 func (l *Ledger) ForgetSession(s *Session) {
 	l.Ended.Remove(s.ID)
 	k := s.Keeper
 	if k.sessions--; k.sessions == 0 && k.process != 0 {
 		delete(l.keepers, keeperKey{k.process, k.uid})
 	}
+}
+
+// known says whether a session is in the tables.
+func (l *Ledger) known(s *Session) bool {
+	if s.Ended {
+		return l.Ended.Get(s.ID) == s
+	}
+	return l.Sessions.Get(s.ID) == s
 }
 
 // SessionsOf returns how many sessions a user has.

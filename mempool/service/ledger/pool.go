@@ -26,7 +26,8 @@ type Pool struct {
 	Blocks                         int
 	Has                            struct{ Leases, Buffers, Names int }
 	Channels                       int
-	Closing                        bool // the pool is being destroyed
+	Producers                      map[*Session]int // how many producers in channels the sessions have; nil: none so far
+	Closing                        bool             // the pool is being destroyed
 	growing                        map[*Growth]struct{}
 
 	cache       map[uint64][]*Block // cached blocks without work under way, by size, oldest first

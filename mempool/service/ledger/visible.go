@@ -51,6 +51,16 @@ func (of *Lease) VisibleTo(s *Session) bool { return of.Buffer.VisibleTo(s) }
 // VisibleTo says whether a session may see the name.
 func (n *Name) VisibleTo(s *Session) bool { return n.UID == s.Peer.UID || n.Buffer.VisibleTo(s) }
 
+// VisibleTo says whether a session may see the channel.
+func (ch *Channel) VisibleTo(s *Session) bool { return ch.Pool.VisibleTo(s) }
+
+// VisibleTo says whether a session may ask for the timeline: a session sees its own timeline, and the timelines whose fences were sent to it
+// or may be in memory that it shares.
+func (t *Timeline) VisibleTo(s *Session) bool {
+	_, shown := t.Shown[s]
+	return shown || t.Session == s
+}
+
 // VisibleTo says whether another session may see the session.
 func (s *Session) VisibleTo(to *Session) bool { return s.Peer.UID == to.Peer.UID || to.Owner }
 
@@ -62,6 +72,11 @@ func (s *Session) Who() string {
 		return fmt.Sprintf("session %d (pid %d, user %d)", s.ID, s.Peer.PID, s.Peer.UID)
 	}
 	return fmt.Sprintf("session %d (%q, pid %d, user %d)", s.ID, s.Program, s.Peer.PID, s.Peer.UID)
+}
+
+// About makes an event about the session.
+func (s *Session) About(kind mempool.EventKind, format string, args ...any) mempool.HistoryEvent {
+	return mempool.HistoryEvent{Kind: kind, Session: s.ID, PID: s.Peer.PID, UID: s.Peer.UID, Program: s.Program, Text: fmt.Sprintf(format, args...)}
 }
 
 // Alive returns an error if the session has ended.

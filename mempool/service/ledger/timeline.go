@@ -1,0 +1,155 @@
+package ledger
+
+import (
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Timeline is what is known of the timeline of a session. A timeline is a page of words whose values only grow.
+type Timeline struct {
+	ID      uint64
+	Session *Session // may be forgotten
+
+	Sealed   bool
+	Promised []uint64              // for each word, the greatest value of the fences that are known
+	Dead     bool                  // no process writes the timeline any more, and all waits for its fences are over
+	Unknown  bool                  // shared memory may have fences of this timeline that are not known
+	Shown    map[*Session]struct{} // sessions that got a fence of this timeline, or may find one in shared memory
+
+	references int // how many leases wait for fences of this timeline, plus how many members of channels write such fences
+}
+
+// AddTimeline makes the timeline of a session, which has none yet.
+func (l *Ledger) AddTimeline(s *Session) *Timeline {
+	l.Last.Timeline++
+	t := &Timeline{ID: l.Last.Timeline, Session: s}
+	l.putTimeline(t)
+	return t
+}
+
+// putTimeline adds a timeline to the table and to its session.
+func (l *Ledger) putTimeline(t *Timeline) {
+	t.Shown = make(map[*Session]struct{})
+	t.Session.Timeline = t
+	l.Timelines[t.ID] = t
+}
+
+// EndTimeline notes that no process writes the timeline any more, and that all waits for its fences are over. If nobody can ask for the
+// timeline any more, EndTimeline removes it, and `gone` is true.
+func (l *Ledger) EndTimeline(t *Timeline) (gone bool) {
+	t.Dead = true
+	return l.removeUnreferenced(t)
+}
+
+// removeUnreferenced removes a timeline if no session can ask for it any more: it is dead, and no lease and no member refers to it.
+func (l *Ledger) removeUnreferenced(t *Timeline) bool {
+	if !t.Dead || t.references > 0 || l.Timelines[t.ID] != t {
+		return false
+	}
+	RemoveKey(&l.Timelines, &l.mostTimelines, t.ID)
+	return true
+}
+
+// addReferences notes that a lease of a session waits for fences.
+func (l *Ledger) addReferences(s *Session, ts Fences) {
+	for _, f := range ts {
+		t := l.Timelines[f.Timeline]
+		t.references++
+		t.Shown[s] = struct{}{}
+	}
+}
+
+// dropReference notes that a lease or a member does not refer to the timeline any more. It returns the timeline if it removes the timeline.
+func (l *Ledger) dropReference(t *Timeline) *Timeline {
+	if t.references--; l.removeUnreferenced(t) {
+		return t
+	}
+	return nil
+}
+
+// MaySeal says whether the session has a timeline.
+//
+// Errors: [mempool.ErrClosed], [mempool.ErrInvalid].
+func (s *Session) MaySeal() error {
+	if err := s.Alive(); err != nil {
+		return err
+	}
+	if s.Timeline == nil {
+		return situation.Of(mempool.ErrInvalid, "session %d has no timeline to seal; ask for it first", s.ID)
+	}
+	return nil
+}
+
+// SealedTimeline returns the session's timeline, or nil if it has none that is sealed.
+func (s *Session) SealedTimeline() *Timeline {
+	if s.Timeline != nil && s.Timeline.Sealed {
+		return s.Timeline
+	}
+	return nil
+}
+
+// FindTimeline finds a timeline of which the session has a fence.
+//
+// Errors: [mempool.ErrClosed], [mempool.ErrStale].
+func (l *Ledger) FindTimeline(s *Session, id uint64) (*Timeline, error) {
+	if err := s.Alive(); err != nil {
+		return nil, err
+	}
+	t := Find(s, l.Timelines[id])
+	if t == nil {
+		return nil, situation.Of(mempool.ErrStale, "timeline %d is gone, and every fence of it is reached or will never be; or session %d was never sent "+
+			"a fence of it", id, s.ID)
+	}
+	return t, nil
+}
+
+// PromiseFence checks a fence that the session names, and notes it in the session's timeline.
+//
+// Errors: [mempool.ErrInvalid].
+func (s *Session) PromiseFence(f mempool.Fence) error {
+	if err := f.Validate(); err != nil {
+		return err
+	}
+	own := s.Timeline
+	switch {
+	case own == nil || own.ID != f.Timeline:
+		return situation.Of(mempool.ErrInvalid, "timeline %d is not session %d's own: a session may name only fences of its own timeline", f.Timeline, s.ID)
+	case !own.Sealed:
+		return situation.Of(mempool.ErrInvalid, "timeline %d is not sealed yet", f.Timeline)
+	}
+	own.Promise(f.Word, f.Value)
+	return nil
+}
+
+// PromiseFences does the same as PromiseFence for all fences that come with the release of a lease.
+func (s *Session) PromiseFences(named []mempool.Fence) (ts Fences, err error) {
+	if len(named) > mempool.MaxDone {
+		return nil, situation.Of(mempool.ErrInvalid, "%d fences for one lease; at most %d", len(named), mempool.MaxDone)
+	}
+	for _, f := range named {
+		if err := s.PromiseFence(f); err != nil {
+			return nil, err
+		}
+		ts = ts.Add(f)
+	}
+	return ts, nil
+}
+
+// Promise notes a valid fence of the timeline, and returns it.
+func (t *Timeline) Promise(word, value uint64) mempool.Fence {
+	if missing := int(word) + 1 - len(t.Promised); missing > 0 {
+		t.Promised = append(t.Promised, make([]uint64, missing)...)
+	}
+	t.Promised[word] = max(t.Promised[word], value)
+	return mempool.Fence{Timeline: t.ID, Word: word, Value: value}
+}
+
+// Fences returns the greatest known fence of each word.
+func (t *Timeline) Fences() (ts Fences) {
+	for word, value := range t.Promised {
+		if value > 0 {
+			ts = append(ts, mempool.Fence{Timeline: t.ID, Word: uint64(word), Value: value})
+		}
+	}
+	return ts
+}

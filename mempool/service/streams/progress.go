@@ -1,0 +1,112 @@
+package streams
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
+)
+
+// This file says how far the members of a channel are, and what they wait for.
+
+// Describe describes the channel for a list.
+func (st *Stream) Describe() mempool.ChannelInfo {
+	info := mempool.ChannelInfo{ChannelIdentity: st.Info, UID: st.UID, Closed: st.Closed, Published: st.host.Published(), Waiting: st.host.Waiting(),
+		Used: st.host.Used(), Dropped: st.host.Dropped()}
+	needs := uint64(0)
+	for _, m := range st.Members {
+		switch {
+		case !m.Entered || m.Left:
+		case m.Role == ledger.Producer:
+			info.Producers++
+		default:
+			info.Consumers++
+			behind, need := st.Behind(m), st.needs(m)
+			info.Waiting = max(info.Waiting, behind)
+			if late := behind > 0 || need == uint64(st.Info.Capacity); late && need > needs {
+				needs, info.Slowest = need, m.Session.ID
+			}
+		}
+	}
+	if oldest := st.host.Oldest(); oldest != nil {
+		info.Slowest = st.Members[oldest.ID].Session.ID
+	}
+	return info
+}
+
+// Used returns how many places of the channel are taken.
+func (st *Stream) Used() uint64 { return st.host.Used() }
+
+// Behind returns how many frames a consumer of a broadcast has not taken yet.
+func (st *Stream) Behind(m *ledger.Member) uint64 { return st.host.Behind(st.ends[m.ID].Member) }
+
+// needs returns how many places of the channel a consumer of a broadcast needs.
+func (st *Stream) needs(m *ledger.Member) uint64 { return st.host.Needs(st.ends[m.ID].Member) }
+
+// Blocks returns the ids of the blocks in the channel, and of those that consumers use.
+func (st *Stream) Blocks() []uint64 { return st.host.Blocks(nil) }
+
+// Blocked returns why producers of the channel wait for room, and since when. If they do not wait, the reason is empty.
+func (st *Stream) Blocked() (why string, since time.Time) {
+	if st.Info.Full == mempool.Block && st.stuck() {
+		return "its frames wait for a consumer", st.full.Since
+	}
+	if slow, since := st.slow(); slow != nil {
+		return fmt.Sprintf("session %d is behind", slow.Session.ID), since
+	}
+	return "", since
+}
+
+// slow returns the consumer of a broadcast that producers have waited for longest, or nil if they wait for no consumer.
+func (st *Stream) slow() (slow *ledger.Member, since time.Time) {
+	for _, m := range st.Members {
+		if m.Full != mempool.Block || !st.lags(m) {
+			continue
+		}
+		if at := st.ends[m.ID].behind.Since; slow == nil || at.Before(since) || at.Equal(since) && m.ID < slow.ID {
+			slow, since = m, at
+		}
+	}
+	return slow, since
+}
+
+// lags reports whether a consumer of a broadcast leaves its channel no room for another frame.
+func (st *Stream) lags(m *ledger.Member) bool {
+	return m.Role == ledger.Consumer && m.Entered && !m.Left && st.ends[m.ID].behind.Look(st.needs(m), uint64(st.Info.Capacity))
+}
+
+// stuck reports whether a queue has no room for another frame.
+func (st *Stream) stuck() bool {
+	return st.Info.Mode == mempool.WorkQueue && st.full.Look(st.host.Used(), uint64(st.Info.Capacity))
+}
+
+// Watch notes which subscribers of a broadcast have been slow for the time `patience`, and since when a queue is full.
+func (st *Stream) Watch(patience time.Duration) {
+	st.stuck()
+	for _, m := range st.Members {
+		if !st.lags(m) {
+			continue
+		}
+		behind := &st.ends[m.ID].behind
+		if behind.Told || time.Since(behind.Since) < patience {
+			continue
+		}
+		behind.Told = true
+		e := m.Session.About(mempool.SubscriberSlow, "%s has %d frames of channel %q to take or to release, which keeps %d: %s", m.Session.Who(),
+			max(st.Behind(m), st.needs(m)), st.Info.Name, st.Info.Capacity, consequence(st.Info.Full))
+		e.Took = time.Since(behind.Since)
+		st.note(e)
+	}
+}
+
+// consequence says what happens while a subscriber is slow.
+func consequence(full mempool.FullPolicy) string {
+	switch full {
+	case mempool.Block:
+		return "producers wait for it"
+	case mempool.Fail:
+		return "producers get errors"
+	}
+	return "it misses frames"
+}
