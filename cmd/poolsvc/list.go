@@ -31,6 +31,9 @@ type listing[T any] struct {
 	row               func(T, *listed) string
 	json              func(T, *listed) map[string]any
 
+	// named says that rows name sessions of the entries by their programs.
+	named bool
+
 	// compare orders the entries; nil: the entries keep the order of the service.
 	compare func(a, b T) int
 
@@ -47,7 +50,8 @@ type listed struct {
 	now   time.Time
 	pools map[uint64]string // names of pools, by id
 
-	commands map[int32]string // command lines, by process
+	programs map[uint64]string // programs of sessions, by id; only for a listing that names them
+	commands map[int32]string  // command lines, by process
 }
 
 // command returns the command line of the process `pid` if this program can read the command line and the process belongs to the user
@@ -64,6 +68,18 @@ func (l *listed) command(pid int32, uid uint32, program string) string {
 		l.commands[pid] = text
 	}
 	return text
+}
+
+// who returns the program and the id of a session, or "-" if the id is 0.
+func (l *listed) who(session uint64) string {
+	switch program := l.programs[session]; {
+	case session == 0:
+		return "-"
+	case program == "":
+		return fmt.Sprint(session)
+	default:
+		return fmt.Sprintf("%s (%d)", short(program), session)
+	}
 }
 
 // maxCommand is how many characters of a command line a table shows.
@@ -116,13 +132,14 @@ func newLists() []*cobra.Command {
 			short: "Show the channels of a running service",
 			long: `Show the channels that you may use, with how many producers and consumers take part now. Of CAPACITY places USED are taken up: where all are, the
 channel is full, and the next frame waits, fails, or drops another. WAITING is how many frames the consumer of SLOWEST has still to take; in a
-queue, how many frames are not acknowledged, of which SLOWEST has the oldest. DROPPED are frames that consumers missed.`,
+queue, how many frames are not acknowledged, of which SLOWEST has the oldest; but no more than CAPACITY (--json has the whole number). DROPPED are frames that consumers missed.`,
 			entries: (*bridge.Client).Channels,
 			head:    "CHANNEL\tID\tPOOL\tMODE\tCAPACITY\tFULL\tPRODUCERS\tCONSUMERS\tFRAMES\tDROPPED\tUSED\tWAITING\tSLOWEST\tSTATE",
 			row: func(ch mempool.ChannelInfo, l *listed) string {
 				return fmt.Sprintf("%s\t%d\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s", ch.Name, ch.ID, l.pool(ch.Pool), ch.Mode, ch.Capacity, ch.Full, ch.Producers,
-					ch.Consumers, ch.Published, ch.Dropped, ch.Used, ch.Waiting, orNone(ch.Slowest), shownState(ch))
+					ch.Consumers, ch.Published, ch.Dropped, ch.Used, min(ch.Waiting, uint64(ch.Capacity)), l.who(ch.Slowest), shownState(ch))
 			},
+			named: true,
 			json: func(ch mempool.ChannelInfo, l *listed) map[string]any {
 				out := jsonChannelInfo(ch, l)
 				out["state"] = state(ch)
@@ -135,13 +152,14 @@ queue, how many frames are not acknowledged, of which SLOWEST has the oldest. DR
 		listing[mempool.NameInfo]{
 			name:    "names",
 			short:   "Show the buffers that are published in a running service",
-			long:    "Show the names of the buffers that you may lease. A name is removed when its SESSION ends; a name of session 0 is kept.",
+			long:    "Show the names of the buffers that you may lease. A name is removed when its SESSION ends; a name without a session is kept.",
 			entries: (*bridge.Client).Names,
 			head:    "NAME\tPOOL\tBUFFER\tDTYPE\tSHAPE\tBYTES\tUSER\tSESSION",
 			row: func(n mempool.NameInfo, l *listed) string {
-				return fmt.Sprintf("%s\t%s\t%d\t%s\t%v\t%s\t%d\t%d", n.Name, l.pool(n.Pool), n.Buffer, n.Tensor.DType, n.Tensor.Shape, display.Size(n.Bytes),
-					n.UID, n.Session)
+				return fmt.Sprintf("%s\t%s\t%d\t%s\t%v\t%s\t%d\t%s", n.Name, l.pool(n.Pool), n.Buffer, n.Tensor.DType, n.Tensor.Shape, display.Size(n.Bytes),
+					n.UID, l.who(n.Session))
 			},
+			named:      true,
 			json:       jsonNameInfo,
 			ofPool:     func(n mempool.NameInfo) uint64 { return n.Pool },
 			ofSessions: func(n mempool.NameInfo) []uint64 { return []uint64{n.Session} },
@@ -150,13 +168,14 @@ queue, how many frames are not acknowledged, of which SLOWEST has the oldest. DR
 		listing[mempool.BufferInfo]{
 			name:    "buffers",
 			short:   "Show the buffers of a running service and the sessions that hold them",
-			long:    "Show the buffers of the pools that you may use. WRITER and READERS are sessions.",
+			long:    "Show the buffers of the pools that you may use. WRITER and READERS are sessions: the program, and the id in brackets.",
 			entries: (*bridge.Client).Buffers,
 			head:    "BUFFER\tPOOL\tDTYPE\tSHAPE\tBYTES\tBLOCK\tWRITER\tREADERS\tNAMES",
 			row: func(b mempool.BufferInfo, l *listed) string {
 				return fmt.Sprintf("%d\t%s\t%s\t%v\t%s\t%s\t%s\t%s\t%d", b.ID, l.pool(b.Pool), b.Tensor.DType, b.Tensor.Shape, display.Size(b.Bytes),
-					display.Size(b.BlockBytes), writer(b), readers(b), b.Names)
+					display.Size(b.BlockBytes), writer(b, l), readers(b, l), b.Names)
 			},
+			named:      true,
 			json:       jsonBufferInfo,
 			ofPool:     func(b mempool.BufferInfo) uint64 { return b.Pool },
 			ofSessions: func(b mempool.BufferInfo) []uint64 { return append([]uint64{b.Writer}, b.Readers...) },
@@ -202,9 +221,17 @@ func (l listing[T]) command() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			with := &listed{now: time.Now(), pools: make(map[uint64]string), commands: make(map[int32]string)}
+			with := &listed{now: time.Now(), pools: make(map[uint64]string), programs: make(map[uint64]string), commands: make(map[int32]string)}
 			for _, p := range stats.Pools {
 				with.pools[p.Pool.ID] = p.Pool.Name
+			}
+			if l.named {
+				for s, err := range client.Sessions(ctx) {
+					if err != nil {
+						return err
+					}
+					with.programs[s.ID] = s.Program
+				}
 			}
 			var entries []T
 			for e, err := range l.entries(client, ctx) {
@@ -329,13 +356,6 @@ func access(l mempool.LeaseInfo) string {
 	return "read"
 }
 
-func orNone(id uint64) string {
-	if id == 0 {
-		return "-"
-	}
-	return fmt.Sprint(id)
-}
-
 func state(ch mempool.ChannelInfo) string {
 	if ch.Closed {
 		return "closed"
@@ -354,26 +374,23 @@ func shownState(ch mempool.ChannelInfo) string {
 // shape returns the shape of a tensor. The result is never nil, so JSON shows [] instead of null.
 func shape(t mempool.Tensor) []uint64 { return append([]uint64{}, t.Shape...) }
 
-func writer(b mempool.BufferInfo) string {
-	switch {
-	case b.Writer != 0:
-		return fmt.Sprint(b.Writer)
-	case b.InChannel:
+func writer(b mempool.BufferInfo, l *listed) string {
+	if b.Writer == 0 && b.InChannel {
 		return "in a channel"
 	}
-	return "-"
+	return l.who(b.Writer)
 }
 
-func readers(b mempool.BufferInfo) string {
+func readers(b mempool.BufferInfo, l *listed) string {
 	if b.Reads == 0 {
 		return "-"
 	}
 	text := ""
 	for i, id := range b.Readers {
 		if i > 0 {
-			text += " "
+			text += ", "
 		}
-		text += fmt.Sprint(id)
+		text += l.who(id)
 	}
 	if more := b.Reads - len(b.Readers); more > 0 {
 		text += fmt.Sprintf(" and %d more", more)

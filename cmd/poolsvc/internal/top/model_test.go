@@ -106,7 +106,7 @@ func TestAScreenIsNeverLargerThanTheTerminal(t *testing.T) {
 func TestFramesASecondAreThoseBetweenTwoLooks(t *testing.T) {
 	_, draw := screen(t, 100, 24, busy(), after(busy(), 2*time.Second, func(s *snapshot) { s.channels[0].Published = 300 }))
 	_, line := lineWith(t, draw(), "camera")
-	assert.Regexp(t, `camera +frames +broadcast +block +100 +300 +5 +8/8 +2 +1/2 +full`, line)
+	assert.Regexp(t, `camera +frames +broadcast +block +100 +300 +5 +8/8 +train.py .2. +1/2 +full`, line)
 }
 
 func TestTheLastLinesSayWhatHappened(t *testing.T) {

@@ -130,6 +130,16 @@ func (s *snapshot) pool(id uint64) string {
 	return fmt.Sprint("#", id)
 }
 
+// who returns the program and the id of a session.
+func (s *snapshot) who(session uint64) string {
+	for _, one := range s.sessions {
+		if one.ID == session {
+			return fmt.Sprintf("%s (%d)", display.Printable(one.Program), session)
+		}
+	}
+	return fmt.Sprint("#", session)
+}
+
 // brief returns a short text for an event.
 func brief(e mempool.HistoryEvent) string {
 	who := fmt.Sprintf("session %d (%s, pid %d)", e.Session, display.Printable(e.Program), e.PID)

@@ -215,7 +215,7 @@ func (m *Model) drawChannels() []string {
 			rate = strconv.FormatFloat(r, 'f', 0, 64)
 		}
 		if ch.Slowest != 0 {
-			slowest = strconv.FormatUint(ch.Slowest, 10)
+			slowest = m.now.who(ch.Slowest)
 		}
 		switch {
 		case ch.Closed:
@@ -224,9 +224,9 @@ func (m *Model) drawChannels() []string {
 			state = "full"
 		}
 		rows = append(rows, []string{display.Printable(ch.Name), m.now.pool(ch.Pool), string(ch.Mode), string(ch.Full), rate, strconv.FormatUint(ch.Published, 10),
-			strconv.FormatUint(ch.Dropped, 10), fmt.Sprintf("%d/%d", ch.Waiting, ch.Capacity), slowest, fmt.Sprintf("%d/%d", ch.Producers, ch.Consumers), state})
+			strconv.FormatUint(ch.Dropped, 10), fmt.Sprintf("%d/%d", min(ch.Waiting, uint64(ch.Capacity)), ch.Capacity), slowest, fmt.Sprintf("%d/%d", ch.Producers, ch.Consumers), state})
 	}
-	return m.mark(channelsPane, rows, table(rows, "lLLLrRrrrRl", m.width))
+	return m.mark(channelsPane, rows, table(rows, "lLLLrRrrlRl", m.width))
 }
 
 // head returns the heads of the columns of a pane. An arrow marks the column by which the pane is sorted.
