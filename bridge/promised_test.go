@@ -56,7 +56,7 @@ func TestStatsCountTheServicesOwnSessions(t *testing.T) {
 	var st wire.StatsReply
 	r.Ask(2, &wire.StatsRequest{}, &st)
 	assert.EqualValues(t, 2, st.Stats.Sessions)
-	own.End(nil)
+	own.End(mempool.SessionLeft, "", nil)
 	r.Ask(3, &wire.StatsRequest{}, &st)
 	assert.EqualValues(t, 1, st.Stats.Sessions)
 }

@@ -96,7 +96,7 @@ func (c *connection) serve() {
 	how, why := c.ending(err)
 	c.cancel(err)
 	c.work.Wait()
-	reclaimed := c.session.EndAs(how, why, process.Gone())
+	reclaimed := c.session.End(how, why, process.Gone())
 	c.server.lingers(c)
 	go func() {
 		<-reclaimed

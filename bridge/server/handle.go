@@ -40,7 +40,7 @@ func (c *connection) cancelRequest(q uint32, r *wire.Cancel) {
 }
 
 func (c *connection) stats(q uint32, _ *wire.StatsRequest) {
-	c.reply(q, &wire.StatsReply{Stats: convert.WireServiceStats(c.session.Stats())}, nil)
+	c.reply(q, &wire.StatsReply{Stats: convert.WireServiceStats(c.session.View().Stats())}, nil)
 }
 
 func (c *connection) release(q uint32, r *wire.Release) {
@@ -143,10 +143,7 @@ func publishBuffer(s *service.Session, r *wire.Publish) error {
 func (c *connection) alloc(q uint32, r *wire.Alloc) {
 	t := convert.Tensor(r.Tensor)
 	get := func(ctx context.Context, wait time.Duration) (service.GrantedLease, error) {
-		if own := milliseconds(r.Wait); wait > own { // see needsRetry
-			return c.session.AllocateRecalled(ctx, r.Pool, t, own, wait)
-		}
-		return c.session.Allocate(ctx, r.Pool, t, wait)
+		return c.session.Allocate(ctx, r.Pool, t, min(wait, milliseconds(r.Wait)), wait) // wait may be longer: see needsRetry
 	}
 	n, err := t.Extent()
 	if q == 0 || err != nil || n < c.server.limits.Large {

@@ -20,13 +20,13 @@ func (c *connection) events(q uint32, r *wire.Events) {
 		}
 		c.reply(q, &wire.EventsReply{Events: convert.WireEvents(page.Events), Next: page.Next, Lost: page.Lost}, nil)
 	}
-	page, err := c.session.Events(c.ctx, r.After, most, 0)
+	page, err := c.session.View().Events(c.ctx, r.After, most, 0)
 	if q == 0 || err != nil || r.Wait == 0 || len(page.Events) > 0 || page.Lost > 0 {
 		answer(page, err)
 		return
 	}
 	c.waitFor(q, situation.Of(mempool.ErrBusy, "nothing has happened since event %d", r.After), func(ctx context.Context) func() {
-		page, err := c.session.Events(ctx, page.Next, most, milliseconds(r.Wait))
+		page, err := c.session.View().Events(ctx, page.Next, most, milliseconds(r.Wait))
 		return func() { answer(page, err) }
 	})
 }

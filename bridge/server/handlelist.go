@@ -18,20 +18,20 @@ import (
 func (c *connection) list(q uint32, r *wire.List) {
 	most := int(min(cmp.Or(r.Most, wire.MaxList), wire.MaxList))
 	c.server.lists.wait(c.ctx)
-	s, m := c.session, listMemories.Get().(*listMemory)
+	v, m := c.session.View(), listMemories.Get().(*listMemory)
 	defer m.free()
 	reply, err := &m.reply, error(nil)
 	switch r.What {
 	case wire.ListSessions:
-		reply.Sessions, reply.Next, err = entries(s.Sessions, r.After, most, &m.sessions, reply.Sessions, convert.WireSessionInfo)
+		reply.Sessions, reply.Next, err = entries(v.Sessions, r.After, most, &m.sessions, reply.Sessions, convert.WireSessionInfo)
 	case wire.ListChannels:
-		reply.Channels, reply.Next, err = entries(s.Channels, r.After, most, &m.channels, reply.Channels, convert.WireChannelInfo)
+		reply.Channels, reply.Next, err = entries(v.Channels, r.After, most, &m.channels, reply.Channels, convert.WireChannelInfo)
 	case wire.ListNames:
-		reply.Names, reply.Next, err = entries(s.Names, r.After, most, &m.names, reply.Names, convert.WireNameInfo)
+		reply.Names, reply.Next, err = entries(v.Names, r.After, most, &m.names, reply.Names, convert.WireNameInfo)
 	case wire.ListBuffers:
-		reply.Buffers, reply.Next, err = entries(s.Buffers, r.After, most, &m.buffers, reply.Buffers, convert.WireBufferInfo)
+		reply.Buffers, reply.Next, err = entries(v.Buffers, r.After, most, &m.buffers, reply.Buffers, convert.WireBufferInfo)
 	case wire.ListLeases:
-		reply.Leases, reply.Next, err = entries(s.Leases, r.After, most, &m.leases, reply.Leases, convert.WireLeaseInfo)
+		reply.Leases, reply.Next, err = entries(v.Leases, r.After, most, &m.leases, reply.Leases, convert.WireLeaseInfo)
 	default:
 		err = situation.Of(mempool.ErrInvalid, "there is no list of %q: expected %s, %s, %s, %s or %s", r.What, wire.ListSessions, wire.ListChannels, wire.ListNames, wire.ListBuffers, wire.ListLeases)
 	}

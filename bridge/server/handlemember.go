@@ -14,7 +14,7 @@ func (c *connection) join(q uint32, r *wire.Join) {
 	if q == 0 {
 		return // without a reply, the client would not know the member's id
 	}
-	m, err := c.session.JoinChannel(r.Channel, service.MemberSpec{Role: service.MemberRole(r.Role), Oldest: r.Oldest, Full: mempool.FullPolicy(r.Full)})
+	m, err := c.session.Channel(r.Channel).Join(service.MemberSpec{Role: service.MemberRole(r.Role), Oldest: r.Oldest, Full: mempool.FullPolicy(r.Full)})
 	if err != nil {
 		c.fail(q, err)
 		return
@@ -26,7 +26,7 @@ func (c *connection) join(q uint32, r *wire.Join) {
 // enter lets a member take part in its channel. Before the reply, enter sends the client the files of those other members that the new
 // member must know.
 func (c *connection) enter(q uint32, r *wire.Enter) {
-	others, err := c.session.EnterChannel(r.Channel, r.Member)
+	others, err := c.session.Channel(r.Channel).Member(r.Member).Enter()
 	for _, other := range others {
 		c.sendMember(other)
 	}
@@ -51,7 +51,7 @@ func (c *connection) mapBlock(q uint32, r *wire.Map) {
 		return // the client wants no reply, so it would not get the export
 	}
 	c.sending.Lock()
-	b, err := c.session.MapBlock(r.Channel, r.Block)
+	b, err := c.session.Channel(r.Channel).MapBlock(r.Block)
 	var unsent error
 	if err == nil {
 		x, files := convert.WireExport(b.Export)

@@ -43,12 +43,14 @@ var operations = byName(
 
 	on((*connection).makeChannel).needs(wire.FeatureChannels),
 	on((*connection).find).needs(wire.FeatureChannels),
-	done(func(s *service.Session, r *wire.CloseChannel) error { return s.CloseChannel(r.Channel) }).needs(wire.FeatureChannels),
+	done(func(s *service.Session, r *wire.CloseChannel) error { return s.Channel(r.Channel).Close() }).needs(wire.FeatureChannels),
 	on((*connection).join).needs(wire.FeatureChannels),
 	on((*connection).enter).needs(wire.FeatureChannels),
-	done(func(s *service.Session, r *wire.Leave) error { return s.LeaveChannel(r.Channel, r.Member) }).needs(wire.FeatureChannels),
+	done(func(s *service.Session, r *wire.Leave) error { return s.Channel(r.Channel).Member(r.Member).Leave() }).needs(wire.FeatureChannels),
 	on((*connection).mapBlock).needs(wire.FeatureChannels),
-	done(func(s *service.Session, r *wire.Doubt) error { return s.DoubtFrame(r.Channel, r.Member, r.Sequence) }).needs(wire.FeatureChannels),
+	done(func(s *service.Session, r *wire.Doubt) error {
+		return s.Channel(r.Channel).Member(r.Member).Doubt(r.Sequence)
+	}).needs(wire.FeatureChannels),
 )
 
 // handle carries out one request of an open session and answers it.

@@ -33,7 +33,7 @@ func (r *rig) as(t *testing.T, uid uint32) *raw {
 		_ = c.run(c.peer)
 		c.cancel(nil)
 		c.work.Wait()
-		c.session.End(nil)
+		c.session.End(mempool.SessionLeft, "", nil)
 		_ = conn.Close()
 	}()
 	t.Cleanup(func() {

@@ -36,7 +36,7 @@ func TestAPoolIsClosedToStrangersHoweverTheyCome(t *testing.T) {
 	assert.ErrorIs(t, stranger.Unpublish("x"), mempool.ErrNotFound)
 	_, err = stranger.CreatePool(mempool.PoolSpec{Name: "mine", Kind: fake, MaxBytes: 512})
 	assert.ErrorIs(t, err, mempool.ErrDenied)
-	assert.Empty(t, stranger.Stats().Pools)
+	assert.Empty(t, stranger.View().Stats().Pools)
 	assert.Len(t, svc.Stats().Pools, 1)
 }
 
@@ -47,7 +47,7 @@ func TestAUserOfAPoolMayNotDestroyIt(t *testing.T) {
 		Access: mempool.Access{UIDs: []uint32{self.UID, self.UID + 1}}})
 	user := openClient(t, svc, mempool.Peer{UID: self.UID + 1})
 	assert.ErrorIs(t, user.DestroyPool(p.rec.Info.ID), mempool.ErrDenied)
-	assert.Len(t, user.Stats().Pools, 1)
+	assert.Len(t, user.View().Stats().Pools, 1)
 }
 
 // The maker of a pool and the service's user may destroy the pool even if they may not use it. Without this rule, no user could destroy a
@@ -71,7 +71,7 @@ func TestAPoolsMakerAndTheServicesUserMayAlwaysDestroyIt(t *testing.T) {
 		p := createPool(t, openClient(t, svc, maker).Session, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 512,
 			Access: mempool.Access{UIDs: []uint32{listed.UID}}})
 		s := openClient(t, svc, c.peer)
-		assert.Len(t, s.Stats().Pools, c.sees, c.who)
+		assert.Len(t, s.View().Stats().Pools, c.sees, c.who)
 		assert.ErrorIs(t, s.DestroyPool(p.rec.Info.ID), c.fails, c.who)
 		if c.fails == nil {
 			_, err := s.FindPool(p.rec.Info.ID)

@@ -34,7 +34,7 @@ func (p process) leave(pool *Pool, n uint64) (reclaimed <-chan struct{}) {
 	p.Helper()
 	s := p.connect()
 	allocate(p, s, pool, n)
-	return s.End(p.gone)
+	return s.End(mempool.SessionLeft, "", p.gone)
 }
 
 func tryAllocate(s *Session, p *Pool, n uint64) error {
@@ -55,13 +55,13 @@ func TestWhatEndedSessionsOfALivingProcessHoldCountsForItsNext(t *testing.T) {
 	assert.EqualError(t, err, `limit reached: session 4 has 1024 bytes, asks for 512 bytes more, and one session may take 1024 bytes in pool "p": `+
 		`release some, or make a pool with a larger session_bytes; 1024 bytes of that are free blocks that no other session `+
 		`can use until the process has finished its work on them and unmapped them (unused blocks are being asked back)`)
-	st := s.Stats().Pools[0]
+	st := s.View().Stats().Pools[0]
 	assert.Equal(t, []uint64{0, 1024, 1024, 1024}, []uint64{st.Leased, st.Held, st.Session, st.User})
 	checkBooks(t, svc)
 	for _, p := range []process{other, alike} {
 		allocate(t, p.connect(), pool, 1024)
 	}
-	assert.EqualValues(t, 2048, s.Stats().Pools[0].User, "of both processes")
+	assert.EqualValues(t, 2048, s.View().Stats().Pools[0].User, "of both processes")
 	close(greedy.gone)
 	<-first
 	<-second
@@ -78,13 +78,13 @@ func TestAUserTakesUpToItsLimitInAllItsProcesses(t *testing.T) {
 	s := b.connect()
 	kept := allocate(t, s, pool, 512)
 	publish(t, kept, mempool.Publication{Name: "x", Keep: true})
-	s.End(nil)
+	s.End(mempool.SessionLeft, "", nil)
 	last := b.connect()
 	err := tryAllocate(last, pool, 1)
 	require.ErrorIs(t, err, mempool.ErrLimit)
 	assert.EqualError(t, err, `limit reached: user 7 has 1024 bytes, asks for 512 bytes more, and one user may take 1024 bytes in pool "p": `+
 		`release some in any session of that user, or make a pool with a larger user_bytes`)
-	assert.Equal(t, []uint64{0, 1024}, []uint64{last.Stats().Pools[0].Session, last.Stats().Pools[0].User}, "names that stay count too")
+	assert.Equal(t, []uint64{0, 1024}, []uint64{last.View().Stats().Pools[0].Session, last.View().Stats().Pools[0].User}, "names that stay count too")
 	allocate(t, stranger.connect(), pool, 1024)
 	require.NoError(t, last.Unpublish("x"))
 	allocate(t, last, pool, 512)
@@ -98,11 +98,11 @@ func TestABlockThatIsAskedBackCountsForThoseWhoStillMapIt(t *testing.T) {
 	l := allocate(t, slow.Session, pool, 512)
 	block := mapBlock(t, l)
 	release(t, l)
-	assert.Zero(t, slow.Stats().Pools[0].Session, "others can have it")
+	assert.Zero(t, slow.View().Stats().Pools[0].Session, "others can have it")
 	_, err := quick.TrimPool(pool.rec.Info.ID, 0)
 	require.NoError(t, err)
 	require.ErrorIs(t, tryAllocate(slow.Session, pool, 1), mempool.ErrRecalling)
-	assert.EqualValues(t, 512, slow.Stats().Pools[0].Session)
+	assert.EqualValues(t, 512, slow.View().Stats().Pools[0].Session)
 	allocate(t, quick.Session, pool, 1)
 	require.NoError(t, slow.Dropped([]uint64{block}))
 	allocate(t, slow.Session, pool, 1)
@@ -197,7 +197,7 @@ func TestAPendingBlockCountsForThoseWhoseWorkIsUnderWay(t *testing.T) {
 		p := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 8192, SessionBytes: 1024})
 		bad, good := hire(t, svc), hire(t, svc)
 		stalled, unreached := stall(t, bad, p, 1024)
-		st := bad.Stats().Pools[0]
+		st := bad.View().Stats().Pools[0]
 		assert.Equal(t, []uint64{0, 1024, 1024, 1024}, []uint64{st.Leased, st.Cached, st.Session, st.User})
 		checkBooks(t, svc)
 		allocate(t, good.Session, p, 1024)
@@ -213,7 +213,7 @@ func TestAPendingBlockCountsForThoseWhoseWorkIsUnderWay(t *testing.T) {
 		synctest.Wait()
 		bad.reach(unreached)
 		require.NoError(t, <-got, "nobody told it")
-		assert.EqualValues(t, 512, bad.Stats().Pools[0].Session)
+		assert.EqualValues(t, 512, bad.View().Stats().Pools[0].Session)
 		checkBooks(t, svc)
 	})
 }
@@ -262,7 +262,7 @@ func TestATrimmedPoolGivesBackWhatWorkIsUnderWayOnOnceItIsDone(t *testing.T) {
 		_, unreached := stall(t, w, p, 512)
 		_, err := owner.TrimPool(p.rec.Info.ID, 0)
 		require.NoError(t, err)
-		st := w.Stats().Pools[0]
+		st := w.View().Stats().Pools[0]
 		assert.Equal(t, []uint64{512, 512}, []uint64{st.Held, st.Session})
 		w.reach(unreached)
 		svc.drains.Wait()

@@ -15,7 +15,7 @@ func BenchmarkAllocateRelease(b *testing.B) {
 	ctx, what := context.Background(), mempool.Bytes(1<<16)
 	b.ReportAllocs()
 	for b.Loop() {
-		g, err := s.Allocate(ctx, p.rec.Info.ID, what, 0)
+		g, err := s.Allocate(ctx, p.rec.Info.ID, what, 0, 0)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -54,7 +54,7 @@ func BenchmarkAllocateReleaseOfManySessions(b *testing.B) {
 	b.RunParallel(func(pb *testing.PB) {
 		s := open(b, svc)
 		for pb.Next() {
-			g, err := s.Allocate(ctx, p.rec.Info.ID, what, 0)
+			g, err := s.Allocate(ctx, p.rec.Info.ID, what, 0, 0)
 			if err != nil {
 				b.Error(err)
 				return
@@ -86,10 +86,10 @@ func BenchmarkListing(b *testing.B) {
 			publish(b, allocate(b, s, p, 64), mempool.Publication{Name: fmt.Sprintf("frame %d of session %d", j, i)})
 		}
 	}
-	listing(b, "sessions", lister.Sessions)
-	listing(b, "buffers", lister.Buffers)
-	listing(b, "names", lister.Names)
-	listing(b, "leases", lister.Leases)
+	listing(b, "sessions", lister.View().Sessions)
+	listing(b, "buffers", lister.View().Buffers)
+	listing(b, "names", lister.View().Names)
+	listing(b, "leases", lister.View().Leases)
 }
 
 // listing measures how long the first pages of a list take.

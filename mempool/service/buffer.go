@@ -89,7 +89,7 @@ func (s *Service) recycleUnused(b *ledger.Buffer) {
 // `wait`. The argument `text` is the name that `find` searches for, or empty. lease calls `find` with Service.mu held. If `find` returns
 // ErrNotFound, it may also return a signal. After this signal, lease calls `find` again.
 func (s *Session) lease(ctx context.Context, text string, write bool, wait time.Duration, find func() (*ledger.Buffer, *signal, error)) (g GrantedLease, err error) {
-	w := s.newWaiter(ctx, wait, purpose{what: forName, name: text})
+	w := newWaiter(ctx, s, wait, purpose{what: forName, name: text})
 	defer w.stop()
 	svc := s.svc
 	svc.mu.Lock()

@@ -130,7 +130,7 @@ func TestAWaitForABufferThatGoesAwayIsStale(t *testing.T) {
 func TestWhatWasNotFinishedHasFailedForEverybody(t *testing.T) {
 	for how, end := range map[string]func(*Session, Lease){
 		"released incomplete": func(_ *Session, l Lease) { _ = l.Release(true) },
-		"session ended":       func(s *Session, _ Lease) { s.End(nil) },
+		"session ended":       func(s *Session, _ Lease) { s.End(mempool.SessionLeft, "", nil) },
 	} {
 		t.Run(how, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -165,7 +165,7 @@ func TestAReaderThatDiesFailsNothing(t *testing.T) {
 	published(t, s, p)
 	_, err := reader.getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
-	reader.End(nil)
+	reader.End(mempool.SessionLeft, "", nil)
 	_, err = s.getLease(context.Background(), "x", true, 0)
 	assert.NoError(t, err)
 }

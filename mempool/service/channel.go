@@ -21,6 +21,16 @@ type channel struct {
 // channelOf returns the service's state of a channel that is not freed. The caller holds s.mu.
 func (s *Service) channelOf(ch *ledger.Channel) *channel { return s.channels[ch.Info.ID] }
 
+// Channel is a channel as a session names it: by id. The session may not be allowed to use the channel, or it may be closed: then the methods
+// return errors.
+type Channel struct {
+	session *Session
+	id      uint64
+}
+
+// Channel names a channel by id.
+func (s *Session) Channel(id uint64) Channel { return Channel{s, id} }
+
 // MakeChannel makes a channel. If a channel with the same spec, and so with the same name, already exists, MakeChannel returns the existing
 // channel.
 //
@@ -69,7 +79,7 @@ func (s *Session) FindChannel(ctx context.Context, name string, role MemberRole,
 	if err := mempool.ValidateName("channel", name); err != nil {
 		return mempool.ChannelIdentity{}, err
 	}
-	w := s.newWaiter(ctx, wait, purpose{what: forChannel, name: name})
+	w := newWaiter(ctx, s, wait, purpose{what: forChannel, name: name})
 	defer w.stop()
 	svc := s.svc
 	svc.mu.Lock()
@@ -118,18 +128,19 @@ func (s *Service) drainingQueue(peer mempool.Peer, name string, open bool) (busy
 	return busy
 }
 
-// CloseChannel closes a channel: no producer can publish any more, and the channel's name is free. The members learn from the channel's
+// Close closes the channel: no producer can publish any more, and the channel's name is free. The members learn from the channel's
 // shared memory that the channel is closed. Consumers can still take the frames that were published before. Consumers of a queue can still
 // find it and join, until every frame is acknowledged, or until the queue has had no consumer for as long as the limit closed-queue-seconds
 // allows: then the rest of the frames is lost.
 //
 // Errors: [mempool.ErrDenied] for all users except the user who made the channel, [mempool.ErrClosed] if there is no such channel, or if it
 // is closed already.
-func (s *Session) CloseChannel(id uint64) error {
+func (c Channel) Close() error {
+	s := c.session
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	rec, err := svc.ledger.Channel(s.rec, id)
+	rec, err := svc.ledger.Channel(s.rec, c.id)
 	if err != nil {
 		return err
 	}
@@ -162,15 +173,16 @@ type MappedBlock struct {
 	Export mempool.Export
 }
 
-// MapBlock returns what a session needs to map a block. The session has a consumer in the channel, and this consumer has found the block's
+// MapBlock returns what the session needs to map a block. The session has a consumer in the channel, and this consumer has found the block's
 // id in a frame. Until the session calls [Session.Dropped], the service treats the block as mapped by the session.
 //
 // Errors: [mempool.ErrNotFound] if no buffer of the pool uses the block, [mempool.ErrDenied] if the session has no consumer in the channel,
 // [mempool.ErrLimit], [mempool.ErrClosed]; the driver's errors.
-func (s *Session) MapBlock(channel, id uint64) (MappedBlock, error) {
+func (c Channel) MapBlock(id uint64) (MappedBlock, error) {
+	s := c.session
 	svc := s.svc
 	svc.mu.Lock()
-	b, err := svc.ledger.MapLent(s.rec, channel, id)
+	b, err := svc.ledger.MapLent(s.rec, c.id, id)
 	if err != nil {
 		svc.unlock()
 		return MappedBlock{}, err
@@ -183,7 +195,7 @@ func (s *Session) MapBlock(channel, id uint64) (MappedBlock, error) {
 	svc.mu.Lock()
 	defer svc.unlock()
 	if s.rec.Mapped[b.ID] == b {
-		s.unmap(b)
+		svc.poolOf(b.Pool).unmap(s.rec, b)
 	}
 	return MappedBlock{}, err
 }

@@ -17,11 +17,11 @@ func TestChannelsAreForWhoMayUseThePool(t *testing.T) {
 	require.NoError(t, err)
 	_, err = stranger.FindChannel(t.Context(), "frames", Consumer, 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
-	_, err = stranger.JoinChannel(r.info.ID, MemberSpec{Role: Consumer})
+	_, err = stranger.Channel(r.info.ID).Join(MemberSpec{Role: Consumer})
 	assert.ErrorIs(t, err, mempool.ErrClosed)
 	_, err = stranger.MakeChannel(mempool.ChannelSpec{Name: "mine", Pool: r.pool.rec.Info.ID, Capacity: 1})
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
-	assert.ErrorIs(t, stranger.CloseChannel(r.info.ID), mempool.ErrClosed)
+	assert.ErrorIs(t, stranger.Channel(r.info.ID).Close(), mempool.ErrClosed)
 }
 
 func TestChannelsAreFoundByName(t *testing.T) {
@@ -75,7 +75,7 @@ func TestTheChannelsOfAPoolAreBounded(t *testing.T) {
 func TestAPoolThatIsDestroyedTakesNoOtherChannelsName(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
 	slow := r.consume(hire(t, r.svc), MemberSpec{})
-	require.NoError(t, r.owner.CloseChannel(r.info.ID))
+	require.NoError(t, r.owner.Channel(r.info.ID).Close())
 	require.False(t, r.nothingLeft(), "it lives until its consumer leaves")
 	other := createPool(t, r.owner, mempool.PoolSpec{Name: "other", Kind: fake, MaxBytes: 1 << 20})
 	again, err := r.owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: other.rec.Info.ID, Capacity: 2})

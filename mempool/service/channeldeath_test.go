@@ -41,12 +41,12 @@ func TestFramesOfAProducerThatDiedStayUntilNobodyNeedsThem(t *testing.T) {
 			c.done(g, mempool.Fence{})
 			c.done(f, mempool.Fence{})
 			if mode == mempool.Broadcast { // the channel keeps frames for new consumers
-				_, err := c.MapBlock(r.info.ID, f.Block)
+				_, err := c.Channel(r.info.ID).MapBlock(f.Block)
 				require.NoError(t, err)
 				leased, _ = r.stands()
 				assert.EqualValues(t, 2, leased)
 				require.NoError(t, c.Dropped([]uint64{f.Block}))
-				require.NoError(t, r.owner.CloseChannel(r.info.ID))
+				require.NoError(t, r.owner.Channel(r.info.ID).Close())
 			}
 			r.awaitStands(0, 0)
 			checkBooks(t, r.svc)
@@ -82,7 +82,7 @@ func TestABlockWithSeveralFramesStaysUntilTheLastFrameIsNotNeeded(t *testing.T) 
 				r.awaitStands(1, 0)
 				assert.False(t, arena.rec.Buffer.Failed)
 				if mode == mempool.Broadcast {
-					require.NoError(t, r.owner.CloseChannel(r.info.ID))
+					require.NoError(t, r.owner.Channel(r.info.ID).Close())
 				}
 				for _, f := range taken {
 					leased, _ := r.stands()
@@ -173,7 +173,7 @@ func TestABlockOfAProducerThatLeftWaitsForItsOwnWork(t *testing.T) {
 	p.leave()
 	require.ErrorIs(t, p.Release(false, nil, l.ID()), mempool.ErrReleased)
 	assert.Equal(t, 1, r.kept())
-	require.NoError(t, r.owner.CloseChannel(r.info.ID))
+	require.NoError(t, r.owner.Channel(r.info.ID).Close())
 	next, err := r.owner.allocate(t.Context(), r.pool.rec.Info.ID, mempool.Bytes(10), 0)
 	require.NoError(t, err)
 	other, err := r.owner.allocate(t.Context(), r.pool.rec.Info.ID, mempool.Bytes(10), 0)
@@ -222,7 +222,7 @@ func TestAProducerThatLeavesFirstLeavesNothingBehind(t *testing.T) {
 	f := c.next()
 	c.done(f, mempool.Fence{})
 	c.quit()
-	require.NoError(t, r.owner.CloseChannel(r.info.ID))
+	require.NoError(t, r.owner.Channel(r.info.ID).Close())
 	r.awaitStands(0, 0)
 	checkBooks(t, r.svc)
 }
@@ -246,7 +246,7 @@ func TestLeasesEndWithTheLastProducerOfTheirSessionInTheChannel(t *testing.T) {
 	require.NoError(t, w.Release(false, nil, b.ID()))
 	assert.Equal(t, 3, r.kept())
 	c.done(f, mempool.Fence{})
-	require.NoError(t, r.owner.CloseChannel(r.info.ID))
+	require.NoError(t, r.owner.Channel(r.info.ID).Close())
 	c.quit()
 	r.awaitStands(0, 0)
 }
@@ -259,7 +259,7 @@ func TestAProducerCannotLeaveWhileItCannotBeToldWhatIsNeeded(t *testing.T) {
 	s.enter()
 	l := p.send()
 	cursor[2], cursor[512] = 1, 1 // the consumer holds frame 1, but has not written the frame's block yet
-	require.ErrorIs(t, p.LeaveChannel(r.info.ID, p.member.ID), mempool.ErrBusy)
+	require.ErrorIs(t, p.Channel(r.info.ID).Member(p.member.ID).Leave(), mempool.ErrBusy)
 	require.NotNil(t, p.rec.Leases[l.ID()])
 	cursor[513] = l.Grant().Block
 	p.leave()
@@ -433,9 +433,9 @@ func TestWhatADeadProducerLeftCountsForItsUser(t *testing.T) {
 	p.send()
 	gone, _ := p.end()
 	gone()
-	assert.EqualValues(t, 4096, r.owner.Stats().Pools[0].User)
-	require.NoError(t, r.owner.CloseChannel(r.info.ID))
-	assert.Zero(t, r.owner.Stats().Pools[0].User)
+	assert.EqualValues(t, 4096, r.owner.View().Stats().Pools[0].User)
+	require.NoError(t, r.owner.Channel(r.info.ID).Close())
+	assert.Zero(t, r.owner.View().Stats().Pools[0].User)
 }
 
 func TestNobodyLooksAtAChannelWhoseMembersAreAlive(t *testing.T) {
@@ -453,7 +453,7 @@ func TestNobodyLooksAtAChannelWhoseMembersAreAlive(t *testing.T) {
 	gone()
 	assert.True(t, tended())
 	c.quit()
-	require.NoError(t, r.owner.CloseChannel(r.info.ID))
+	require.NoError(t, r.owner.Channel(r.info.ID).Close())
 	r.eventually(r.nothingLeft)
 }
 
@@ -496,7 +496,7 @@ func TestMembersThatWriteNonsenseStopNobody(t *testing.T) {
 		var gone []func()
 		for i, s := range seats {
 			nonsense()
-			switch err := s.LeaveChannel(r.info.ID, s.member.ID); {
+			switch err := s.Channel(r.info.ID).Member(s.member.ID).Leave(); {
 			case i%3 == 0 && err != nil:
 				require.ErrorIs(t, err, mempool.ErrBusy)
 			case i%3 == 1:
@@ -508,7 +508,7 @@ func TestMembersThatWriteNonsenseStopNobody(t *testing.T) {
 		}
 		nonsense()
 		if seed%3 == 0 {
-			require.NoError(t, r.owner.CloseChannel(r.info.ID))
+			require.NoError(t, r.owner.Channel(r.info.ID).Close())
 		}
 		for _, end := range gone {
 			nonsense()

@@ -91,7 +91,7 @@ func (r *troupe) step() {
 			if a.worker != w {
 				continue
 			}
-			if err := w.LeaveChannel(r.info.ID, a.member.ID); err != nil {
+			if err := w.Channel(r.info.ID).Member(a.member.ID).Leave(); err != nil {
 				require.ErrorIs(r, err, mempool.ErrBusy)
 			}
 		}
@@ -262,7 +262,7 @@ func TestMembersThatComeAndGoLoseNoFrameThatIsInHand(t *testing.T) {
 		for _, v := range r.sinks {
 			v.die()
 		}
-		require.NoError(t, r.owner.CloseChannel(r.info.ID))
+		require.NoError(t, r.owner.Channel(r.info.ID).Close())
 		if !r.nothingLeft() { // a closed queue waits for a consumer of its frames
 			require.Equal(t, mempool.WorkQueue, spec.Mode)
 			v := r.consume(hire(t, r.svc), MemberSpec{})

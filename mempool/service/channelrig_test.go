@@ -39,14 +39,14 @@ func newChannelRig(t testing.TB, spec mempool.ChannelSpec, blocks uint64) *chann
 type seat struct {
 	*worker
 	rig    *channelRig
-	member Member
+	member Joined
 	came   []MemberCame // members that came with the reply of EnterChannel
 	known  int          // how many MemberCame notices of the worker the seat has read
 }
 
 func (r *channelRig) sit(w *worker, spec MemberSpec) *seat {
 	r.Helper()
-	m, err := w.JoinChannel(r.info.ID, spec)
+	m, err := w.Channel(r.info.ID).Join(spec)
 	require.NoError(r, err)
 	require.Len(r, m.Export.Files, 3)
 	return &seat{worker: w, rig: r, member: m}
@@ -59,7 +59,7 @@ func (s *seat) config() shmchannel.MemberConfig {
 
 func (s *seat) enter() {
 	s.rig.Helper()
-	others, err := s.EnterChannel(s.rig.info.ID, s.member.ID)
+	others, err := s.Channel(s.rig.info.ID).Member(s.member.ID).Enter()
 	require.NoError(s.rig, err)
 	s.came = append(s.came, others...)
 }
@@ -83,7 +83,7 @@ func (s *seat) arrived(role MemberRole, add func(slot int, id uint64, f *os.File
 // leave removes the member from the service's state.
 func (s *seat) leave() {
 	s.rig.Helper()
-	require.NoError(s.rig, s.LeaveChannel(s.rig.info.ID, s.member.ID))
+	require.NoError(s.rig, s.Channel(s.rig.info.ID).Member(s.member.ID).Leave())
 }
 
 // source is a producer.
@@ -204,7 +204,7 @@ func (s *sink) quit() {
 // end ends the session of a worker whose process lives on. The function gone ends the process.
 func (w *worker) end() (gone func(), reclaimed <-chan struct{}) {
 	process := make(chan struct{})
-	reclaimed = w.End(process)
+	reclaimed = w.End(mempool.SessionLeft, "", process)
 	return func() { close(process); <-reclaimed }, reclaimed
 }
 

@@ -66,18 +66,18 @@ func TestAClosedQueueWaitsForTheWorkersOfItsFrames(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, p := closedQueue(t, 8)
-			first(r, func() { require.NoError(t, r.owner.CloseChannel(r.info.ID)) })
+			first(r, func() { require.NoError(t, r.owner.Channel(r.info.ID).Close()) })
 			gone, _ := p.end()
 			gone()
 			left := 8
 			if name == "the last worker leaves" {
 				left = 7
 			}
-			_, err := hire(t, r.svc).JoinChannel(r.info.ID, MemberSpec{Role: Producer})
+			_, err := hire(t, r.svc).Channel(r.info.ID).Join(MemberSpec{Role: Producer})
 			require.ErrorIs(t, err, mempool.ErrClosed)
 			c := r.worker()
 			assert.Equal(t, left, c.drain())
-			_, err = hire(t, r.svc).JoinChannel(r.info.ID, MemberSpec{Role: Consumer})
+			_, err = hire(t, r.svc).Channel(r.info.ID).Join(MemberSpec{Role: Consumer})
 			require.ErrorIs(t, err, mempool.ErrClosed, "every frame is acknowledged")
 			c.quit()
 			assert.True(t, r.nothingLeft())
@@ -89,7 +89,7 @@ func TestAClosedQueueWaitsForTheWorkersOfItsFrames(t *testing.T) {
 
 func TestTheOldestClosedQueueWithWaitingFramesIsFoundFirst(t *testing.T) {
 	r, _ := closedQueue(t, 2)
-	require.NoError(t, r.owner.CloseChannel(r.info.ID))
+	require.NoError(t, r.owner.Channel(r.info.ID).Close())
 	next, err := r.owner.MakeChannel(r.info.ChannelSpec)
 	require.NoError(t, err, "the name is free")
 	find := func() uint64 {
@@ -105,7 +105,7 @@ func TestTheOldestClosedQueueWithWaitingFramesIsFoundFirst(t *testing.T) {
 	require.Equal(t, next.ID, found.ID, "a producer finds the open channel")
 	g := c.next()
 	require.Equal(t, next.ID, find(), "no frame of the closed queue waits")
-	require.NoError(t, r.owner.CloseChannel(next.ID))
+	require.NoError(t, r.owner.Channel(next.ID).Close())
 	require.Equal(t, r.info.ID, find(), "its frames need another worker if this worker ends")
 	_, err = r.owner.FindChannel(context.Background(), "frames", Producer, 0)
 	require.ErrorIs(t, err, mempool.ErrNotFound, "a producer waits for an open channel")
@@ -122,7 +122,7 @@ func TestTheFramesOfAClosedQueueAreLostWhenNoWorkerComes(t *testing.T) {
 		r, p := closedQueue(t, 5)
 		limits := Limits{ClosedQueueSeconds: 60}
 		r.svc.SetLimits(limits)
-		require.NoError(t, r.owner.CloseChannel(r.info.ID))
+		require.NoError(t, r.owner.Channel(r.info.ID).Close())
 		time.Sleep(55 * time.Second)
 		c := r.worker()
 		c.done(c.next(), mempool.Fence{})

@@ -50,12 +50,12 @@ func TestDeathsAndHowLongReclaimingTookAreCounted(t *testing.T) {
 			dead := open(t, svc)
 			allocate(t, dead, p, 512)
 			gone := make(chan struct{})
-			reclaimed := dead.EndAs(mempool.SessionLost, "", gone)
+			reclaimed := dead.End(mempool.SessionLost, "", gone)
 			time.Sleep(took)
 			close(gone)
 			<-reclaimed
 		}
-		open(t, svc).End(nil)
+		open(t, svc).End(mempool.SessionLeft, "", nil)
 		counts := svc.Counts()
 		assert.EqualValues(t, 2, counts.Endings[mempool.SessionLost])
 		assert.EqualValues(t, 1, counts.Endings[mempool.SessionLeft])
@@ -93,10 +93,10 @@ func TestRequestsThatWaitAreCountedByWhatTheyWaitFor(t *testing.T) {
 		}
 		synctest.Wait()
 		assert.Equal(t, map[string]int{"room": 1, "buffer": 1, "name": 1, "pool": 1, "channel": 1}, svc.Counts().Waiting)
-		sessions := all(t, 9, s.Sessions)
+		sessions := all(t, 9, s.View().Sessions)
 		assert.Equal(t, 5, sessions[0].Waits)
 		assert.NotEmpty(t, sessions[0].WaitsFor)
-		s.End(nil)
+		s.End(mempool.SessionLeft, "", nil)
 		for range 5 {
 			assert.ErrorIs(t, <-ended, mempool.ErrClosed)
 		}

@@ -22,14 +22,14 @@ func (s *Service) note(e mempool.HistoryEvent, pool *ledger.Pool) {
 }
 
 // tells says whether the session may see an event.
-func (s *Session) tells(e *journal.Entry) bool {
+func (v View) tells(e *journal.Entry) bool {
 	switch {
-	case s.rec.Owner:
+	case v.session.rec.Owner:
 		return true
 	case e.Access != nil:
-		return s.rec.MayUse(e.Maker, e.Access)
+		return v.session.rec.MayUse(e.Maker, e.Access)
 	}
-	return e.Session != 0 && e.UID == s.rec.Peer.UID
+	return e.Session != 0 && e.UID == v.session.rec.Peer.UID
 }
 
 // Events returns the oldest events that have a number greater than `after`, at most `most` events. The oldest event comes first. If there
@@ -54,7 +54,8 @@ func (s *Service) LastEvent() uint64 { return s.journal.Last() }
 //
 // Errors: [mempool.ErrInvalid] if `after` is greater than the number of the newest event, [mempool.ErrLimit] if [MaxEventWaits] calls of
 // the session wait already, [mempool.ErrClosed], the context's error.
-func (s *Session) Events(ctx context.Context, after uint64, most int, wait time.Duration) (mempool.EventPage, error) {
+func (v View) Events(ctx context.Context, after uint64, most int, wait time.Duration) (mempool.EventPage, error) {
+	s := v.session
 	if last := s.svc.LastEvent(); after > last {
 		return mempool.EventPage{}, situation.Of(mempool.ErrInvalid, "there is no event %d yet, the newest is %d: events are numbered anew when the service starts",
 			after, last)
@@ -65,7 +66,7 @@ func (s *Session) Events(ctx context.Context, after uint64, most int, wait time.
 	default:
 	}
 	if wait == 0 {
-		return s.svc.journal.Read(after, most, s.tells), nil
+		return s.svc.journal.Read(after, most, v.tells), nil
 	}
 	if s.eventWaits.Add(1) > MaxEventWaits {
 		s.eventWaits.Add(-1)
@@ -75,13 +76,13 @@ func (s *Session) Events(ctx context.Context, after uint64, most int, wait time.
 	defer s.eventWaits.Add(-1)
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
-	page, over, err := s.svc.journal.Await(ctx, after, most, s.tells, timer.C, s.over)
+	page, over, err := s.svc.journal.Await(ctx, after, most, v.tells, timer.C, s.over)
 	if over {
 		err = s.rec.HasEnded()
 	}
 	return page, err
 }
 
-// MaxEventWaits is how many calls of [Session.Events] of one session may wait at the same time. There is a limit because the service must
+// MaxEventWaits is how many calls of [View.Events] of one session may wait at the same time. There is a limit because the service must
 // check each new event for every call that waits.
 const MaxEventWaits = 4

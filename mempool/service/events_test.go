@@ -63,7 +63,7 @@ func TestAReaderOfEventsWaitsForTheNext(t *testing.T) {
 				pages <- came{page, err}
 			}()
 			go func() {
-				page, err := s.Events(t.Context(), after, 9, patience)
+				page, err := s.View().Events(t.Context(), after, 9, patience)
 				pages <- came{page, err}
 			}()
 			synctest.Wait()
@@ -82,7 +82,7 @@ func TestAReaderOfEventsWaitsForTheNext(t *testing.T) {
 			after = c.page.Next
 		}
 		begun := time.Now()
-		page, err := s.Events(t.Context(), after, 9, time.Minute)
+		page, err := s.View().Events(t.Context(), after, 9, time.Minute)
 		require.NoError(t, err)
 		assert.Empty(t, page.Events, "nothing happened in that time")
 		assert.Equal(t, time.Minute, time.Since(begun))
@@ -91,12 +91,12 @@ func TestAReaderOfEventsWaitsForTheNext(t *testing.T) {
 		cancel(bored)
 		_, err = svc.Events(ctx, after, 9)
 		assert.ErrorIs(t, err, bored)
-		_, err = s.Events(t.Context(), after+1, 9, 0)
+		_, err = s.View().Events(t.Context(), after+1, 9, 0)
 		assert.ErrorIs(t, err, mempool.ErrInvalid, "there is no such number")
 		svc.Close() // ends sessions, with an event for each
 		_, err = svc.Events(t.Context(), svc.LastEvent(), 9)
 		assert.ErrorIs(t, err, mempool.ErrClosed)
-		_, err = s.Events(t.Context(), after, 9, 0)
+		_, err = s.View().Events(t.Context(), after, 9, 0)
 		assert.ErrorIs(t, err, mempool.ErrClosed)
 	})
 }
@@ -112,7 +112,7 @@ func TestAReaderGetsOnlyEventsThatItMayBeToldOf(t *testing.T) {
 		after := svc.LastEvent()
 		came := make(chan mempool.EventPage, 1)
 		go func() {
-			page, err := s.Events(t.Context(), after, 9, time.Hour)
+			page, err := s.View().Events(t.Context(), after, 9, time.Hour)
 			assert.NoError(t, err)
 			came <- page
 		}()
@@ -139,18 +139,18 @@ func TestFewRequestsOfASessionWaitForEvents(t *testing.T) {
 		var waiting sync.WaitGroup
 		for range MaxEventWaits {
 			waiting.Go(func() {
-				_, err := s.Events(ctx, after, 9, time.Hour)
+				_, err := s.View().Events(ctx, after, 9, time.Hour)
 				assert.ErrorIs(t, err, context.Canceled)
 			})
 		}
 		synctest.Wait()
-		_, err := s.Events(t.Context(), after, 9, time.Hour)
+		_, err := s.View().Events(t.Context(), after, 9, time.Hour)
 		assert.ErrorIs(t, err, mempool.ErrLimit)
-		_, err = s.Events(t.Context(), after, 9, 0)
+		_, err = s.View().Events(t.Context(), after, 9, 0)
 		assert.NoError(t, err, "this one does not wait")
 		cancel()
 		waiting.Wait()
-		_, err = s.Events(t.Context(), after, 9, time.Second)
+		_, err = s.View().Events(t.Context(), after, 9, time.Second)
 		assert.NoError(t, err)
 	})
 }
@@ -168,7 +168,7 @@ func TestAPoolAndItsChannelsHaveAHistory(t *testing.T) {
 		_, err := s.MakeChannel(mempool.ChannelSpec{Name: name, Pool: p.rec.Info.ID, Capacity: 1})
 		require.NoError(t, err)
 	}
-	require.NoError(t, s.CloseChannel(svc.ledger.ChannelNames["a"].Info.ID))
+	require.NoError(t, s.Channel(svc.ledger.ChannelNames["a"].Info.ID).Close())
 	assert.Equal(t, "a", one(t, svc, mempool.ChannelClosed).Channel)
 	require.NoError(t, s.DestroyPool(p.rec.Info.ID))
 	assert.Equal(t, "b", happened(t, svc, mempool.ChannelClosed)[1].Channel)
@@ -182,7 +182,7 @@ func TestASessionsEndSaysHowAndWhatItHad(t *testing.T) {
 		s := begin(t, svc, mempool.Self(), "worker\x1b[2J")
 		p, _ := fakePool(t, s, 1<<20)
 		allocate(t, s, p, 512)
-		<-s.EndAs(how, "a reason", nil)
+		<-s.End(how, "a reason", nil)
 		e := one(t, svc, mempool.SessionEnded)
 		assert.Equal(t, how, e.Ending)
 		assert.EqualValues(t, 512, e.Bytes)
@@ -196,17 +196,17 @@ func TestASessionThatOnlyLooksIsNoNews(t *testing.T) {
 	svc := newService(t)
 	for _, how := range []mempool.SessionEnding{mempool.SessionLeft, mempool.SessionLost, mempool.SessionShutdown} {
 		s := begin(t, svc, mempool.Self(), "top")
-		s.Stats()
-		_, err := s.Sessions("", 9, nil)
+		s.View().Stats()
+		_, err := s.View().Sessions("", 9, nil)
 		require.NoError(t, err)
-		_, err = s.Events(t.Context(), 0, 9, 0)
+		_, err = s.View().Events(t.Context(), 0, 9, 0)
 		require.NoError(t, err)
-		<-s.EndAs(how, "", nil)
+		<-s.End(how, "", nil)
 		assert.Zero(t, svc.LastEvent(), how)
 		assert.EqualValues(t, 1, svc.Counts().Endings[how], "it is counted all the same")
 	}
 	for _, how := range []mempool.SessionEnding{mempool.SessionClosed, mempool.SessionFailed} {
-		<-begin(t, svc, mempool.Self(), "top").EndAs(how, "", nil)
+		<-begin(t, svc, mempool.Self(), "top").End(how, "", nil)
 	}
 	assert.Len(t, happened(t, svc, mempool.SessionEnded), 2, "an operator must know of these")
 	assert.Empty(t, happened(t, svc, mempool.SessionBegan))
@@ -228,20 +228,20 @@ func TestABeginningIsToldOfAtTheFirstUseOfMemoryOrAChannel(t *testing.T) {
 		"open a pool": func(s *Session) error { _, err := s.OpenPool(t.Context(), p.rec.Info.Name, 0); return err },
 		"find a pool": func(s *Session) error { _, err := s.FindPool(p.rec.Info.ID); return err },
 		"lease":       func(s *Session) error { _, err := s.Get(t.Context(), "weights", false, 0); return err },
-		"join":        func(s *Session) error { _, err := s.JoinChannel(ch.ID, MemberSpec{Role: Consumer}); return err },
+		"join":        func(s *Session) error { _, err := s.Channel(ch.ID).Join(MemberSpec{Role: Consumer}); return err },
 	} {
 		s := begin(t, svc, mempool.Self(), what)
 		require.NoError(t, use(s), what)
 		require.NoError(t, use(s), what)
 		told := happened(t, svc, mempool.SessionBegan)
 		assert.Equal(t, what, told[len(told)-1].Program)
-		<-s.End(nil)
+		<-s.End(mempool.SessionLeft, "", nil)
 		ended := happened(t, svc, mempool.SessionEnded)
 		assert.Equal(t, s.rec.ID, ended[len(ended)-1].Session)
 		assert.Len(t, ended, len(told)-1, "each is told of once, and the maker is there")
 	}
 	closer, destroyer := begin(t, svc, mempool.Self(), "closer"), begin(t, svc, mempool.Self(), "destroyer")
-	require.NoError(t, closer.CloseChannel(ch.ID))
+	require.NoError(t, closer.Channel(ch.ID).Close())
 	require.NoError(t, destroyer.DestroyPool(p.rec.Info.ID))
 	told := happened(t, svc, mempool.SessionBegan)
 	assert.Equal(t, []string{"closer", "destroyer"}, []string{told[len(told)-2].Program, told[len(told)-1].Program})
@@ -255,7 +255,7 @@ func TestNothingIsToldOfReclaimingNothing(t *testing.T) {
 	mapBlock(t, l)
 	release(t, l)
 	gone := make(chan struct{})
-	reclaimed := reader.EndAs(mempool.SessionLost, "", gone)
+	reclaimed := reader.End(mempool.SessionLost, "", gone)
 	close(gone)
 	<-reclaimed
 	assert.Empty(t, happened(t, svc, mempool.MemoryReclaimed), "it had mapped a block, and leased none")
@@ -270,7 +270,7 @@ func TestReclaimingAfterADeathSaysHowLongItTook(t *testing.T) {
 		mapBlock(t, allocate(t, doomed, p, 512))
 		allocate(t, doomed, p, 1024)
 		gone := make(chan struct{})
-		reclaimed := doomed.EndAs(mempool.SessionLost, "", gone)
+		reclaimed := doomed.End(mempool.SessionLost, "", gone)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		assert.Empty(t, happened(t, svc, mempool.MemoryReclaimed), "its process lives")
@@ -280,7 +280,7 @@ func TestReclaimingAfterADeathSaysHowLongItTook(t *testing.T) {
 		assert.Equal(t, time.Minute, e.Took)
 		assert.EqualValues(t, 1536, e.Bytes)
 		assert.Equal(t, mempool.SessionLost, e.Ending)
-		<-open(t, svc).End(make(chan struct{}))
+		<-open(t, svc).End(mempool.SessionLeft, "", make(chan struct{}))
 		one(t, svc, mempool.MemoryReclaimed) // nothing was held for the other session's process
 	})
 }
@@ -292,7 +292,7 @@ func TestARefusalForWantOfRoomIsToldOfOnceInAWhile(t *testing.T) {
 		p, _ := fakePool(t, s, 1024)
 		allocate(t, hog, p, 1024)
 		refuse := func() {
-			_, err := s.Allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(512), 0)
+			_, err := s.Allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(512), 0, 0)
 			require.ErrorIs(t, err, mempool.ErrLimit)
 			s.Refused(err)
 		}
@@ -318,7 +318,7 @@ func TestALimitThatIsMetIsToldOf(t *testing.T) {
 	s := begin(t, svc, mempool.Self(), "greedy")
 	p, _ := fakePool(t, s, 1<<20)
 	allocate(t, s, p, 512)
-	_, err := s.Allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(512), 0)
+	_, err := s.Allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(512), 0, 0)
 	require.ErrorIs(t, err, mempool.ErrLimit)
 	s.Refused(err)
 	s.Refused(err)
@@ -342,7 +342,7 @@ func TestWhoKeepsOthersWaitingForLongIsToldOf(t *testing.T) {
 				failed <- err
 			}()
 			go func() {
-				_, err := s.Allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(512), 2*time.Minute)
+				_, err := s.Allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(512), 2*time.Minute, 0)
 				failed <- err
 			}()
 			synctest.Wait()
@@ -376,7 +376,7 @@ func TestAWriterThatDiesIsToldOfIfOthersCanReachWhatItWrote(t *testing.T) {
 	_, err := writer.Get(t.Context(), "weights", true, 0)
 	require.NoError(t, err)
 	allocate(t, writer, p, 512) // this buffer is not published
-	writer.EndAs(mempool.SessionLost, "", nil)
+	writer.End(mempool.SessionLost, "", nil)
 	e := one(t, svc, mempool.WriterDied)
 	assert.Equal(t, writer.rec.ID, e.Session)
 	assert.Equal(t, 1, e.Count)
@@ -390,7 +390,7 @@ func TestTroubleWithTheDriverIsToldOf(t *testing.T) {
 	s := begin(t, svc, mempool.Self(), "unlucky")
 	p, arena := fakePool(t, s, 1<<20)
 	arena.set("Allocate", mempool.ErrOutOfMemory)
-	_, err := s.Allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(512), 0)
+	_, err := s.Allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(512), 0, 0)
 	require.ErrorIs(t, err, mempool.ErrOutOfMemory)
 	e := one(t, svc, mempool.DriverError)
 	assert.Equal(t, p.rec.Info.Name, e.Pool)
@@ -443,7 +443,7 @@ func TestAProducerOfAFullChannelWaitsForRoomInIt(t *testing.T) {
 		indifferent := r.consume(hire(t, r.svc), MemberSpec{Full: mempool.Latest})
 		camera.meet()
 		waits := func() (what string, since time.Time) {
-			page, err := camera.Sessions("", 99, nil)
+			page, err := camera.View().Sessions("", 99, nil)
 			require.NoError(t, err)
 			for _, one := range page.Entries {
 				if one.ID == camera.ID() {
@@ -452,7 +452,7 @@ func TestAProducerOfAFullChannelWaitsForRoomInIt(t *testing.T) {
 					assert.Empty(t, one.WaitsFor, "it waits for nobody")
 				}
 			}
-			leases, err := camera.Leases("", 99, nil)
+			leases, err := camera.View().Leases("", 99, nil)
 			require.NoError(t, err)
 			for _, l := range leases.Entries {
 				if l.Session == camera.ID() {
@@ -484,7 +484,7 @@ func TestAProducerOfAFullQueueWaitsForRoomInIt(t *testing.T) {
 		r := newChannelRig(t, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 2}, 8)
 		camera := r.produce(hire(t, r.svc))
 		waits := func() (what string, since time.Time) {
-			page, err := camera.Sessions("", 99, nil)
+			page, err := camera.View().Sessions("", 99, nil)
 			require.NoError(t, err)
 			for _, one := range page.Entries {
 				if one.ID == camera.ID() {
@@ -565,7 +565,7 @@ func TestAStrangerIsToldOfEventsOfItsOwnAlone(t *testing.T) {
 	require.NoError(t, s.DestroyPool(p.rec.Info.ID))
 	<-p.closed
 	kinds := func(s *Session) (kinds []mempool.EventKind) {
-		page, err := s.Events(t.Context(), 0, 99, 0)
+		page, err := s.View().Events(t.Context(), 0, 99, 0)
 		require.NoError(t, err)
 		assert.Equal(t, svc.LastEvent(), page.Next)
 		for _, e := range page.Events {
@@ -603,7 +603,7 @@ func TestNoLockIsHeldWhileAnEventIsLogged(t *testing.T) {
 	require.Error(t, err)
 	s.Refused(err)
 	log.svc.Impaired("something is missing")
-	s.EndAs(mempool.SessionFailed, "it is broken", nil)
+	s.End(mempool.SessionFailed, "it is broken", nil)
 	log.svc.Close()
 	require.GreaterOrEqual(t, len(log.free), 5)
 	assert.NotContains(t, log.free, false)
@@ -617,7 +617,7 @@ func TestOneUserCannotFillTheHistoryOrTheLog(t *testing.T) {
 			for range n {
 				s, err := svc.OpenSession(mempool.Peer{UID: uid, PID: 1}, nil)
 				require.NoError(t, err)
-				s.EndAs(mempool.SessionFailed, "a packet was malformed", nil)
+				s.End(mempool.SessionFailed, "a packet was malformed", nil)
 			}
 		}
 		ended := func(uid uint32) (events, count int) {

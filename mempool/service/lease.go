@@ -76,22 +76,22 @@ func (l Lease) Undo(exported bool) error {
 	s.svc.mu.Lock()
 	defer s.svc.unlock()
 	if exported && s.rec.Mapped[b.ID] == b {
-		s.unmap(b)
+		s.svc.poolOf(b.Pool).unmap(s.rec, b)
 	}
-	return s.endLeaseAt(l.rec, false, nil)
+	return l.end(false, nil)
 }
 
-// endLeaseAt ends a lease of the session. The fences in `done` say when the session's work on the memory is done. The caller holds
-// Service.mu.
-func (s *Session) endLeaseAt(l *ledger.Lease, incomplete bool, done []mempool.Fence) error {
-	if l.Ended {
-		return l.Released()
+// end ends the lease. The fences in `done` say when the session's work on the memory is done. The caller holds Service.mu.
+func (l Lease) end(incomplete bool, done []mempool.Fence) error {
+	if l.rec.Ended {
+		return l.rec.Released()
 	}
-	ts, err := s.rec.PromiseFences(done)
+	ts, err := l.session.rec.PromiseFences(done)
 	if err != nil {
 		return err
 	}
-	s.svc.endLease(l, incomplete, s.svc.timelines.Pending(ts))
+	svc := l.session.svc
+	svc.endLease(l.rec, incomplete, svc.timelines.Pending(ts))
 	return nil
 }
 

@@ -85,7 +85,7 @@ func TestAUserHasSoManyNamesOfAllSessionsAndThoseThatAreKept(t *testing.T) {
 	first := open(t, svc)
 	l := allocate(t, first, p, 8)
 	publish(t, l, mempool.Publication{Name: "kept", Keep: true})
-	first.End(nil)
+	first.End(mempool.SessionLeft, "", nil)
 	publish(t, allocate(t, s, p, 8), mempool.Publication{Name: "x"})
 	l = allocate(t, s, p, 8)
 	err := l.Publish(mempool.Publication{Name: "y"})
@@ -93,7 +93,7 @@ func TestAUserHasSoManyNamesOfAllSessionsAndThoseThatAreKept(t *testing.T) {
 	publish(t, l, mempool.Publication{Name: "x", Replace: true})
 	require.NoError(t, s.Unpublish("kept"))
 	publish(t, allocate(t, s, p, 8), mempool.Publication{Name: "y"})
-	s.End(nil)
+	s.End(mempool.SessionLeft, "", nil)
 	assert.Zero(t, svc.ledger.Names.Len())
 	checkBooks(t, svc)
 }

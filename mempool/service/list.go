@@ -19,6 +19,12 @@ import (
 // that its user may use or has made. If the argument `into` is not nil, the page uses the memory of this slice for its entries. Entries may share tensors, so the
 // caller must not change the tensors.
 
+// View is what a session may see of the service.
+type View struct{ session *Session }
+
+// View returns what the session may see.
+func (s *Session) View() View { return View{s} }
+
 // Page is one page of a list.
 type Page[T any] struct {
 	Entries []T
@@ -26,7 +32,7 @@ type Page[T any] struct {
 	Next string
 }
 
-// Introduce stores the name of the client's program. [Session.Sessions] returns this name. Introduce cuts the name to
+// Introduce stores the name of the client's program. [View.Sessions] returns this name. Introduce cuts the name to
 // [mempool.MaxNameBytes], so that the name fits into a page of a list. The server calls Introduce once.
 func (s *Session) Introduce(program string) {
 	if len(program) > mempool.MaxNameBytes {
@@ -40,8 +46,8 @@ func (s *Session) Introduce(program string) {
 // Sessions lists the sessions that the asking session may see, ordered by id.
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
-func (s *Session) Sessions(after string, most int, into []mempool.SessionInfo) (Page[mempool.SessionInfo], error) {
-	return listByID(s, &s.svc.ledger.Sessions, after, most, into, func(one *ledger.Session) mempool.SessionInfo { return s.svc.sessionOf(one).info(s.rec) })
+func (v View) Sessions(after string, most int, into []mempool.SessionInfo) (Page[mempool.SessionInfo], error) {
+	return listByID(v.session, &v.session.svc.ledger.Sessions, after, most, into, func(one *ledger.Session) mempool.SessionInfo { return v.session.svc.sessionOf(one).info(v.session.rec) })
 }
 
 // info describes the session for the session `to`, or for the service if `to` is nil. The caller holds Service.mu.
@@ -57,15 +63,15 @@ func (s *Session) info(to *ledger.Session) mempool.SessionInfo {
 // consumers.
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
-func (s *Session) Channels(after string, most int, into []mempool.ChannelInfo) (Page[mempool.ChannelInfo], error) {
-	return listByID(s, &s.svc.ledger.Channels, after, most, into, func(ch *ledger.Channel) mempool.ChannelInfo { return s.svc.channelOf(ch).Describe() })
+func (v View) Channels(after string, most int, into []mempool.ChannelInfo) (Page[mempool.ChannelInfo], error) {
+	return listByID(v.session, &v.session.svc.ledger.Channels, after, most, into, func(ch *ledger.Channel) mempool.ChannelInfo { return v.session.svc.channelOf(ch).Describe() })
 }
 
 // Buffers lists the buffers that the asking session may see, ordered by id.
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
-func (s *Session) Buffers(after string, most int, into []mempool.BufferInfo) (Page[mempool.BufferInfo], error) {
-	return listByID(s, &s.svc.ledger.Buffers, after, most, into, func(b *ledger.Buffer) mempool.BufferInfo {
+func (v View) Buffers(after string, most int, into []mempool.BufferInfo) (Page[mempool.BufferInfo], error) {
+	return listByID(v.session, &v.session.svc.ledger.Buffers, after, most, into, func(b *ledger.Buffer) mempool.BufferInfo {
 		info := mempool.BufferInfo{ID: b.ID, Generation: b.Generation, Pool: b.Block.Pool.Info.ID, Bytes: b.Bytes, BlockBytes: b.Block.Size,
 			Tensor: *b.Tensor, Reads: b.Readers.Len(), Names: int(b.Names), InChannel: b.Frames > 0,
 			Readers: b.ReadersOf()}
@@ -79,8 +85,8 @@ func (s *Session) Buffers(after string, most int, into []mempool.BufferInfo) (Pa
 // Names lists the names that the asking session may see, in alphabetical order.
 //
 // Errors: [mempool.ErrClosed].
-func (s *Session) Names(after string, most int, into []mempool.NameInfo) (Page[mempool.NameInfo], error) {
-	return list(s, &s.svc.ledger.Names, after, most, into, func(text string) string { return text }, func(n *ledger.Name) mempool.NameInfo {
+func (v View) Names(after string, most int, into []mempool.NameInfo) (Page[mempool.NameInfo], error) {
+	return list(v.session, &v.session.svc.ledger.Names, after, most, into, func(text string) string { return text }, func(n *ledger.Name) mempool.NameInfo {
 		b := n.Buffer
 		info := mempool.NameInfo{Name: n.Text, Buffer: b.ID, Pool: b.Block.Pool.Info.ID, Bytes: b.Bytes, Tensor: *b.Tensor, UID: n.UID}
 		if n.Owner != nil {
@@ -93,15 +99,15 @@ func (s *Session) Names(after string, most int, into []mempool.NameInfo) (Page[m
 // Leases lists the leases on buffers that the asking session may see, ordered by id.
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
-func (s *Session) Leases(after string, most int, into []mempool.LeaseInfo) (Page[mempool.LeaseInfo], error) {
-	svc := s.svc
+func (v View) Leases(after string, most int, into []mempool.LeaseInfo) (Page[mempool.LeaseInfo], error) {
+	svc := v.session.svc
 	type awaited struct {
 		what  string
 		since time.Time
 	}
 	var holder *Session            // of the last entry: often, many leases in a row belong to one session
 	var waits map[*Session]awaited // only for sessions that have waiting requests or channel members
-	return listByID(s, &svc.ledger.Leases, after, most, into, func(l *ledger.Lease) mempool.LeaseInfo {
+	return listByID(v.session, &svc.ledger.Leases, after, most, into, func(l *ledger.Lease) mempool.LeaseInfo {
 		b, of := l.Buffer, l.Session
 		if holder == nil || holder.rec != of {
 			holder = svc.sessionOf(of)
@@ -117,7 +123,7 @@ func (s *Session) Leases(after string, most int, into []mempool.LeaseInfo) (Page
 			if waits == nil {
 				waits = make(map[*Session]awaited)
 			}
-			w.what, w.since = holder.waitsFor(s.rec)
+			w.what, w.since = holder.waitsFor(v.session.rec)
 			waits[holder] = w
 		}
 		status.WaitsFor, status.Since = w.what, w.since
@@ -130,7 +136,7 @@ func (s *Session) Leases(after string, most int, into []mempool.LeaseInfo) (Page
 // session `to` sees only some of the pools, waitsFor ignores waits for other things. The caller holds Service.mu.
 func (s *Session) waitsFor(to *ledger.Session) (what string, since time.Time) {
 	all := to == nil || s.rec.VisibleTo(to)
-	if w := s.longest(func(w *wait) bool { return all || w.pool != nil && w.pool.VisibleTo(to) }); w != nil {
+	if w := s.waits.longest(func(w *wait) bool { return all || w.pool != nil && w.pool.VisibleTo(to) }); w != nil {
 		what, since = w.String(), w.since
 	}
 	for m := range s.rec.Members {

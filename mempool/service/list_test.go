@@ -39,17 +39,17 @@ func TestAListHasEveryEntryOnceHoweverLongAPageIs(t *testing.T) {
 	}
 	for most := 1; most <= 11; most++ {
 		names := []string{}
-		for _, n := range all(t, most, s.Names) {
+		for _, n := range all(t, most, s.View().Names) {
 			names = append(names, n.Name)
 		}
 		assert.Equal(t, want, names, most)
-		buffers := all(t, most, s.Buffers)
+		buffers := all(t, most, s.View().Buffers)
 		require.Len(t, buffers, 10, most)
 		for i, b := range buffers {
 			assert.EqualValues(t, i+1, b.ID)
 		}
 	}
-	_, err := s.Buffers("everything", 1, nil)
+	_, err := s.View().Buffers("everything", 1, nil)
 	assert.ErrorIs(t, err, mempool.ErrInvalid)
 }
 
@@ -58,7 +58,7 @@ func TestAListTellsWhoHoldsABuffer(t *testing.T) {
 	s := open(t, svc)
 	p, _ := fakePool(t, s, 1<<20)
 	l := allocate(t, s, p, 100)
-	b := all(t, 9, s.Buffers)[0]
+	b := all(t, 9, s.View().Buffers)[0]
 	assert.Equal(t, s.rec.ID, b.Writer)
 	assert.EqualValues(t, 100, b.Bytes)
 	assert.Equal(t, p.rec.Info.ID, b.Pool)
@@ -70,17 +70,17 @@ func TestAListTellsWhoHoldsABuffer(t *testing.T) {
 		require.NoError(t, err)
 		readers = append(readers, other.rec.ID)
 	}
-	b = all(t, 9, s.Buffers)[0]
+	b = all(t, 9, s.View().Buffers)[0]
 	assert.Zero(t, b.Writer)
 	assert.Len(t, b.Readers, mempool.MaxReaders)
 	assert.Subset(t, readers, b.Readers)
 	assert.Equal(t, mempool.MaxReaders+3, b.Reads)
 	assert.Equal(t, 1, b.Names)
-	for i, one := range all(t, 4, s.Sessions) {
+	for i, one := range all(t, 4, s.View().Sessions) {
 		assert.Equal(t, readers[i], one.ID)
 		assert.Equal(t, 1, one.Leases)
 	}
-	assert.NotZero(t, all(t, 99, s.Sessions)[0].Bytes)
+	assert.NotZero(t, all(t, 99, s.View().Sessions)[0].Bytes)
 }
 
 func TestAListOfChannelsCountsWhoTakesPart(t *testing.T) {
@@ -89,12 +89,12 @@ func TestAListOfChannelsCountsWhoTakesPart(t *testing.T) {
 	sink := r.consume(hire(t, r.svc), MemberSpec{})
 	r.sit(hire(t, r.svc), MemberSpec{Role: Consumer}) // this member has not entered
 	want := mempool.ChannelInfo{ChannelIdentity: r.info, UID: r.owner.rec.Peer.UID, Producers: 1, Consumers: 1}
-	assert.Equal(t, []mempool.ChannelInfo{want}, all(t, 9, r.owner.Channels))
-	require.NoError(t, r.owner.CloseChannel(r.info.ID))
+	assert.Equal(t, []mempool.ChannelInfo{want}, all(t, 9, r.owner.View().Channels))
+	require.NoError(t, r.owner.Channel(r.info.ID).Close())
 	want.Closed = true
-	assert.Equal(t, []mempool.ChannelInfo{want}, all(t, 9, r.owner.Channels), "its consumer may take what it has")
+	assert.Equal(t, []mempool.ChannelInfo{want}, all(t, 9, r.owner.View().Channels), "its consumer may take what it has")
 	sink.quit()
-	assert.Empty(t, all(t, 9, r.owner.Channels))
+	assert.Empty(t, all(t, 9, r.owner.View().Channels))
 }
 
 func TestAStrangerIsToldOfItsOwnAlone(t *testing.T) {
@@ -107,17 +107,17 @@ func TestAStrangerIsToldOfItsOwnAlone(t *testing.T) {
 	stranger, err := svc.OpenSession(mempool.Peer{UID: 4711, PID: 17}, func(Notice) {})
 	require.NoError(t, err)
 	stranger.Introduce("spy")
-	assert.Empty(t, all(t, 9, stranger.Names))
-	assert.Empty(t, all(t, 9, stranger.Buffers))
-	assert.Empty(t, all(t, 9, stranger.Channels))
-	mine := all(t, 9, stranger.Sessions)
+	assert.Empty(t, all(t, 9, stranger.View().Names))
+	assert.Empty(t, all(t, 9, stranger.View().Buffers))
+	assert.Empty(t, all(t, 9, stranger.View().Channels))
+	mine := all(t, 9, stranger.View().Sessions)
 	require.Len(t, mine, 1)
 	assert.Equal(t, "spy", mine[0].Program)
 	assert.EqualValues(t, 17, mine[0].PID)
 	assert.False(t, mine[0].Began.IsZero())
-	assert.Len(t, all(t, 9, s.Sessions), 2, "the service's own user sees all")
-	stranger.End(nil)
-	_, err = stranger.Names("", 9, nil)
+	assert.Len(t, all(t, 9, s.View().Sessions), 2, "the service's own user sees all")
+	stranger.End(mempool.SessionLeft, "", nil)
+	_, err = stranger.View().Names("", 9, nil)
 	assert.ErrorIs(t, err, mempool.ErrClosed)
 }
 
@@ -152,7 +152,7 @@ func TestAListHasOnceWhatIsThereAllTheTimeWhileOthersComeAndGo(t *testing.T) {
 	for _, most := range []int{16, 64, stay, 2 * stay} {
 		stays, last, after := make(map[uint64]bool), uint64(0), ""
 		for {
-			page, err := s.Buffers(after, most, nil)
+			page, err := s.View().Buffers(after, most, nil)
 			require.NoError(t, err)
 			require.LessOrEqual(t, len(page.Entries), most)
 			for _, b := range page.Entries {
@@ -176,7 +176,7 @@ func TestAListThatBeginsAnewSeesWhatCameSince(t *testing.T) {
 	s := open(t, svc)
 	p, _ := fakePool(t, s, 1<<20)
 	for n := range 5 {
-		page, err := s.Buffers("", 10, nil)
+		page, err := s.View().Buffers("", 10, nil)
 		require.NoError(t, err)
 		require.Len(t, page.Entries, n)
 		require.Empty(t, page.Next)

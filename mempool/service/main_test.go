@@ -97,7 +97,7 @@ func allocate(t testing.TB, s *Session, p *Pool, n uint64) Lease {
 
 // allocate does the same as Allocate, but returns only the lease. In the same way, getLease calls Get, and leaseOf calls Lease.
 func (s *Session) allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (Lease, error) {
-	g, err := s.Allocate(ctx, pool, t, wait)
+	g, err := s.Allocate(ctx, pool, t, wait, 0)
 	return g.Lease, err
 }
 

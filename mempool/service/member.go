@@ -23,8 +23,8 @@ const (
 // MemberSpec says how a new member of a channel takes part in the channel.
 type MemberSpec = ledger.MemberSpec
 
-// Member is what a session needs to take part in a channel.
-type Member struct {
+// Joined is what a session needs to take part in a channel.
+type Joined struct {
 	// Slot is the member's index in the roster. ID is a number that no other member of the channel has or gets later.
 	Slot int
 	ID   uint64
@@ -46,49 +46,67 @@ type MemberCame struct {
 
 func (MemberCame) notice() {}
 
-// JoinChannel makes a new member of a channel. The session's process must then map the member's files and call [Session.EnterChannel]. If
+// Member is a member of a channel as a session names it: by id. If the session has no such member, the methods return errors.
+type Member struct {
+	channel Channel
+	id      uint64
+}
+
+// Member names a member of the channel by id.
+func (c Channel) Member(id uint64) Member { return Member{c, id} }
+
+// find finds the member. The caller holds Service.mu.
+//
+// Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed].
+func (of Member) find() (*ledger.Member, error) {
+	s := of.channel.session
+	return s.svc.ledger.Member(s.rec, of.channel.id, of.id)
+}
+
+// Join makes a new member of the channel. The session's process must then map the member's files and call [Member.Enter]. If
 // the session's timeline is already sealed, the member's fences belong to this timeline. Otherwise the member has no fences.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory],
 // [mempool.ErrClosed] for a channel that is closed; a consumer can join a closed queue as long as not all of its frames are acknowledged.
-func (s *Session) JoinChannel(id uint64, spec MemberSpec) (Member, error) {
+func (c Channel) Join(spec MemberSpec) (Joined, error) {
+	s := c.session
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	rec, err := svc.ledger.Channel(s.rec, id)
+	rec, err := svc.ledger.Channel(s.rec, c.id)
 	if err != nil {
-		return Member{}, err
+		return Joined{}, err
 	}
 	ch := svc.channelOf(rec)
 	switch {
 	case ch.Closed && (!ch.Drains() || spec.Role != Consumer):
-		return Member{}, ch.ErrClosed()
+		return Joined{}, ch.ErrClosed()
 	case s.notify == nil:
-		return Member{}, situation.Of(mempool.ErrInvalid, "session %d gets no notices, and cannot join channel %q", s.rec.ID, ch.Info.Name)
+		return Joined{}, situation.Of(mempool.ErrInvalid, "session %d gets no notices, and cannot join channel %q", s.rec.ID, ch.Info.Name)
 	}
 	if err := svc.ledger.MayJoin(s.rec, rec, spec); err != nil {
-		return Member{}, err
+		return Joined{}, err
 	}
 	m, err := ch.Add(s.rec, spec, ch.tidy)
 	if err != nil {
-		return Member{}, err
+		return Joined{}, err
 	}
 	s.noteUse()
-	return Member{Slot: m.Slot, ID: m.ID, Export: mempool.Export{Files: ch.Files(m)}}, nil
+	return Joined{Slot: m.Slot, ID: m.ID, Export: mempool.Export{Files: ch.Files(m)}}, nil
 }
 
-// EnterChannel activates a member. The member's process must have mapped the member's files before. EnterChannel first announces the new
+// Enter activates the member. The member's process must have mapped the member's files before. Enter first announces the new
 // member to all sessions that have members of the other role. It then returns the members of the other role, including producers that left
 // but whose frames consumers still need. The caller must send the files of the returned members to the session before it answers the
 // session's request.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] if the member has entered before, or if the client itself has sealed the member's
 // file, [mempool.ErrClosed].
-func (s *Session) EnterChannel(channel, id uint64) ([]MemberCame, error) {
-	svc := s.svc
+func (of Member) Enter() ([]MemberCame, error) {
+	svc := of.channel.session.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	m, err := svc.ledger.Member(s.rec, channel, id)
+	m, err := of.find()
 	if err != nil {
 		return nil, err
 	}
@@ -144,17 +162,17 @@ func (ch *channel) came(m *ledger.Member) MemberCame {
 	return MemberCame{Channel: ch.Info.ID, Role: m.Role, Slot: m.Slot, Member: m.ID, File: ch.File(m)}
 }
 
-// LeaveChannel removes a member from its channel. Before a consumer calls LeaveChannel, the consumer must store in the channel's shared
+// Leave removes the member from its channel. Before a consumer calls Leave, the consumer must store in the channel's shared
 // memory that it has left. When the last producer of the session in this channel leaves, the service ends the session's write leases on
 // buffers that the channel or its consumers still need. The service keeps these buffers until nothing needs them.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrClosed]; [mempool.ErrBusy] for a producer if a consumer takes or releases a frame at that
 // moment, because the service then does not know which buffers the channel needs.
-func (s *Session) LeaveChannel(channel, id uint64) error {
-	svc := s.svc
+func (of Member) Leave() error {
+	svc := of.channel.session.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	m, err := svc.ledger.Member(s.rec, channel, id)
+	m, err := of.find()
 	if err != nil || m.Left {
 		return err
 	}
@@ -203,20 +221,20 @@ func (ch *channel) endLending(m *ledger.Member) error {
 	return nil
 }
 
-// DoubtFrame notes as an event that a consumer of the session has found a frame whose record contradicts itself.
+// Doubt notes as an event that the member, a consumer, has found a frame whose record contradicts itself.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] for a member that is no consumer, [mempool.ErrClosed].
-func (s *Session) DoubtFrame(channel, id, number uint64) error {
-	svc := s.svc
+func (of Member) Doubt(number uint64) error {
+	svc := of.channel.session.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	m, err := svc.ledger.Member(s.rec, channel, id)
+	m, err := of.find()
 	if err != nil {
 		return err
 	}
 	if m.Role != Consumer {
-		return situation.Of(mempool.ErrInvalid, "member %d of channel %q is no consumer", id, m.Channel.Info.Name)
+		return situation.Of(mempool.ErrInvalid, "member %d of channel %q is no consumer", m.ID, m.Channel.Info.Name)
 	}
-	svc.channelOf(m.Channel).Doubt(s.rec, number)
+	svc.channelOf(m.Channel).Doubt(m.Session, number)
 	return nil
 }

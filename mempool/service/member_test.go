@@ -35,18 +35,18 @@ func TestWhoMayJoinAChannelAndHow(t *testing.T) {
 		"another user":              {stranger, id, MemberSpec{Role: Consumer}, mempool.ErrClosed, "4711"},
 		"a session without notices": {r.owner, id, MemberSpec{Role: Consumer}, mempool.ErrInvalid, "gets no notices"},
 	} {
-		_, err := c.session.JoinChannel(c.channel, c.spec)
+		_, err := c.session.Channel(c.channel).Join(c.spec)
 		require.ErrorIs(t, err, c.want, name)
 		require.ErrorContains(t, err, c.says, name)
 	}
-	require.NoError(t, r.owner.CloseChannel(id))
-	_, err = w.JoinChannel(id, MemberSpec{Role: Consumer})
+	require.NoError(t, r.owner.Channel(id).Close())
+	_, err = w.Channel(id).Join(MemberSpec{Role: Consumer})
 	require.ErrorIs(t, err, mempool.ErrClosed)
 }
 
 func TestAPolicyOfAConsumerThatThereIsNot(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
-	_, err := hire(t, r.svc).JoinChannel(r.info.ID, MemberSpec{Role: Consumer, Full: "sometimes"})
+	_, err := hire(t, r.svc).Channel(r.info.ID).Join(MemberSpec{Role: Consumer, Full: "sometimes"})
 	require.ErrorIs(t, err, mempool.ErrInvalid)
 	require.ErrorContains(t, err, "sometimes")
 }
@@ -56,28 +56,28 @@ func TestAMemberEntersOnceAndIsItsSessionsAlone(t *testing.T) {
 	w, other := hire(t, r.svc), hire(t, r.svc)
 	c := r.consume(w, MemberSpec{})
 	id, m := r.info.ID, c.member.ID
-	_, err := w.EnterChannel(id, m)
+	_, err := w.Channel(id).Member(m).Enter()
 	require.ErrorIs(t, err, mempool.ErrInvalid)
-	for _, call := range []func(s *Session, channel, member uint64) error{
-		func(s *Session, channel, member uint64) error { _, err := s.EnterChannel(channel, member); return err },
-		(*Session).LeaveChannel,
-		func(s *Session, channel, member uint64) error { return s.DoubtFrame(channel, member, 1) },
+	for _, call := range []func(Member) error{
+		func(m Member) error { _, err := m.Enter(); return err },
+		Member.Leave,
+		func(m Member) error { return m.Doubt(1) },
 	} {
-		require.ErrorIs(t, call(other.Session, id, m), mempool.ErrClosed)
-		require.ErrorIs(t, call(w.Session, id, 99), mempool.ErrNotFound)
-		require.ErrorIs(t, call(w.Session, id, 0), mempool.ErrNotFound)
-		require.ErrorIs(t, call(w.Session, 99, m), mempool.ErrClosed)
+		require.ErrorIs(t, call(other.Channel(id).Member(m)), mempool.ErrClosed)
+		require.ErrorIs(t, call(w.Channel(id).Member(99)), mempool.ErrNotFound)
+		require.ErrorIs(t, call(w.Channel(id).Member(0)), mempool.ErrNotFound)
+		require.ErrorIs(t, call(w.Channel(99).Member(m)), mempool.ErrClosed)
 	}
-	require.NoError(t, w.DoubtFrame(id, m, 3))
+	require.NoError(t, w.Channel(id).Member(m).Doubt(3))
 	p := r.produce(other)
-	require.ErrorIs(t, other.DoubtFrame(id, p.member.ID, 3), mempool.ErrInvalid)
+	require.ErrorIs(t, other.Channel(id).Member(p.member.ID).Doubt(3), mempool.ErrInvalid)
 	c.quit()
-	require.ErrorIs(t, w.LeaveChannel(id, m), mempool.ErrClosed, "it has no slot any more")
-	_, err = w.EnterChannel(id, m)
+	require.ErrorIs(t, w.Channel(id).Member(m).Leave(), mempool.ErrClosed, "it has no slot any more")
+	_, err = w.Channel(id).Member(m).Enter()
 	require.ErrorIs(t, err, mempool.ErrClosed)
 	late := r.sit(w, MemberSpec{Role: Consumer})
 	late.leave() // without having entered
-	_, err = w.EnterChannel(id, late.member.ID)
+	_, err = w.Channel(id).Member(late.member.ID).Enter()
 	require.ErrorIs(t, err, mempool.ErrClosed)
 }
 
@@ -91,18 +91,18 @@ func TestMembersGetEachOthersFilesBeforeTheyTakePart(t *testing.T) {
 	second := r.sit(a, MemberSpec{Role: Consumer})
 	idle := r.sit(b, MemberSpec{Role: Consumer}) // never enters
 	for _, c := range []*seat{first, second} {
-		others, err := a.EnterChannel(r.info.ID, c.member.ID)
+		others, err := a.Channel(r.info.ID).Member(c.member.ID).Enter()
 		require.NoError(t, err)
 		require.Empty(t, others)
 	}
 	p := r.sit(b, MemberSpec{Role: Producer})
-	others, err := b.EnterChannel(r.info.ID, p.member.ID)
+	others, err := b.Channel(r.info.ID).Member(p.member.ID).Enter()
 	require.NoError(t, err)
 	assert.Equal(t, []MemberCame{came(first, Consumer), came(second, Consumer)}, others)
 	assert.Equal(t, []MemberCame{came(p, Producer)}, told[MemberCame](a), "once, though it has two consumers")
 	assert.Empty(t, told[MemberCame](b))
 
-	others, err = b.EnterChannel(r.info.ID, idle.member.ID)
+	others, err = b.Channel(r.info.ID).Member(idle.member.ID).Enter()
 	require.NoError(t, err)
 	assert.Equal(t, []MemberCame{came(p, Producer), came(idle, Consumer)}, others, "its own producer is to know it, too")
 	assert.Empty(t, told[MemberCame](a))
@@ -142,11 +142,11 @@ func TestMembersOfASessionAreBounded(t *testing.T) {
 	for range mempool.MaxMembers {
 		last = r.sit(w, MemberSpec{Role: Consumer})
 	}
-	_, err := w.JoinChannel(r.info.ID, MemberSpec{Role: Producer})
+	_, err := w.Channel(r.info.ID).Join(MemberSpec{Role: Producer})
 	require.ErrorIs(t, err, mempool.ErrLimit)
 	last.leave()
 	r.sit(w, MemberSpec{Role: Producer})
-	_, err = w.JoinChannel(r.info.ID, MemberSpec{Role: Consumer})
+	_, err = w.Channel(r.info.ID).Join(MemberSpec{Role: Consumer})
 	require.ErrorIs(t, err, mempool.ErrLimit)
 }
 
@@ -156,7 +156,7 @@ func TestAChannelHasSoManyProducers(t *testing.T) {
 	for range shmchannel.MaxProducers {
 		r.sit(w, MemberSpec{Role: Producer})
 	}
-	_, err := hire(t, r.svc).JoinChannel(r.info.ID, MemberSpec{Role: Producer})
+	_, err := hire(t, r.svc).Channel(r.info.ID).Join(MemberSpec{Role: Producer})
 	require.ErrorIs(t, err, mempool.ErrLimit)
 	require.ErrorContains(t, err, "63 producers")
 }
@@ -172,15 +172,15 @@ func TestTheServiceHasSoManyChannelsAndMembers(t *testing.T) {
 	refused(t, err, "channels", 1, "the service")
 	w := hire(t, svc)
 	for range 2 {
-		_, err = w.JoinChannel(info.ID, MemberSpec{Role: Consumer})
+		_, err = w.Channel(info.ID).Join(MemberSpec{Role: Consumer})
 		require.NoError(t, err)
 	}
-	_, err = w.JoinChannel(info.ID, MemberSpec{Role: Consumer})
+	_, err = w.Channel(info.ID).Join(MemberSpec{Role: Consumer})
 	refused(t, err, "members", 2, "the service")
-	require.NoError(t, owner.CloseChannel(info.ID))
+	require.NoError(t, owner.Channel(info.ID).Close())
 	info, err = owner.MakeChannel(spec)
 	require.NoError(t, err)
-	_, err = w.JoinChannel(info.ID, MemberSpec{Role: Consumer})
+	_, err = w.Channel(info.ID).Join(MemberSpec{Role: Consumer})
 	require.NoError(t, err)
 }
 
@@ -205,7 +205,7 @@ func TestTimelinesOfMembersAreTheOtherRolesToMap(t *testing.T) {
 	c.done(f, mempool.Fence{})
 	c.quit()
 	d.quit() // from now on, only the channel itself keeps the frame
-	require.NoError(t, r.owner.CloseChannel(r.info.ID))
+	require.NoError(t, r.owner.Channel(r.info.ID).Close())
 	assert.Equal(t, []Forget{{Timelines: []uint64{p.id}}}, told[Forget](c.worker))
 	_, err = c.FindTimeline(p.id)
 	require.ErrorIs(t, err, mempool.ErrStale)
@@ -230,20 +230,20 @@ func TestAConsumerMapsTheBlocksOfThePoolThatBuffersUse(t *testing.T) {
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	l := p.send()
 	block := l.Grant().Block
-	_, err := p.MapBlock(r.info.ID, block)
+	_, err := p.Channel(r.info.ID).MapBlock(block)
 	require.ErrorIs(t, err, mempool.ErrDenied, "it is no consumer")
-	_, err = c.MapBlock(r.info.ID, block+100)
+	_, err = c.Channel(r.info.ID).MapBlock(block + 100)
 	require.ErrorIs(t, err, mempool.ErrNotFound)
-	b, err := c.MapBlock(r.info.ID, block)
+	b, err := c.Channel(r.info.ID).MapBlock(block)
 	require.NoError(t, err)
 	assert.Equal(t, MappedBlock{Generation: l.Grant().Generation, Bytes: 4096, Export: b.Export}, b)
 	assert.Len(t, b.Export.Data, 8)
-	_, err = c.MapBlock(r.info.ID, block)
+	_, err = c.Channel(r.info.ID).MapBlock(block)
 	require.NoError(t, err, "asked again, it is told again")
 
 	c.done(c.next(), mempool.Fence{})
 	release(t, l) // although the buffer is in the channel: a mistake of the producer
-	_, err = c.MapBlock(r.info.ID, block)
+	_, err = c.Channel(r.info.ID).MapBlock(block)
 	require.ErrorIs(t, err, mempool.ErrNotFound, "no buffer uses it")
 	_, err = r.owner.TrimPool(r.pool.rec.Info.ID, 0)
 	require.NoError(t, err)
@@ -261,12 +261,12 @@ func TestAConsumerMapsSoManyBlocks(t *testing.T) {
 	r.svc.ledger.Limits.SessionBlocks = 1
 	p, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
 	first, second := p.send().Grant().Block, p.send().Grant().Block
-	_, err := c.MapBlock(r.info.ID, first)
+	_, err := c.Channel(r.info.ID).MapBlock(first)
 	require.NoError(t, err)
-	_, err = c.MapBlock(r.info.ID, second)
+	_, err = c.Channel(r.info.ID).MapBlock(second)
 	refused(t, err, "session-blocks", 1, c.String())
 	require.NoError(t, c.Dropped([]uint64{first}))
-	_, err = c.MapBlock(r.info.ID, second)
+	_, err = c.Channel(r.info.ID).MapBlock(second)
 	require.NoError(t, err)
 }
 
@@ -280,11 +280,11 @@ func TestABlockWhoseExportCannotBeMadeIsNotMapped(t *testing.T) {
 	p, c := r.produce(hire(t, svc)), r.consume(hire(t, svc), MemberSpec{})
 	l := p.alloc()
 	arena.set("Export", mempool.ErrInternal)
-	_, err = c.MapBlock(info.ID, l.Grant().Block)
+	_, err = c.Channel(info.ID).MapBlock(l.Grant().Block)
 	require.ErrorIs(t, err, mempool.ErrInternal)
 	assert.Empty(t, c.rec.Mapped)
 	arena.set("Export", nil)
-	_, err = c.MapBlock(info.ID, l.Grant().Block)
+	_, err = c.Channel(info.ID).MapBlock(l.Grant().Block)
 	require.NoError(t, err)
 	assert.Len(t, c.rec.Mapped, 1)
 }
@@ -298,7 +298,7 @@ func TestAChannelThatIsClosedGoesWithItsLastConsumer(t *testing.T) {
 				p.send()
 			}
 			c.done(c.next(), mempool.Fence{})
-			require.NoError(t, r.owner.CloseChannel(r.info.ID))
+			require.NoError(t, r.owner.Channel(r.info.ID).Close())
 			_, err := r.owner.FindChannel(context.Background(), "frames", Consumer, 0)
 			if mode == mempool.Broadcast {
 				require.ErrorIs(t, err, mempool.ErrNotFound, "the name is free")
@@ -306,7 +306,7 @@ func TestAChannelThatIsClosedGoesWithItsLastConsumer(t *testing.T) {
 			_, err = p.TryPublish(&shmchannel.Record{Block: 1, Description: &shmchannel.Description{DType: "uint8", Shape: []uint64{1}}})
 			require.ErrorIs(t, err, shmchannel.ErrClosed)
 			f := c.next()
-			_, err = c.MapBlock(r.info.ID, f.Block)
+			_, err = c.Channel(r.info.ID).MapBlock(f.Block)
 			require.NoError(t, err, "frames that were published are still taken")
 			c.done(f, mempool.Fence{})
 			assert.False(t, r.nothingLeft())
@@ -316,7 +316,7 @@ func TestAChannelThatIsClosedGoesWithItsLastConsumer(t *testing.T) {
 			c.quit() // one frame of the broadcast is left that no consumer has taken
 			assert.True(t, r.nothingLeft(), "the producer's session lives, and needs nothing of the service")
 			assert.Len(t, p.back(), 3)
-			require.ErrorIs(t, p.LeaveChannel(r.info.ID, p.member.ID), mempool.ErrClosed)
+			require.ErrorIs(t, p.Channel(r.info.ID).Member(p.member.ID).Leave(), mempool.ErrClosed)
 		})
 	}
 }

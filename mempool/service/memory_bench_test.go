@@ -134,9 +134,9 @@ func BenchmarkTakes(b *testing.B) {
 				if i%60 == 0 { // a session may have only mempool.MaxMembers members
 					s = connect(b, svc)
 				}
-				m, err := s.JoinChannel(ch.ID, MemberSpec{Role: role})
+				m, err := s.Channel(ch.ID).Join(MemberSpec{Role: role})
 				require.NoError(b, err)
-				_, err = s.EnterChannel(ch.ID, m.ID)
+				_, err = s.Channel(ch.ID).Member(m.ID).Enter()
 				require.NoError(b, err)
 			}
 		})

@@ -52,7 +52,7 @@ func TestWhatIsGoneTakesNoRoomInTheService(t *testing.T) {
 				sessions[i] = open(t, svc)
 			}
 			for _, s := range sessions {
-				s.End(nil)
+				s.End(mempool.SessionLeft, "", nil)
 			}
 		},
 		"leases, buffers and names of a session that lives on": func(n int) {

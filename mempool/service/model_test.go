@@ -309,7 +309,7 @@ func (p *play) answer(a *actor) {
 func (p *play) leave(a *actor) {
 	p.actors = slices.DeleteFunc(p.actors, func(b *actor) bool { return a == b })
 	gone := make(chan struct{})
-	reclaimed := a.End(gone)
+	reclaimed := a.End(mempool.SessionLeft, "", gone)
 	goes := func() { close(gone); <-reclaimed }
 	if p.random.IntN(2) == 0 {
 		goes()

@@ -40,9 +40,13 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 	case p.Event != nil && p.Ready == nil:
 		return situation.Of(mempool.ErrInvalid, "an interprocess event comes beside a fence, and this one comes without")
 	}
-	ready, err := s.ready(b, p.Ready)
-	if err != nil {
-		return err
+	b.Ready = svc.timelines.Pending(b.Ready) // the fences of earlier writers
+	ready := b.Ready
+	if p.Ready != nil {
+		if err := s.rec.PromiseFence(*p.Ready); err != nil {
+			return err
+		}
+		ready = ready.Union(svc.timelines.Incomplete(ledger.Fences{*p.Ready}))
 	}
 	if err := svc.ledger.MayName(s.rec, b, p.Name, p.Replace); err != nil {
 		return err
@@ -66,24 +70,17 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 	return nil
 }
 
-// ready returns the fences at which the content of a buffer that the session has leased is complete: the fence `*at`, and the fences of
-// earlier writers that are not reached yet. The caller holds Service.mu.
-func (s *Session) ready(b *ledger.Buffer, at *mempool.Fence) (ledger.Fences, error) {
-	var now ledger.Fences
-	if at != nil {
-		if err := s.rec.PromiseFence(*at); err != nil {
-			return nil, err
-		}
-		now = s.svc.timelines.Incomplete(ledger.Fences{*at})
-	}
-	b.Ready = s.svc.timelines.Pending(b.Ready)
-	return b.Ready.Union(now), nil
-}
-
 // removeName removes a name, and recycles the name's buffer if nothing else holds the buffer. The caller holds s.mu.
 func (s *Service) removeName(n *ledger.Name) {
 	s.ledger.RemoveName(n)
 	s.recycleUnused(n.Buffer)
+}
+
+// removeNames removes the names that end with a session. The caller holds s.mu.
+func (s *Service) removeNames(of *ledger.Session) {
+	for _, n := range of.Names {
+		s.removeName(n)
+	}
 }
 
 // Unpublish removes a name. The buffer stays as long as sessions have leases on it.

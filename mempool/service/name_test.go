@@ -46,7 +46,7 @@ func TestATakenNameIsReplacedOnlyOnDemand(t *testing.T) {
 	publish(t, second, mempool.Publication{Name: "x", Replace: true})
 	release(t, second)
 	assert.Equal(t, 1, svc.Stats().Buffers, "nothing holds the first any more")
-	a.End(nil) // the name belongs to another session by now
+	a.End(mempool.SessionLeft, "", nil) // the name belongs to another session by now
 	l, err := b.getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
 	assert.EqualValues(t, 2, l.Grant().Bytes)
@@ -67,7 +67,7 @@ func TestABufferIsPublishedAgainUnderItsOwnName(t *testing.T) {
 		release(t, w)
 	}
 	assert.Equal(t, mempool.ServiceStats{Sessions: 1, Buffers: 1, Names: 1}, func() mempool.ServiceStats { st := svc.Stats(); st.Pools = nil; return st }())
-	s.End(nil)
+	s.End(mempool.SessionLeft, "", nil)
 	assert.Zero(t, svc.Stats().Names, "the last publication did not keep it")
 	checkBooks(t, svc)
 }
@@ -98,7 +98,7 @@ func TestANameGoesWithItsSessionUnlessItIsKept(t *testing.T) {
 	publish(t, allocate(t, s, p, 1), mempool.Publication{Name: "kept", Keep: true})
 	reader, err := other.getLease(context.Background(), "gone", false, 0)
 	require.NoError(t, err)
-	s.End(nil)
+	s.End(mempool.SessionLeft, "", nil)
 	_, err = other.getLease(context.Background(), "gone", false, 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
 	assert.NoError(t, memory(reader).CopyTo(make([]byte, 1), 0), "leases on it live on")
@@ -176,7 +176,7 @@ func TestTheEndOfASessionLeavesTheNamesOfOthersAlone(t *testing.T) {
 	publish(t, allocate(t, s, p, 1), mempool.Publication{Name: "x"})
 	require.NoError(t, s.DestroyPool(p.rec.Info.ID))
 	publish(t, allocate(t, other, q, 1), mempool.Publication{Name: "x"})
-	s.End(nil)
+	s.End(mempool.SessionLeft, "", nil)
 	_, err := other.getLease(context.Background(), "x", false, 0)
 	assert.NoError(t, err)
 }

@@ -110,7 +110,7 @@ func TestAMapTellsWhatAnEndedSessionStillHolds(t *testing.T) {
 	dead.Introduce("crashed.py")
 	allocate(t, dead, p, 4096)
 	gone := make(chan struct{})
-	reclaimed := dead.End(gone)
+	reclaimed := dead.End(mempool.SessionLeft, "", gone)
 	o := svc.Overview(5)
 	require.Len(t, o.Maps[0].Blocks, 1)
 	assert.Equal(t, BlockHeld, o.Maps[0].Blocks[0].Use)
@@ -140,7 +140,7 @@ func TestAMapTellsWhichBlocksAreInAChannel(t *testing.T) {
 	assert.Equal(t, []FlowMember{{sink.rec.ID, Consumer, 0, 1}, {source.rec.ID, Producer, 0, 0}}, o.Flows[0].Members)
 	assert.EqualValues(t, 1, o.Flows[0].Published)
 	sink.quit()
-	source.End(nil)
+	source.End(mempool.SessionLeft, "", nil)
 	assert.Equal(t, r.svc.Overview(5).Pools[0].Reserved, total(r.svc.Overview(5)))
 }
 
@@ -193,7 +193,7 @@ func TestEveryOverviewAddsUpWhileSessionsAllocateAndRelease(t *testing.T) {
 						assert.NoError(t, l.Publish(mempool.Publication{Name: fmt.Sprint(one.rec.ID, " ", n)}))
 					}
 				}
-				one.End(nil)
+				one.End(mempool.SessionLeft, "", nil)
 			}
 		})
 	}

@@ -27,7 +27,6 @@ type Pool struct {
 	recharged       time.Time     // when recharge last checked more than fewCharged blocks
 	watched         bool          // the goroutine of watchCharged runs
 	passed          bool          // an allocation has skipped pending blocks since watchCharged last checked
-	ending          bool          // the pool's arena is being closed
 	closed          chan struct{} // closed when the arena is closed
 	waiters         waiters       // allocations that wait for room
 	relief          countedSignal // blocks became free, or were freed
@@ -202,7 +201,7 @@ func (p *Pool) take(w *waiter, n uint64) (*ledger.Block, error) {
 			if line == nil {
 				line = p.waiters.join(size)
 				w.long = func(waited time.Duration) {
-					s.notePoolFull(p, size, fmt.Sprintf("and has waited %v for it", waited))
+					p.noteFull(s.rec, size, fmt.Sprintf("and has waited %v for it", waited))
 				}
 			}
 			w.hurry(!p.rec.Freeing() && !errors.Is(err, mempool.ErrRecalling))
@@ -234,7 +233,7 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*ledger.Block
 		mem, err = p.allocate(ctx, size)
 	}
 	if err != nil {
-		s.noteFailed(p, size, err)
+		p.noteRefused(s.rec, size, err)
 		growth.Failed()
 		p.waiters.broadcast() // but not p.relief: allocations that ran out of memory would wake each other without end
 		p.closeIfEmpty()

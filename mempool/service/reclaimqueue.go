@@ -114,8 +114,8 @@ func (p *Pool) freed(b *ledger.Block, err error) {
 // Service.mu.
 func (p *Pool) closeIfEmpty() {
 	svc := p.svc
-	if p.rec.Closing && !p.ending && p.rec.Gone() {
-		p.ending = true
+	if p.rec.Closing && !p.rec.Closed && p.rec.Gone() {
+		p.rec.Closed = true
 		svc.reclaim.pools = append(svc.reclaim.pools, p)
 	}
 }

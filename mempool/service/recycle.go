@@ -105,14 +105,13 @@ func (s *Service) become(b *ledger.Block, state ledger.BlockState) (fewer bool) 
 	return b.Become(state)
 }
 
-// unmap notes that the session no longer maps b. The caller holds Service.mu.
-func (s *Session) unmap(b *ledger.Block) {
-	last, recalling := s.rec.Unmap(b), b.State == ledger.BlockRecalling
-	p := s.svc.poolOf(b.Pool)
+// unmap notes that a session no longer maps b. The caller holds Service.mu.
+func (p *Pool) unmap(of *ledger.Session, b *ledger.Block) {
+	last, recalling := of.Unmap(b), b.State == ledger.BlockRecalling
 	switch {
 	case last && recalling:
 		p.free(b)
-	case recalling && s.svc.become(b, ledger.BlockRecalling):
+	case recalling && p.svc.become(b, ledger.BlockRecalling):
 		p.waiters.broadcast()
 	}
 }

@@ -89,7 +89,7 @@ func TestABlockIsFreedWhenTheLastOfThoseWhoMapItDropsIt(t *testing.T) {
 	assert.Equal(t, []uint64{block}, b.asked())
 	require.NoError(t, a.Dropped([]uint64{block}))
 	assert.Zero(t, arena.frees)
-	b.End(nil)
+	b.End(mempool.SessionLeft, "", nil)
 	assert.Equal(t, 1, arena.frees)
 	checkBooks(t, svc)
 }

@@ -193,7 +193,7 @@ func (s *Service) Close() {
 	}
 	s.mu.Unlock()
 	for _, session := range sessions {
-		session.EndAs(mempool.SessionShutdown, "", nil)
+		session.End(mempool.SessionShutdown, "", nil)
 	}
 	s.background.Wait()
 	s.mu.Lock()

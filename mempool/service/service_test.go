@@ -30,7 +30,7 @@ func TestCloseWhileEverythingIsBusy(t *testing.T) {
 		publish(t, allocate(t, c.Session, p, 512), mempool.Publication{Name: "kept", Keep: true})
 		mapBlock(t, allocate(t, c.Session, doomed, 512))
 		mapBlock(t, allocate(t, dead.Session, p, 512))
-		dead.End(make(chan struct{})) // the session's process lives on for ever
+		dead.End(mempool.SessionLeft, "", make(chan struct{})) // the session's process lives on for ever
 		require.NoError(t, s.DestroyPool(doomed.rec.Info.ID))
 
 		failed := make(chan error)

@@ -3,9 +3,7 @@ package service
 import (
 	"cmp"
 	"context"
-	"maps"
 	"reflect"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -37,9 +35,9 @@ type Session struct {
 
 	swept chan struct{} // closed when no consumer of the ended session has a slot any more
 
-	ending   ending
-	blocking journal.Gap        // long waits of other sessions for leases of this session
-	waits    map[*wait]struct{} // requests of the session that wait
+	ending   *ending     // nil until the session ends
+	blocking journal.Gap // long waits of other sessions for leases of this session
+	waits    waits
 }
 
 // sessionOf returns the service's state of a session that has not ended, or of an ended session for whose process something is still held.
@@ -83,29 +81,23 @@ func (s *Session) MayEnd(id uint64) (*Session, error) {
 }
 
 // Allocate makes a buffer in a pool for the tensor t, and grants the session a write lease on the buffer. If the pool has no room, Allocate
-// waits; the argument `wait` limits this time.
+// waits; the argument `wait` limits this time. If `recalled` is longer than `wait`, Allocate waits for up to the time `recalled` while the
+// service has recalled blocks of the pool that sessions still map, and in any case for WantedTime.
 //
 // Errors: [mempool.ErrInvalid], [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory],
 // [mempool.ErrClosed], and the context's error. [mempool.ErrLimit] and [mempool.ErrOutOfMemory] also wrap [mempool.ErrRecalling] if a
 // later try may succeed.
-func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait time.Duration) (GrantedLease, error) {
-	return s.allocateBuffer(ctx, pool, t, wait, 0)
-}
-
-// AllocateRecalled is like [Session.Allocate], but waits longer if the service has recalled blocks of the pool: for up to the time
-// `recalled`, as long as sessions still map some of these blocks. In any case it waits for the longer of `wait` and WantedTime.
-func (s *Session) AllocateRecalled(ctx context.Context, pool uint64, t mempool.Tensor, wait, recalled time.Duration) (GrantedLease, error) {
-	wait = max(wait, WantedTime)
-	return s.allocateBuffer(ctx, pool, t, max(wait, recalled), wait)
-}
-
-// allocateBuffer does what [Session.AllocateRecalled] does. least is 0, or the time that the allocation waits in any case.
-func (s *Session) allocateBuffer(ctx context.Context, pool uint64, t mempool.Tensor, wait, least time.Duration) (g GrantedLease, err error) {
+func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, wait, recalled time.Duration) (g GrantedLease, err error) {
+	least := time.Duration(0)
+	if recalled > wait {
+		least = max(wait, WantedTime)
+		wait = max(least, recalled)
+	}
 	n, err := t.Extent()
 	if err != nil {
 		return g, err
 	}
-	w := s.newWaiter(ctx, wait, purpose{what: forRoom, bytes: n})
+	w := newWaiter(ctx, s, wait, purpose{what: forRoom, bytes: n})
 	w.least = least
 	defer w.stop()
 	svc := s.svc
@@ -166,7 +158,7 @@ func (s *Session) Release(incomplete bool, done []mempool.Fence, ids ...uint64) 
 	for _, id := range ids {
 		l, err := s.rec.Lease(id)
 		if err == nil {
-			err = s.endLeaseAt(l, incomplete, done)
+			err = Lease{s, l}.end(incomplete, done)
 		}
 		first = cmp.Or(first, err)
 	}
@@ -177,14 +169,7 @@ func (s *Session) Release(incomplete bool, done []mempool.Fence, ids ...uint64) 
 func (s *Session) Leave() {
 	s.svc.mu.Lock()
 	defer s.svc.unlock()
-	s.removeNames()
-}
-
-// removeNames removes the session's names. The caller holds Service.mu.
-func (s *Session) removeNames() {
-	for _, n := range s.rec.Names {
-		s.svc.removeName(n)
-	}
+	s.svc.removeNames(s.rec)
 }
 
 // Dropped notes that the session no longer maps the blocks.
@@ -198,151 +183,19 @@ func (s *Session) Dropped(blocks []uint64) error {
 	if err := s.rec.Alive(); err != nil {
 		return err
 	}
-	dropped := make(map[*ledger.Block]struct{}, len(blocks))
-	used := false
-	for _, id := range blocks {
-		if b := s.rec.Mapped[id]; b != nil {
-			dropped[b] = struct{}{}
-			used = used || b.State == ledger.BlockLeased
-		}
-	}
-	if used { // check all leases only in this case; recalled blocks have none
-		for _, l := range s.rec.Leases {
-			if _, ok := dropped[l.Buffer.Block]; ok {
-				return situation.Of(mempool.ErrBusy, "session %d has lease %d on block %d, which it says it dropped", s.rec.ID, l.ID, l.Buffer.Block.ID)
-			}
-		}
+	dropped, err := s.rec.MayDrop(blocks)
+	if err != nil {
+		return err
 	}
 	for b := range dropped {
-		s.unmap(b)
+		svc.poolOf(b.Pool).unmap(s.rec, b)
 	}
 	return nil
 }
-
-// End ends the session: its leases end, its names are removed, its waiting requests fail, and the buffers that the session was writing
-// count as failed. The caller closes the channel `gone` when the session's process can no longer touch memory. If `gone` is nil, the
-// process can no longer touch memory at the time of the call. Until `gone` is closed, blocks that the session had leased are not used
-// again, and blocks that it had mapped are not freed. End returns a channel that is closed after all these blocks are reclaimed.
-//
-// The session's timeline ends when all its fences are reached, or when the process ends. If the process ends first, all waits for the
-// timeline's fences end, and buffers with incomplete content fail.
-func (s *Session) End(gone <-chan struct{}) <-chan struct{} {
-	return s.EndAs(mempool.SessionLeft, "", gone)
-}
-
-// EndAs does the same as [Session.End], and notes in the history how and why the session ended.
-func (s *Session) EndAs(how mempool.SessionEnding, why string, gone <-chan struct{}) <-chan struct{} {
-	svc := s.svc
-	svc.mu.Lock()
-	defer svc.unlock()
-	if s.rec.Ended {
-		return s.reclaimed
-	}
-	svc.ledger.EndSession(s.rec)
-	s.noteEnd(how, why)
-	close(s.over)
-	lent := svc.expel(s.rec)
-	var held []*ledger.Block
-	leases := slices.Collect(maps.Values(s.rec.Leases))
-	slices.SortFunc(leases, func(a, b *ledger.Lease) int { return cmp.Compare(a.ID, b.ID) })
-	for _, l := range leases {
-		b := l.Buffer.Block
-		b.Hold(s.rec)
-		held = append(held, b)
-		svc.endLease(l, l.Write && !lent.Keep(l), nil)
-	}
-	svc.tidyChannels(s.rec)
-	s.removeNames()
-	svc.endTimelineIfDone(s.rec.Timeline)
-	svc.noteBroken(s.rec)
-	if gone == nil || (len(held) == 0 && len(s.rec.Mapped) == 0 && !svc.timelines.Owed(s.rec.Timeline) && !s.rec.Consumes()) {
-		s.reclaimAll(held)
-		return s.reclaimed
-	}
-	if s.rec.Consumes() {
-		s.swept = make(chan struct{})
-	}
-	swept := s.swept
-	s.ending.lingers = true
-	svc.background.Add(1)
-	go func() {
-		defer svc.background.Done()
-		s.linger(gone, swept, held)
-	}()
-	return s.reclaimed
-}
-
-// lingerRest is the longest pause between two checks of the timeline of an ended session while the session's process lives. It is also the
-// longest pause in the method tend of a channel.
-const lingerRest = time.Second
 
 // tell sends a notice to the session, if the session gets notices and has not ended. The caller holds Service.mu.
 func (s *Session) tell(n Notice) {
 	if s.notify != nil && !s.rec.Ended {
 		s.notify(n)
 	}
-}
-
-// linger calls reclaimAll for an ended session as soon as the session's process is gone, or as soon as the service holds nothing for that
-// process.
-func (s *Session) linger(gone, swept <-chan struct{}, held []*ledger.Block) {
-	svc := s.svc
-	owed, over := true, false
-	for pause := drainPause; !over; pause = min(2*pause, lingerRest) {
-		var look <-chan time.Time
-		if owed { // a stream that writes a word notifies nobody
-			look = time.After(pause)
-		}
-		select {
-		case <-gone:
-			over = true
-		case <-svc.closing:
-			over = true
-		case <-swept:
-			swept = nil
-		case <-look:
-		}
-		svc.mu.Lock()
-		if !over {
-			svc.endTimelineIfDone(s.rec.Timeline)
-			owed = svc.timelines.Owed(s.rec.Timeline)
-			over = !owed && len(held) == 0 && len(s.rec.Mapped) == 0 && !s.rec.Consumes()
-		}
-		if over {
-			s.reclaimAll(held)
-		}
-		svc.unlock()
-	}
-}
-
-// reclaimAll takes back from an ended session the blocks that the session had leased or mapped. The caller holds Service.mu; reclaimAll
-// releases the mutex for driver calls.
-func (s *Session) reclaimAll(held []*ledger.Block) {
-	svc := s.svc
-	switch t := s.rec.Timeline; {
-	case svc.timelines.Owed(t):
-		last := svc.timelines.LetGo(t)
-		svc.endTimeline(t, &last)
-	case t != nil && t.Unknown && !t.Dead:
-		svc.timelines.LetGo(t)
-		svc.endTimeline(t, nil)
-	default:
-		svc.endTimeline(t, nil)
-	}
-	svc.vanish(s.rec)
-	for _, b := range held {
-		b.Left(s.rec)
-		svc.endHoldLocked(b)
-	}
-	for _, b := range s.rec.Mapped {
-		s.unmap(b)
-	}
-	svc.noteBroken(s.rec)
-	svc.ledger.ForgetSession(s.rec)
-	ledger.RemoveKey(&svc.sessions, &svc.most.sessions, s.rec.ID)
-	svc.flushLogged()
-	if s.ending.lingers {
-		s.noteReclaimed(held)
-	}
-	close(s.reclaimed)
 }

@@ -15,7 +15,7 @@ func TestAnEndedSessionCanDoNothing(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	p, _ := fakePool(t, s, 1<<20)
-	s.End(nil)
+	s.End(mempool.SessionLeft, "", nil)
 	ctx := context.Background()
 	_, err := s.CreatePool(mempool.PoolSpec{Name: "q", Kind: fake, MaxBytes: 512})
 	assert.ErrorIs(t, err, mempool.ErrClosed)
@@ -55,7 +55,7 @@ func TestEndingASessionWakesWhatItWaitsFor(t *testing.T) {
 			go func() { ended <- wait() }()
 		}
 		synctest.Wait()
-		s.End(nil)
+		s.End(mempool.SessionLeft, "", nil)
 		for range waits {
 			assert.ErrorIs(t, <-ended, mempool.ErrClosed)
 		}
@@ -70,7 +70,7 @@ func TestWhatAnEndedSessionHeldServesOthersOnlyOnceItsProcessIsGone(t *testing.T
 		l := allocate(t, dying.Session, p, 1024)
 		block := mapBlock(t, l)
 		gone := make(chan struct{})
-		reclaimed := dying.End(gone)
+		reclaimed := dying.End(mempool.SessionLeft, "", gone)
 
 		st := svc.Stats()
 		assert.Equal(t, []int{1, 0, 0}, []int{st.Sessions, st.Leases, st.Buffers})
@@ -112,7 +112,7 @@ func TestABlockThatADeadSessionOnlyMappedIsUsedAgainButNotFreed(t *testing.T) {
 		mapBlock(t, l)
 		release(t, l)
 		gone := make(chan struct{})
-		reclaimed := dying.End(gone)
+		reclaimed := dying.End(mempool.SessionLeft, "", gone)
 
 		release(t, allocate(t, s, p, 1024))
 		given, err := s.TrimPool(p.rec.Info.ID, 0)
@@ -137,7 +137,7 @@ func TestABlockOfTwoDeadProcessesWaitsForBoth(t *testing.T) {
 		_, err := b.getLease(context.Background(), "x", false, 0)
 		require.NoError(t, err)
 		goneA, goneB := make(chan struct{}), make(chan struct{})
-		settledA, settledB := a.End(goneA), b.End(goneB)
+		settledA, settledB := a.End(mempool.SessionLeft, "", goneA), b.End(mempool.SessionLeft, "", goneB)
 		close(goneB)
 		<-settledB
 		assert.EqualValues(t, 1024, svc.Stats().Pools[0].Held)
@@ -153,8 +153,8 @@ func TestASessionWithoutAProcessIsReclaimedAtOnce(t *testing.T) {
 	s := open(t, svc)
 	p, _ := fakePool(t, s, 1024)
 	allocate(t, s, p, 1024)
-	<-s.End(nil)
-	<-s.End(make(chan struct{})) // again: nothing is left to wait for
+	<-s.End(mempool.SessionLeft, "", nil)
+	<-s.End(mempool.SessionLeft, "", make(chan struct{})) // again: nothing is left to wait for
 	assert.EqualValues(t, 1024, svc.Stats().Pools[0].Cached)
 	assert.Zero(t, svc.Stats().Leases)
 	checkBooks(t, svc)
@@ -163,7 +163,7 @@ func TestASessionWithoutAProcessIsReclaimedAtOnce(t *testing.T) {
 func TestASessionThatHeldNothingIsReclaimedAtOnceWhateverItsProcessDoes(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	<-s.End(make(chan struct{}))
+	<-s.End(mempool.SessionLeft, "", make(chan struct{}))
 }
 
 func TestASessionThatEndsWhileItsBlockIsMadeLosesIt(t *testing.T) {
@@ -177,7 +177,7 @@ func TestASessionThatEndsWhileItsBlockIsMadeLosesIt(t *testing.T) {
 		failed <- err
 	}()
 	<-inside
-	s.End(nil)
+	s.End(mempool.SessionLeft, "", nil)
 	letGo()
 	assert.ErrorIs(t, <-failed, mempool.ErrClosed)
 	st := svc.Stats()

@@ -2,7 +2,6 @@ package service
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -22,13 +21,19 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 		return nil, err
 	}
 	svc := s.svc
-	if !svc.mayCreate(s.rec.Peer) {
-		return nil, situation.Of(mempool.ErrDenied, "user %d may not create pools", s.rec.Peer.UID)
-	}
-	rec, err := svc.reservePool(s, spec)
+	creator := svc.mayCreate(s.rec.Peer) // without the lock, because it may be slow
+	svc.mu.Lock()
+	rec, err := svc.reservePool(s.rec, spec, creator)
+	svc.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
+	return s.makePool(rec, spec)
+}
+
+// makePool makes a pool whose name is reserved.
+func (s *Session) makePool(rec *ledger.Pool, spec mempool.PoolSpec) (*Pool, error) {
+	svc := s.svc
 	defer svc.background.Done()
 	arena, err := mempool.NewArena(spec, svc.memory)
 	err = svc.journal.Called(journal.CreateArena, err)
@@ -65,34 +70,26 @@ func (s *Session) EnsurePool(ctx context.Context, spec mempool.PoolSpec) (*Pool,
 		return nil, err
 	}
 	svc := s.svc
+	creator := svc.mayCreate(s.rec.Peer) // without the lock, because it may be slow
 	for {
+		var rec *ledger.Pool
 		svc.mu.Lock()
 		p, err := s.namedPool(ctx, spec.Name)
+		if p == nil && err == nil {
+			rec, err = svc.reservePool(s.rec, spec, creator)
+		}
 		svc.unlock()
-		if err != nil {
+		switch {
+		case err != nil:
 			return nil, err
+		case p == nil:
+			return s.makePool(rec, spec)
 		}
-		if p != nil {
-			err := p.alike(s.rec.Peer, spec)
-			if p.isClosing() { // destroyed meanwhile
-				continue
-			}
+		if err := p.alike(s.rec.Peer, spec); !p.isClosing() {
 			return p, err
 		}
-		p, err = s.CreatePool(spec)
-		if !errors.Is(err, mempool.ErrExists) || s.poolNameTaken(spec.Name) != nil {
-			return p, err
-		}
-		// another session has just begun to make the pool
+		// destroyed meanwhile
 	}
-}
-
-// poolNameTaken returns an error if a pool that the session may not see has the name.
-func (s *Session) poolNameTaken(name string) error {
-	s.svc.mu.Lock()
-	defer s.svc.mu.Unlock()
-	_, err := ledger.Claim(s.rec, "pool", name, s.svc.ledger.PoolNames[name])
-	return err
 }
 
 // isClosing says whether the pool is being destroyed.
@@ -138,29 +135,19 @@ func (s *Session) namedPool(ctx context.Context, name string) (*Pool, error) {
 }
 
 // reservePool reserves the name of a pool before the pool is made. From then on, Service.Close waits until the pool is made or could not be
-// made.
-func (s *Service) reservePool(session *Session, spec mempool.PoolSpec) (*ledger.Pool, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
+// made. The argument `creator` says whether the session's user may make pools. The caller holds s.mu.
+func (s *Service) reservePool(of *ledger.Session, spec mempool.PoolSpec, creator bool) (*ledger.Pool, error) {
+	switch {
+	case !creator:
+		return nil, situation.Of(mempool.ErrDenied, "user %d may not create pools", of.Peer.UID)
+	case s.closed:
 		return nil, errShutdown
 	}
-	if err := session.rec.Alive(); err != nil {
-		return nil, err
-	}
-	old, err := ledger.Claim(session.rec, "pool", spec.Name, s.ledger.PoolNames[spec.Name])
-	switch {
-	case err != nil:
-		return nil, err
-	case old != nil:
-		return nil, situation.Of(mempool.ErrExists, "there is a pool %q already; open it (EnsurePool in Go and exist_ok=True in Python "+
-			"open one that is alike), or choose another name", spec.Name)
-	}
-	if err := s.ledger.MayMakePool(session.rec); err != nil {
+	if err := s.ledger.MayMakePool(of, spec.Name); err != nil {
 		return nil, err
 	}
 	s.background.Add(1)
-	return s.ledger.ReservePool(spec.Name, session.rec.Peer.UID, accessOf(spec.Access, session.rec.Peer)), nil
+	return s.ledger.ReservePool(spec.Name, of.Peer.UID, accessOf(spec.Access, of.Peer)), nil
 }
 
 // OpenPool finds a pool by name. The session must be allowed to use the pool. OpenPool waits until the pool exists; the argument `wait`
@@ -171,7 +158,7 @@ func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration)
 	if err := mempool.ValidateName("pool", name); err != nil {
 		return nil, err
 	}
-	w := s.newWaiter(ctx, wait, purpose{what: forPool, name: name})
+	w := newWaiter(ctx, s, wait, purpose{what: forPool, name: name})
 	defer w.stop()
 	svc := s.svc
 	svc.mu.Lock()
@@ -200,28 +187,12 @@ func (s *Session) FindPool(id uint64) (*Pool, error) {
 
 // pool does the same as FindPool. The caller holds Service.mu.
 func (s *Session) pool(id uint64) (*Pool, error) {
-	p, err := s.seenPool(id)
-	switch {
-	case err != nil:
+	p, err := s.svc.ledger.UsablePool(s.rec, id)
+	if err != nil {
 		return nil, err
-	case !p.rec.Access.Allows(s.rec.Peer):
-		return nil, p.rec.Denied(s.rec.Peer)
 	}
 	s.noteUse()
-	return p, nil
-}
-
-// seenPool finds a pool that the session may see, by id. The caller holds Service.mu.
-func (s *Session) seenPool(id uint64) (*Pool, error) {
-	if err := s.rec.Alive(); err != nil {
-		return nil, err
-	}
-	if of := ledger.Find(s.rec, s.svc.ledger.Pools[id]); of != nil {
-		if p := s.svc.poolOf(of); !p.ending {
-			return p, nil
-		}
-	}
-	return nil, situation.Of(mempool.ErrNotFound, "there is no pool %d that user %d may use", id, s.rec.Peer.UID)
+	return s.svc.poolOf(p), nil
 }
 
 // missing returns the error of a request that names something that the session does not see. The arguments are those of [situation.Of].
@@ -245,15 +216,15 @@ func (s *Session) DestroyPool(id uint64) error {
 	creator := svc.mayCreate(s.rec.Peer) // without the lock, because it may be slow
 	svc.mu.Lock()
 	defer svc.unlock()
-	p, err := s.seenPool(id)
+	p, err := svc.ledger.SeenPool(s.rec, id)
 	if err != nil {
 		return err
 	}
-	if p.rec.Maker != s.rec.Peer.UID && !s.rec.Owner && !creator {
+	if p.Maker != s.rec.Peer.UID && !s.rec.Owner && !creator {
 		return situation.Of(mempool.ErrDenied, "user %d may not destroy pool %q: its maker (user %d) may, the service's user, and users who may use it and may make "+
-			"pools", s.rec.Peer.UID, p.rec.Info.Name, p.rec.Maker)
+			"pools", s.rec.Peer.UID, p.Info.Name, p.Maker)
 	}
-	svc.destroy(p, s)
+	svc.destroy(svc.poolOf(p), s)
 	return svc.flush()
 }
 

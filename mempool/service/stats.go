@@ -8,8 +8,8 @@ import (
 )
 
 // Stats counts what the session may see: the sessions of its user, and the pools that the session may see, with what is in them.
-func (s *Session) Stats() mempool.ServiceStats {
-	return s.svc.stats(s)
+func (v View) Stats() mempool.ServiceStats {
+	return v.session.svc.stats(v.session)
 }
 
 // Stats returns the counts of the service and of all pools.

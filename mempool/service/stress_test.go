@@ -36,7 +36,7 @@ func TestManySessionsAtOnceShareNoBlockByMistake(t *testing.T) {
 		for range rounds {
 			_, err := s.TrimPool(p.rec.Info.ID, 0)
 			assert.NoError(t, err)
-			_ = s.Stats()
+			_ = s.View().Stats()
 		}
 	})
 	all.Wait()
@@ -72,7 +72,7 @@ func liveOnce(t *testing.T, svc *Service, p *Pool, random *rand.Rand, mark byte,
 		}
 	}
 	gone := make(chan struct{})
-	reclaimed := s.End(gone)
+	reclaimed := s.End(mempool.SessionLeft, "", gone)
 	_ = s.Unpublish(name)
 	close(gone)
 	<-reclaimed
@@ -123,7 +123,7 @@ func TestReleaseDestroyAndEndMayMeet(t *testing.T) {
 				_ = l.Release(false)
 			}
 		})
-		all.Go(func() { <-c.End(gone) })
+		all.Go(func() { <-c.End(mempool.SessionLeft, "", gone) })
 		all.Go(func() { _ = s.DestroyPool(p.rec.Info.ID) })
 		all.Go(func() { _, _ = s.TrimPool(p.rec.Info.ID, 0) })
 		all.Go(func() { close(gone) })

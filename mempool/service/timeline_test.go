@@ -222,7 +222,7 @@ func TestWhatADeadProcessHadNotFinishedHasFailed(t *testing.T) {
 	go func() { waited <- view.Await(context.Background(), unreached) }()
 
 	gone := make(chan struct{})
-	reclaimed := producer.End(gone)
+	reclaimed := producer.End(mempool.SessionLeft, "", gone)
 	assert.Equal(t, []mempool.Fence{unreached}, torn.Grant().Wait, "its process may still finish")
 	assert.Empty(t, told[Failed](consumer))
 	close(gone)
@@ -275,7 +275,7 @@ func TestACleanEndNeedsNoProcessToBeGone(t *testing.T) {
 	w.publish(t, l, "x", &ready)
 	release(t, l)
 	w.reach(ready)
-	<-w.End(make(chan struct{}))
+	<-w.End(mempool.SessionLeft, "", make(chan struct{}))
 	assert.EqualValues(t, ready.Value, w.page.Load(workerWord), "its process lives: the words are its own")
 	assert.Empty(t, svc.ledger.Timelines)
 	release(t, hire(t, svc).get(t, "x", false))
@@ -433,7 +433,7 @@ func TestATimelineEndsOnceItsFencesAreReachedThoughTheProcessLives(t *testing.T)
 	maps := hire(t, svc)
 	mapBlock(t, allocate(t, maps.Session, p, 10))
 	gone := make(chan struct{})
-	reclaimed := maps.End(gone)
+	reclaimed := maps.End(mempool.SessionLeft, "", gone)
 	assert.Zero(t, timelines(), "its block is held for the process, its timeline is not")
 
 	for _, holds := range []bool{false, true} {
@@ -444,7 +444,7 @@ func TestATimelineEndsOnceItsFencesAreReachedThoughTheProcessLives(t *testing.T)
 		}
 		done := w.fence()
 		require.NoError(t, l.ReleaseAt(false, []mempool.Fence{done}))
-		ended := w.End(gone)
+		ended := w.End(mempool.SessionLeft, "", gone)
 		assert.Equal(t, 1, timelines())
 		w.reach(done)
 		require.Eventually(t, func() bool { return timelines() == 0 }, patience, time.Millisecond)
@@ -480,7 +480,7 @@ func TestWhyContentFailedIsKnownAsLongAsTheBuffer(t *testing.T) {
 	}
 	said()
 	gone := make(chan struct{})
-	over := w.End(gone)
+	over := w.End(mempool.SessionLeft, "", gone)
 	close(gone)
 	<-over
 	said()
@@ -503,7 +503,7 @@ func TestContentThatFailedUnseenHasFailedOnceItsSessionHasEnded(t *testing.T) {
 			release(t, l)
 			require.NoError(t, w.clock.Fail(at, "no light"))
 			end := make(chan struct{})
-			over := w.End(end)
+			over := w.End(mempool.SessionLeft, "", end)
 			gone(end)
 			<-over
 			_, err := owner.Get(context.Background(), "x", false, 0)

@@ -94,7 +94,7 @@ func (w *worker) get(t testing.TB, name string, write bool) Lease {
 // die ends the worker's connection and its process.
 func (w *worker) die() {
 	gone := make(chan struct{})
-	reclaimed := w.End(gone)
+	reclaimed := w.End(mempool.SessionLeft, "", gone)
 	close(gone)
 	<-reclaimed
 }

@@ -32,7 +32,7 @@ func (s *Session) Refused(err error) {
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
 	if full := (*refusal)(nil); errors.As(err, &full) {
-		s.notePoolFull(full.pool, full.bytes, "and was refused: "+strings.TrimPrefix(full.Error(), mempool.ErrLimit.Error()+": "))
+		full.pool.noteFull(s.rec, full.bytes, "and was refused: "+strings.TrimPrefix(full.Error(), mempool.ErrLimit.Error()+": "))
 		return
 	}
 	if count, now := svc.refused(err); now {
@@ -67,13 +67,13 @@ func (s *Service) refused(err error) (count int, now bool) {
 	return s.journal.Refused(name)
 }
 
-// notePoolFull notes an event that the session finds no room in a pool. The caller holds Service.mu.
-func (s *Session) notePoolFull(p *Pool, size uint64, what string) {
+// noteFull notes an event that a session finds no room in the pool. The caller holds Service.mu.
+func (p *Pool) noteFull(of *ledger.Session, size uint64, what string) {
 	count, now := p.refused.Tell()
 	if !now {
 		return
 	}
-	e := s.rec.About(mempool.PoolFull, "%s asked for %s in pool %q %s", s.rec.Who(), bytesize.Text(size), p.rec.Info.Name, what)
+	e := of.About(mempool.PoolFull, "%s asked for %s in pool %q %s", of.Who(), bytesize.Text(size), p.rec.Info.Name, what)
 	e.Bytes, e.Count = size, count
 	if most, bytes := p.svc.ledger.MostOf(p.rec); most != nil {
 		e.Text += fmt.Sprintf("; %s has the most of it, %s", most.Who(), bytesize.Text(bytes))
@@ -81,13 +81,13 @@ func (s *Session) notePoolFull(p *Pool, size uint64, what string) {
 	p.svc.note(e, p.rec)
 }
 
-// noteFailed notes an event that the driver refused memory. The caller holds Service.mu.
-func (s *Session) noteFailed(p *Pool, size uint64, err error) {
-	if s.rec.Ended || !errors.Is(err, mempool.ErrOutOfMemory) && !errors.Is(err, mempool.ErrInternal) && !errors.Is(err, mempool.ErrUnavailable) {
+// noteRefused notes an event that the driver refused memory. The caller holds Service.mu.
+func (p *Pool) noteRefused(of *ledger.Session, size uint64, err error) {
+	if of.Ended || !errors.Is(err, mempool.ErrOutOfMemory) && !errors.Is(err, mempool.ErrInternal) && !errors.Is(err, mempool.ErrUnavailable) {
 		return // the request was cancelled, or was not valid
 	}
 	if count, now := p.failed.Tell(); now {
-		e := s.rec.About(mempool.DriverError, "%s asked for %s in pool %q, which could not be allocated: %v", s.rec.Who(), bytesize.Text(size), p.rec.Info.Name, err)
+		e := of.About(mempool.DriverError, "%s asked for %s in pool %q, which could not be allocated: %v", of.Who(), bytesize.Text(size), p.rec.Info.Name, err)
 		e.Bytes, e.Count = size, count
 		p.svc.note(e, p.rec)
 	}

@@ -22,7 +22,10 @@ import (
 var everybodys = map[string]bool{"Pools": true, "PoolNames": true, "Sessions": true, "Ended": true, "Blocks": true, "Buffers": true, "Names": true,
 	"Leases": true, "Timelines": true, "pools": true, "sessions": true, "blocks": true, "timelines": true, "channels": true, "Channels": true, "ChannelNames": true}
 
-// A request names things by ids and names. The test reads the package's source: methods of Session look up such things only as an argument
+// ofSessions are the types whose methods carry out requests of sessions.
+var ofSessions = map[string]bool{"Session": true, "View": true, "Channel": true, "Member": true, "Lease": true}
+
+// A request names things by ids and names. The test reads the package's source: methods of a session look up such things only as an argument
 // of Find or Claim, which hide what the session may not see.
 func TestSessionsLookUpEverybodysThingsOnlyThroughFind(t *testing.T) {
 	files, err := filepath.Glob("*.go")
@@ -43,11 +46,11 @@ func TestSessionsLookUpEverybodysThingsOnlyThroughFind(t *testing.T) {
 			if !ok || f.Recv == nil || f.Body == nil {
 				continue
 			}
-			of, ok := f.Recv.List[0].Type.(*ast.StarExpr)
-			if !ok {
-				continue
+			of := f.Recv.List[0].Type
+			if pointer, ok := of.(*ast.StarExpr); ok {
+				of = pointer.X
 			}
-			if name, ok := of.X.(*ast.Ident); !ok || name.Name != "Session" {
+			if name, ok := of.(*ast.Ident); !ok || !ofSessions[name.Name] {
 				continue
 			}
 			hides, stores := make(map[ast.Expr]bool), make(map[ast.Expr]bool)
@@ -112,7 +115,7 @@ func TestWhatASessionWaitsForInAHiddenPoolIsHidden(t *testing.T) {
 			s     *Session
 			waits string
 		}{{holder.Session, `512 bytes in pool "payroll"`}, {maker, `512 bytes in pool "payroll"`}, {viewer.Session, ""}} {
-			page, err := c.s.Leases("", 1, nil)
+			page, err := c.s.View().Leases("", 1, nil)
 			require.NoError(t, err)
 			require.Len(t, page.Entries, 1)
 			assert.Equal(t, c.waits, page.Entries[0].WaitsFor)
@@ -136,8 +139,8 @@ func TestAWriterThatDiesIsToldOfInEachPoolAlone(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	writer.EndAs(mempool.SessionLost, "", nil)
-	page, err := openClient(t, svc, mempool.Peer{UID: 8}).Events(t.Context(), 0, 64, 0)
+	writer.End(mempool.SessionLost, "", nil)
+	page, err := openClient(t, svc, mempool.Peer{UID: 8}).View().Events(t.Context(), 0, 64, 0)
 	require.NoError(t, err)
 	died := slices.DeleteFunc(page.Events, func(e mempool.HistoryEvent) bool { return e.Kind != mempool.WriterDied })
 	require.Len(t, died, 1)
@@ -166,7 +169,7 @@ func TestRootSeesWhatTheServicesUserSees(t *testing.T) {
 	createPool(t, openClient(t, svc, mempool.Peer{UID: 12}).Session, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 512, Access: mempool.Access{UIDs: []uint32{7}}})
 	for uid, sees := range map[uint32]int{0: 1, 12: 1, 13: 0} {
 		s := openClient(t, svc, mempool.Peer{UID: uid})
-		assert.Len(t, s.Stats().Pools, sees, "user %d", uid)
+		assert.Len(t, s.View().Stats().Pools, sees, "user %d", uid)
 		_, err := s.MayEnd(s.ID() - 1)
 		assert.Equal(t, sees == 0, err != nil, "user %d: %v", uid, err)
 	}

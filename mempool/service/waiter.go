@@ -58,11 +58,14 @@ func (p *purpose) String() string {
 	return fmt.Sprintf("%s %q", p.what, p.name)
 }
 
-// wait is a waiting request. Service.mu guards waits.
+// wait is a waiting request.
 type wait struct {
 	purpose
 	since time.Time
 }
+
+// waits are the requests of a session that wait. Service.mu guards waits.
+type waits map[*wait]struct{}
 
 // enter notes that the request waits; leave undoes enter. The caller holds Service.mu.
 func (w *waiter) enter() {
@@ -72,7 +75,7 @@ func (w *waiter) enter() {
 	}
 	w.entered.purpose = w.purpose
 	if s.waits == nil {
-		s.waits = make(map[*wait]struct{})
+		s.waits = make(waits)
 	}
 	s.waits[w.entered] = struct{}{}
 	s.svc.waiting[w.purpose.what]++
@@ -95,10 +98,9 @@ func (s *Service) Counts() mempool.Counts {
 	return c
 }
 
-// longest returns the session's request that has waited longest, of those for which the function `may` returns true, or nil if there is
-// none. The caller holds Service.mu.
-func (s *Session) longest(may func(*wait) bool) (longest *wait) {
-	for w := range s.waits {
+// longest returns the request that has waited longest, of those for which the function `may` returns true, or nil if there is none.
+func (all waits) longest(may func(*wait) bool) (longest *wait) {
+	for w := range all {
 		if !may(w) {
 			continue
 		}
@@ -109,7 +111,7 @@ func (s *Session) longest(may func(*wait) bool) (longest *wait) {
 	return longest
 }
 
-func (s *Session) newWaiter(ctx context.Context, limit time.Duration, p purpose) waiter {
+func newWaiter(ctx context.Context, s *Session, limit time.Duration, p purpose) waiter {
 	w := waiter{ctx: ctx, session: s, purpose: p}
 	if limit > 0 {
 		w.began = time.Now()

@@ -73,7 +73,7 @@ func TestProducersAreAskedWhenABoundIsReached(t *testing.T) {
 	r := &channelRig{t, svc, owner, pool, info}
 	p := r.produce(hire(t, svc))
 	p.send()
-	_, err = owner.Allocate(t.Context(), pool.rec.Info.ID, mempool.Bytes(10), 0)
+	_, err = owner.Allocate(t.Context(), pool.rec.Info.ID, mempool.Bytes(10), 0, 0)
 	require.ErrorIs(t, err, mempool.ErrLimit)
 	assert.ErrorIs(t, err, mempool.ErrWanted, "patience may help")
 	assert.Equal(t, 1, r.wants(p.worker), "what it gives back counts for the same user")
@@ -83,13 +83,13 @@ func TestASessionIsAskedForTheMemoryThatItWantsItself(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 1)
 	p := r.produce(hire(t, r.svc))
 	p.send()
-	_, err := p.Allocate(t.Context(), r.pool.rec.Info.ID, mempool.Bytes(10), 0)
+	_, err := p.Allocate(t.Context(), r.pool.rec.Info.ID, mempool.Bytes(10), 0, 0)
 	require.ErrorIs(t, err, mempool.ErrWanted)
 	assert.Equal(t, 1, r.wants(p.worker))
 	waits, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() {
-		_, err := p.Allocate(waits, r.pool.rec.Info.ID, mempool.Bytes(10), patience)
+		_, err := p.Allocate(waits, r.pool.rec.Info.ID, mempool.Bytes(10), patience, 0)
 		ended <- err
 	}()
 	for r.wants(p.worker) == 0 { // as long as it waits
@@ -174,7 +174,7 @@ func TestDoubtsAreLoggedOnceInAWhile(t *testing.T) {
 	r := &channelRig{t, svc, owner, pool, info}
 	c := r.consume(hire(t, svc), MemberSpec{})
 	for n := range uint64(5) {
-		require.NoError(t, c.DoubtFrame(info.ID, c.member.ID, 70+n))
+		require.NoError(t, c.Channel(info.ID).Member(c.member.ID).Doubt(70+n))
 	}
 	assert.Equal(t, 1, strings.Count(log.String(), "contradicts itself"))
 	assert.Contains(t, log.String(), "channel=frames")

@@ -1,5 +1,10 @@
 package ledger
 
+import (
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
 // Block is what is known of one allocation of a pool. A service may have a million blocks, so this struct must stay small.
 type Block struct {
 	ID   uint64
@@ -94,6 +99,28 @@ func (s *Session) Unmap(b *Block) bool {
 		b.Pool.loose++
 	}
 	return true
+}
+
+// MayDrop returns those of the blocks that the session maps.
+//
+// Errors: [mempool.ErrBusy] if the session still has a lease on one of them.
+func (s *Session) MayDrop(ids []uint64) (map[*Block]struct{}, error) {
+	dropped := make(map[*Block]struct{}, len(ids))
+	used := false
+	for _, id := range ids {
+		if b := s.Mapped[id]; b != nil {
+			dropped[b] = struct{}{}
+			used = used || b.State == BlockLeased
+		}
+	}
+	if used { // check all leases only in this case; recalled blocks have none
+		for _, l := range s.Leases {
+			if _, ok := dropped[l.Buffer.Block]; ok {
+				return nil, situation.Of(mempool.ErrBusy, "session %d has lease %d on block %d, which it says it dropped", s.ID, l.ID, l.Buffer.Block.ID)
+			}
+		}
+	}
+	return dropped, nil
 }
 
 // Hold notes that the process of a session, which has a lease on the block and ends, may touch the block.

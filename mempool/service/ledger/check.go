@@ -401,6 +401,7 @@ func (c *checker) checkPools() {
 	}
 	for p, s := range c.pools {
 		of := fmt.Sprintf("pool %d", p.Info.ID)
+		c.want(p.Closing || !p.Closed, "%s is closed, and not being destroyed", of)
 		equal(c, of, "reserved", p.Reserved, s.leased+s.cached+s.held)
 		c.want(p.Reserved <= p.Info.MaxBytes, "%s has %d bytes reserved, more than its %d", of, p.Reserved, p.Info.MaxBytes)
 		equal(c, of, "leased", p.Leased, s.leased)

@@ -151,6 +151,7 @@ func TestACheckSaysWhatIsWrong(t *testing.T) {
 		"waits for timeline 1, which is gone":          func(b *books) { delete(b.Timelines, 1) },
 		"waits for timeline 1, which its session":      func(b *books) { clear(b.writer.Timeline.Shown) },
 		"session 1 has timeline 2, which is":           func(b *books) { b.writer.Timeline = b.gone.Timeline },
+		"pool 1 is closed, and not being destroyed":    func(b *books) { b.pool.Closed = true },
 		"pool 1: the number of channels is":            func(b *books) { b.pool.Channels++ },
 		"pool 1: the producers are counted":            func(b *books) { b.pool.Producers[b.writer]++ },
 		"channel 1 is in the table as 1, and the last": func(b *books) { b.Last.Channel = 0 },

@@ -79,6 +79,7 @@ type poolEntry struct {
 	Maker       uint32
 	Access      mempool.Access
 	Closing     bool
+	Closed      bool
 	Removed     bool // only channels refer to the pool
 	LastPending uint64
 	Idle        []uint64 // free blocks without work under way, by size, the oldest first
@@ -179,7 +180,7 @@ func (l *Ledger) Encode() ([]byte, error) {
 		c.Pools = append(c.Pools, l.Pools[id].entry())
 	}
 	for _, id := range slices.Sorted(maps.Keys(removed)) {
-		c.Pools = append(c.Pools, poolEntry{Info: removed[id].Info, Maker: removed[id].Maker, Access: *removed[id].Access, Closing: true, Removed: true})
+		c.Pools = append(c.Pools, poolEntry{Info: removed[id].Info, Maker: removed[id].Maker, Access: *removed[id].Access, Closing: true, Closed: true, Removed: true})
 	}
 	for id, b := range l.Blocks.After(0) {
 		e := blockEntry{ID: id, Pool: b.Pool.Info.ID, Size: b.Size, Generation: b.Generation, Holds: b.Holds, State: b.State, Fences: b.Fences}
@@ -285,7 +286,7 @@ func (ch *Channel) entry() channelEntry {
 }
 
 func (p *Pool) entry() poolEntry {
-	e := poolEntry{Info: p.Info, Granularity: p.Granularity, Maker: p.Maker, Access: *p.Access, Closing: p.Closing, LastPending: p.lastPending}
+	e := poolEntry{Info: p.Info, Granularity: p.Granularity, Maker: p.Maker, Access: *p.Access, Closing: p.Closing, Closed: p.Closed, LastPending: p.lastPending}
 	for _, size := range slices.Sorted(maps.Keys(p.cache)) {
 		for _, b := range p.cache[size] {
 			e.Idle = append(e.Idle, b.ID)
@@ -393,7 +394,7 @@ func (r *reader) readSessions(c *content) {
 		}
 	}
 	for _, e := range c.Pools {
-		p := &Pool{ledger: r.Ledger, Info: e.Info, Granularity: e.Granularity, Maker: e.Maker, Access: &e.Access, Closing: e.Closing,
+		p := &Pool{ledger: r.Ledger, Info: e.Info, Granularity: e.Granularity, Maker: e.Maker, Access: &e.Access, Closing: e.Closing, Closed: e.Closed,
 			lastPending: e.LastPending}
 		p.makeLists()
 		if e.Removed {

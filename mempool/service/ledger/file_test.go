@@ -56,6 +56,7 @@ func TestAChannelThatOutlivesItsPoolIsWrittenWithIt(t *testing.T) {
 	ch := b.AddChannel(mempool.ChannelSpec{Name: "last", Pool: p.Info.ID, Capacity: 1}.Filled(), p, 9)
 	b.AddMember(ch, b.reader, MemberSpec{Role: Consumer}, 1, 0)
 	b.ClosePool(p)
+	p.Closed = true
 	b.CloseChannel(ch)
 	b.RemovePool(p)
 	require.Empty(t, b.Check())

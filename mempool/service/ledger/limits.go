@@ -156,8 +156,21 @@ func (l *Ledger) mayName(s *Session) error {
 	return nil
 }
 
-// MayMakePool says whether the session's user may make one more pool.
-func (l *Ledger) MayMakePool(s *Session) error {
+// MayMakePool says whether the session may make a pool with a name.
+//
+// Errors: [mempool.ErrClosed], [mempool.ErrExists], [mempool.ErrLimit].
+func (l *Ledger) MayMakePool(s *Session, name string) error {
+	if err := s.Alive(); err != nil {
+		return err
+	}
+	old, err := Claim(s, "pool", name, l.PoolNames[name])
+	switch {
+	case err != nil:
+		return err
+	case old != nil:
+		return situation.Of(mempool.ErrExists, "there is a pool %q already; open it (EnsurePool in Go and exist_ok=True in Python "+
+			"open one that is alike), or choose another name", name)
+	}
 	if have, most := l.poolsOf[s.Peer.UID], l.Limits.UserPools; have >= most {
 		return &LimitError{"user-pools", most, s.Peer.String(), "pools", have, "destroy some"}
 	}

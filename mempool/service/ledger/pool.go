@@ -28,6 +28,7 @@ type Pool struct {
 	Channels                       int
 	Producers                      map[*Session]int // how many producers in channels the sessions have; nil: none so far
 	Closing                        bool             // the pool is being destroyed
+	Closed                         bool             // the pool is destroyed, and its arena is being closed: nobody sees the pool any more
 	growing                        map[*Growth]struct{}
 
 	cache       map[uint64][]*Block // cached blocks without work under way, by size, oldest first
@@ -85,6 +86,30 @@ func (l *Ledger) RemovePool(p *Pool) []*Block {
 		l.Blocks.Remove(b.ID)
 	}
 	return p.stuck
+}
+
+// SeenPool finds a pool that a session may see.
+//
+// Errors: [mempool.ErrClosed], [mempool.ErrNotFound].
+func (l *Ledger) SeenPool(s *Session, id uint64) (*Pool, error) {
+	if err := s.Alive(); err != nil {
+		return nil, err
+	}
+	if p := Find(s, l.Pools[id]); p != nil && !p.Closed {
+		return p, nil
+	}
+	return nil, situation.Of(mempool.ErrNotFound, "there is no pool %d that user %d may use", id, s.Peer.UID)
+}
+
+// UsablePool finds a pool that a session may use.
+//
+// Errors: those of SeenPool, [mempool.ErrDenied].
+func (l *Ledger) UsablePool(s *Session, id uint64) (*Pool, error) {
+	p, err := l.SeenPool(s, id)
+	if err == nil && !p.Access.Allows(s.Peer) {
+		return nil, p.Denied(s.Peer)
+	}
+	return p, err
 }
 
 // BlockSize returns the size of the block that a buffer of n bytes needs.

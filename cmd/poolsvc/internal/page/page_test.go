@@ -41,7 +41,7 @@ func busy(t *testing.T) *service.Service {
 	pool, err := writer.CreatePool(mempool.PoolSpec{Name: "models", Kind: mempool.Host, MaxBytes: 1 << 20})
 	require.NoError(t, err)
 	for _, tensor := range []mempool.Tensor{{DType: mempool.Float32, Shape: []uint64{64, 128}}, mempool.Bytes(4096)} {
-		g, err := writer.Allocate(t.Context(), pool.Info().ID, tensor, 0)
+		g, err := writer.Allocate(t.Context(), pool.Info().ID, tensor, 0, 0)
 		require.NoError(t, err)
 		if tensor.DType == mempool.Float32 {
 			require.NoError(t, writer.Publish(g.Grant.ID, mempool.Publication{Name: "weights"}))

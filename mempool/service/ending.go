@@ -1,0 +1,186 @@
+package service
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/poolbridge/poolbridge/internal/bytesize"
+	"github.com/poolbridge/poolbridge/internal/count"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
+)
+
+// ending is the end of a session, until the service holds nothing for the session's process any more. Service.mu guards it.
+type ending struct {
+	*Session
+	how     mempool.SessionEnding
+	at      time.Time
+	held    []*ledger.Block // the blocks that the session had leased
+	lingers bool            // after the end, the service still held something for the session's process
+}
+
+// End ends the session: its leases end, its names are removed, its waiting requests fail, and the buffers that the session was writing
+// count as failed. The caller closes the channel `gone` when the session's process can no longer touch memory. If `gone` is nil, the
+// process can no longer touch memory at the time of the call. Until `gone` is closed, blocks that the session had leased are not used
+// again, and blocks that it had mapped are not freed. End returns a channel that is closed after all these blocks are reclaimed.
+//
+// The session's timeline ends when all its fences are reached, or when the process ends. If the process ends first, all waits for the
+// timeline's fences end, and buffers with incomplete content fail.
+//
+// The arguments `how` and `why` say in the history how and why the session ended.
+func (s *Session) End(how mempool.SessionEnding, why string, gone <-chan struct{}) <-chan struct{} {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	if s.rec.Ended {
+		return s.reclaimed
+	}
+	svc.ledger.EndSession(s.rec)
+	s.ending = &ending{Session: s, how: how, at: time.Now()}
+	s.ending.note(why)
+	close(s.over)
+	lent := svc.expel(s.rec)
+	leases := slices.Collect(maps.Values(s.rec.Leases))
+	slices.SortFunc(leases, func(a, b *ledger.Lease) int { return cmp.Compare(a.ID, b.ID) })
+	for _, l := range leases {
+		b := l.Buffer.Block
+		b.Hold(s.rec)
+		s.ending.held = append(s.ending.held, b)
+		svc.endLease(l, l.Write && !lent.Keep(l), nil)
+	}
+	svc.tidyChannels(s.rec)
+	svc.removeNames(s.rec)
+	svc.endTimelineIfDone(s.rec.Timeline)
+	svc.noteBroken(s.rec)
+	if gone == nil || !s.ending.holds() {
+		s.ending.reclaim()
+		return s.reclaimed
+	}
+	if s.rec.Consumes() {
+		s.swept = make(chan struct{})
+	}
+	swept := s.swept
+	s.ending.lingers = true
+	svc.background.Go(func() { s.ending.linger(gone, swept) })
+	return s.reclaimed
+}
+
+// lingerRest is the longest pause between two checks of the timeline of an ended session while the session's process lives. It is also the
+// longest pause in the method tend of a channel.
+const lingerRest = time.Second
+
+// holds says whether the service holds something for the process of the session. The caller holds Service.mu.
+func (e *ending) holds() bool {
+	return len(e.held) > 0 || len(e.rec.Mapped) > 0 || e.svc.timelines.Owed(e.rec.Timeline) || e.rec.Consumes()
+}
+
+// linger calls reclaim as soon as the session's process is gone, or as soon as the service holds nothing for that
+// process.
+func (e *ending) linger(gone, swept <-chan struct{}) {
+	svc := e.svc
+	owed, over := true, false
+	for pause := drainPause; !over; pause = min(2*pause, lingerRest) {
+		var look <-chan time.Time
+		if owed { // a stream that writes a word notifies nobody
+			look = time.After(pause)
+		}
+		select {
+		case <-gone:
+			over = true
+		case <-svc.closing:
+			over = true
+		case <-swept:
+			swept = nil
+		case <-look:
+		}
+		svc.mu.Lock()
+		if !over {
+			svc.endTimelineIfDone(e.rec.Timeline)
+			owed = svc.timelines.Owed(e.rec.Timeline)
+			over = !e.holds()
+		}
+		if over {
+			e.reclaim()
+		}
+		svc.unlock()
+	}
+}
+
+// reclaim takes back from the session the blocks that it had leased or mapped. The caller holds Service.mu; reclaim releases the mutex for
+// driver calls.
+func (e *ending) reclaim() {
+	svc, s := e.svc, e.Session
+	switch t := s.rec.Timeline; {
+	case svc.timelines.Owed(t):
+		last := svc.timelines.LetGo(t)
+		svc.endTimeline(t, &last)
+	case t != nil && t.Unknown && !t.Dead:
+		svc.timelines.LetGo(t)
+		svc.endTimeline(t, nil)
+	default:
+		svc.endTimeline(t, nil)
+	}
+	svc.vanish(s.rec)
+	for _, b := range e.held {
+		b.Left(s.rec)
+		svc.endHoldLocked(b)
+	}
+	for _, b := range s.rec.Mapped {
+		svc.poolOf(b.Pool).unmap(s.rec, b)
+	}
+	svc.noteBroken(s.rec)
+	svc.ledger.ForgetSession(s.rec)
+	ledger.RemoveKey(&svc.sessions, &svc.most.sessions, s.rec.ID)
+	svc.flushLogged()
+	if e.lingers {
+		e.noteReclaimed()
+	}
+	close(s.reclaimed)
+}
+
+// note counts the end of the session. It also notes an event in three cases: noteUse has noted an event of the session, an operator
+// ended the session, or the service ended the session because of an error. The caller holds Service.mu.
+func (e *ending) note(why string) {
+	s := e.Session
+	s.svc.journal.CountEnding(e.how)
+	if !s.told && e.how != mempool.SessionFailed && e.how != mempool.SessionClosed {
+		return
+	}
+	text := map[mempool.SessionEnding]string{
+		mempool.SessionLeft:     "the client closed it",
+		mempool.SessionLost:     "the connection broke off, as it does when the process is killed, or ends without closing it",
+		mempool.SessionClosed:   "an operator ended it",
+		mempool.SessionFailed:   "the service ended it",
+		mempool.SessionShutdown: "the service is shutting down",
+	}[e.how]
+	if why != "" {
+		text += ": " + why
+	}
+	ended := s.rec.About(mempool.SessionEnded, "")
+	ended.Ending = e.how
+	ended.Bytes = s.rec.Bytes()
+	ended.Text = fmt.Sprintf("%s ended after %v with %s and %s: %s", s.rec.Who(), e.at.Sub(s.rec.Began).Round(time.Millisecond), count.Of(len(s.rec.Leases), "lease"),
+		bytesize.Text(ended.Bytes), text)
+	s.svc.note(ended, nil)
+}
+
+// noteReclaimed counts how long the service held memory, a timeline or a slot for the process of the session. If the session had leased
+// blocks when it ended, noteReclaimed also notes an event. The caller holds Service.mu.
+func (e *ending) noteReclaimed() {
+	took := time.Since(e.at)
+	e.svc.journal.CountReclaim(took)
+	if len(e.held) == 0 {
+		return
+	}
+	done := e.rec.About(mempool.MemoryReclaimed, "")
+	done.Ending, done.Took = e.how, took
+	for _, b := range e.held {
+		done.Bytes += b.Size
+	}
+	done.Text = fmt.Sprintf("nothing is held any more for the process of %s, which ended %v ago with leases on %s", e.rec.Who(),
+		took.Round(time.Microsecond), bytesize.Text(done.Bytes))
+	e.svc.note(done, nil)
+}
