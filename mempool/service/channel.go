@@ -14,12 +14,12 @@ import (
 type channel struct {
 	*streams.Stream
 	svc    *Service
-	tended bool      // the goroutine of tend runs
-	rests  time.Time // the goroutine of tend does not call tidy before this time
+	tended bool      // the goroutine of tendLocked runs
+	rests  time.Time // the goroutine of tendLocked does not call tidyLocked before this time
 }
 
-// channelOf returns the service's state of a channel that is not freed. The caller holds s.mu.
-func (s *Service) channelOf(ch *ledger.Channel) *channel { return s.channels[ch.Info.ID] }
+// channelOfLocked returns the service's state of a channel that is not freed.
+func (s *Service) channelOfLocked(ch *ledger.Channel) *channel { return s.channels[ch.Info.ID] }
 
 // Channel is a channel as a session names it: by id. The session may not be allowed to use the channel, or it may be closed: then the methods
 // return errors.
@@ -45,7 +45,7 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	p, err := s.pool(spec.Pool)
+	p, err := s.poolLocked(spec.Pool)
 	if err != nil {
 		return mempool.ChannelIdentity{}, err
 	}
@@ -67,7 +67,7 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 		spec.Full)
 	e.Channel = spec.Name
 	svc.note(e, p.rec)
-	svc.watchChannels()
+	svc.watchChannelsLocked()
 	return stream.Info, nil
 }
 
@@ -90,7 +90,7 @@ func (s *Session) FindChannel(ctx context.Context, name string, role MemberRole,
 		}
 		ch := ledger.Find(s.rec, svc.ledger.ChannelNames[name])
 		if role == Consumer {
-			if draining := svc.drainingQueue(s.rec.Peer, name, ch != nil); draining != nil {
+			if draining := svc.drainingQueueLocked(s.rec.Peer, name, ch != nil); draining != nil {
 				ch = draining
 			}
 		}
@@ -106,15 +106,15 @@ func (s *Session) FindChannel(ctx context.Context, name string, role MemberRole,
 	}
 }
 
-// drainingQueue finds the oldest closed queue of a name with frames that wait for a consumer, in a pool that the peer may use. If the name has no
-// such queue and no open channel either, drainingQueue finds a queue whose consumers have not acknowledged all frames: if one of them ends, its
-// frames need another consumer. The caller holds s.mu.
-func (s *Service) drainingQueue(peer mempool.Peer, name string, open bool) (busy *ledger.Channel) {
+// drainingQueueLocked finds the oldest closed queue of a name with frames that wait for a consumer, in a pool that the peer may use. If the
+// name has no such queue and no open channel either, drainingQueueLocked finds a queue whose consumers have not acknowledged all frames: if
+// one of them ends, its frames need another consumer.
+func (s *Service) drainingQueueLocked(peer mempool.Peer, name string, open bool) (busy *ledger.Channel) {
 	for rec := range s.ledger.Channels.All() {
 		if rec.Info.Name != name || !rec.Closed || !rec.Pool.Access.Allows(peer) {
 			continue
 		}
-		ch := s.channelOf(rec)
+		ch := s.channelOfLocked(rec)
 		if !ch.Drains() {
 			continue
 		}
@@ -148,19 +148,19 @@ func (c Channel) Close() error {
 		return err
 	}
 	s.noteUse()
-	ch := svc.channelOf(rec)
+	ch := svc.channelOfLocked(rec)
 	ch.Close(s.rec)
-	ch.tidy()
+	ch.tidyLocked()
 	return nil
 }
 
-// endChannels ends at once all channels of a pool that is being destroyed. The caller holds Service.mu.
-func (s *Service) endChannels(p *Pool) {
+// endChannelsLocked ends at once all channels of a pool that is being destroyed.
+func (s *Service) endChannelsLocked(p *Pool) {
 	for rec := range s.ledger.Channels.All() {
 		if rec.Pool == p.rec {
-			ch := s.channelOf(rec)
+			ch := s.channelOfLocked(rec)
 			ch.End()
-			ch.tidy()
+			ch.tidyLocked()
 		}
 	}
 }
@@ -195,7 +195,7 @@ func (c Channel) MapBlock(id uint64) (MappedBlock, error) {
 	svc.mu.Lock()
 	defer svc.unlock()
 	if s.rec.Mapped[b.ID] == b {
-		svc.poolOf(b.Pool).unmap(s.rec, b)
+		svc.poolOf(b.Pool).unmapLocked(s.rec, b)
 	}
 	return MappedBlock{}, err
 }

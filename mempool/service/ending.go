@@ -40,23 +40,23 @@ func (s *Session) End(how mempool.SessionEnding, why string, gone <-chan struct{
 	}
 	svc.ledger.EndSession(s.rec)
 	s.ending = &ending{Session: s, how: how, at: time.Now()}
-	s.ending.note(why)
+	s.ending.noteLocked(why)
 	close(s.over)
-	lent := svc.expel(s.rec)
+	lent := svc.expelLocked(s.rec)
 	leases := slices.Collect(maps.Values(s.rec.Leases))
 	slices.SortFunc(leases, func(a, b *ledger.Lease) int { return cmp.Compare(a.ID, b.ID) })
 	for _, l := range leases {
 		b := l.Buffer.Block
 		b.Hold(s.rec)
 		s.ending.held = append(s.ending.held, b)
-		svc.endLease(l, l.Write && !lent.Keep(l), nil)
+		svc.endLeaseLocked(l, l.Write && !lent.Keep(l), nil)
 	}
-	svc.tidyChannels(s.rec)
-	svc.removeNames(s.rec)
-	svc.endTimelineIfDone(s.rec.Timeline)
-	svc.noteBroken(s.rec)
-	if gone == nil || !s.ending.holds() {
-		s.ending.reclaim()
+	svc.tidyChannelsLocked(s.rec)
+	svc.removeNamesLocked(s.rec)
+	svc.endTimelineIfDoneLocked(s.rec.Timeline)
+	svc.noteBrokenLocked(s.rec)
+	if gone == nil || !s.ending.holdsLocked() {
+		s.ending.reclaimLocked()
 		return s.reclaimed
 	}
 	if s.rec.Consumes() {
@@ -69,15 +69,15 @@ func (s *Session) End(how mempool.SessionEnding, why string, gone <-chan struct{
 }
 
 // lingerRest is the longest pause between two checks of the timeline of an ended session while the session's process lives. It is also the
-// longest pause in the method tend of a channel.
+// longest pause in the method tendLocked of a channel.
 const lingerRest = time.Second
 
-// holds says whether the service holds something for the process of the session. The caller holds Service.mu.
-func (e *ending) holds() bool {
+// holdsLocked says whether the service holds something for the process of the session.
+func (e *ending) holdsLocked() bool {
 	return len(e.held) > 0 || len(e.rec.Mapped) > 0 || e.svc.timelines.Owed(e.rec.Timeline) || e.rec.Consumes()
 }
 
-// linger calls reclaim as soon as the session's process is gone, or as soon as the service holds nothing for that
+// linger calls reclaimLocked as soon as the session's process is gone, or as soon as the service holds nothing for that
 // process.
 func (e *ending) linger(gone, swept <-chan struct{}) {
 	svc := e.svc
@@ -98,52 +98,51 @@ func (e *ending) linger(gone, swept <-chan struct{}) {
 		}
 		svc.mu.Lock()
 		if !over {
-			svc.endTimelineIfDone(e.rec.Timeline)
+			svc.endTimelineIfDoneLocked(e.rec.Timeline)
 			owed = svc.timelines.Owed(e.rec.Timeline)
-			over = !e.holds()
+			over = !e.holdsLocked()
 		}
 		if over {
-			e.reclaim()
+			e.reclaimLocked()
 		}
 		svc.unlock()
 	}
 }
 
-// reclaim takes back from the session the blocks that it had leased or mapped. The caller holds Service.mu; reclaim releases the mutex for
-// driver calls.
-func (e *ending) reclaim() {
+// reclaimLocked takes back from the session the blocks that it had leased or mapped. reclaimLocked releases the mutex for driver calls.
+func (e *ending) reclaimLocked() {
 	svc, s := e.svc, e.Session
 	switch t := s.rec.Timeline; {
 	case svc.timelines.Owed(t):
 		last := svc.timelines.LetGo(t)
-		svc.endTimeline(t, &last)
+		svc.endTimelineLocked(t, &last)
 	case t != nil && t.Unknown && !t.Dead:
 		svc.timelines.LetGo(t)
-		svc.endTimeline(t, nil)
+		svc.endTimelineLocked(t, nil)
 	default:
-		svc.endTimeline(t, nil)
+		svc.endTimelineLocked(t, nil)
 	}
-	svc.vanish(s.rec)
+	svc.vanishLocked(s.rec)
 	for _, b := range e.held {
 		b.Left(s.rec)
 		svc.endHoldLocked(b)
 	}
 	for _, b := range s.rec.Mapped {
-		svc.poolOf(b.Pool).unmap(s.rec, b)
+		svc.poolOf(b.Pool).unmapLocked(s.rec, b)
 	}
-	svc.noteBroken(s.rec)
+	svc.noteBrokenLocked(s.rec)
 	svc.ledger.ForgetSession(s.rec)
 	ledger.RemoveKey(&svc.sessions, &svc.most.sessions, s.rec.ID)
 	svc.flushLogged()
 	if e.lingers {
-		e.noteReclaimed()
+		e.noteReclaimedLocked()
 	}
 	close(s.reclaimed)
 }
 
-// note counts the end of the session. It also notes an event in three cases: noteUse has noted an event of the session, an operator
-// ended the session, or the service ended the session because of an error. The caller holds Service.mu.
-func (e *ending) note(why string) {
+// noteLocked counts the end of the session. It also notes an event in three cases: noteUse has noted an event of the session, an operator
+// ended the session, or the service ended the session because of an error.
+func (e *ending) noteLocked(why string) {
 	s := e.Session
 	s.svc.journal.CountEnding(e.how)
 	if !s.told && e.how != mempool.SessionFailed && e.how != mempool.SessionClosed {
@@ -167,9 +166,9 @@ func (e *ending) note(why string) {
 	s.svc.note(ended, nil)
 }
 
-// noteReclaimed counts how long the service held memory, a timeline or a slot for the process of the session. If the session had leased
-// blocks when it ended, noteReclaimed also notes an event. The caller holds Service.mu.
-func (e *ending) noteReclaimed() {
+// noteReclaimedLocked counts how long the service held memory, a timeline or a slot for the process of the session. If the session had leased
+// blocks when it ended, noteReclaimedLocked also notes an event.
+func (e *ending) noteReclaimedLocked() {
 	took := time.Since(e.at)
 	e.svc.journal.CountReclaim(took)
 	if len(e.held) == 0 {

@@ -76,13 +76,13 @@ func (l Lease) Undo(exported bool) error {
 	s.svc.mu.Lock()
 	defer s.svc.unlock()
 	if exported && s.rec.Mapped[b.ID] == b {
-		s.svc.poolOf(b.Pool).unmap(s.rec, b)
+		s.svc.poolOf(b.Pool).unmapLocked(s.rec, b)
 	}
-	return l.end(false, nil)
+	return l.endLocked(false, nil)
 }
 
-// end ends the lease. The fences in `done` say when the session's work on the memory is done. The caller holds Service.mu.
-func (l Lease) end(incomplete bool, done []mempool.Fence) error {
+// endLocked ends the lease. The fences in `done` say when the session's work on the memory is done.
+func (l Lease) endLocked(incomplete bool, done []mempool.Fence) error {
 	if l.rec.Ended {
 		return l.rec.Released()
 	}
@@ -91,18 +91,18 @@ func (l Lease) end(incomplete bool, done []mempool.Fence) error {
 		return err
 	}
 	svc := l.session.svc
-	svc.endLease(l.rec, incomplete, svc.timelines.Pending(ts))
+	svc.endLeaseLocked(l.rec, incomplete, svc.timelines.Pending(ts))
 	return nil
 }
 
-// endLease ends a lease. If the argument `incomplete` is true, the content will never be complete. The next user of the
-// memory must wait for the fences in `done`. The caller holds s.mu.
-func (s *Service) endLease(l *ledger.Lease, incomplete bool, done ledger.Fences) {
+// endLeaseLocked ends a lease. If the argument `incomplete` is true, the content will never be complete. The next user of the memory must
+// wait for the fences in `done`.
+func (s *Service) endLeaseLocked(l *ledger.Lease, incomplete bool, done ledger.Fences) {
 	b := l.Buffer
 	gone := s.ledger.EndLease(l)
 	if l.Write {
 		if incomplete && !b.Failed && l.Session.Ended {
-			s.breaks(l.Session, b)
+			s.breaksLocked(l.Session, b)
 		}
 		b.Failed = b.Failed || incomplete
 		b.Ready = s.timelines.Add(b.Ready, done)
@@ -111,7 +111,7 @@ func (s *Service) endLease(l *ledger.Lease, incomplete bool, done ledger.Fences)
 		b.Block.Fences = s.timelines.Add(b.Block.Fences, done)
 	}
 	for _, t := range gone {
-		s.retire(t)
+		s.retireLocked(t)
 	}
 	s.recycleUnused(b)
 }

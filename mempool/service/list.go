@@ -16,8 +16,8 @@ import (
 
 // The methods in this file list the sessions, channels, buffers, names and leases of the service, page by page. A session of the user that
 // the service runs as, or of root, sees all entries. Every other session sees only the sessions of its own user, and what is in the pools
-// that its user may use or has made. If the argument `into` is not nil, the page uses the memory of this slice for its entries. Entries may share tensors, so the
-// caller must not change the tensors.
+// that its user may use or has made. If the argument `into` is not nil, the page uses the memory of this slice for its entries. Entries may
+// share tensors, so the caller must not change the tensors.
 
 // View is what a session may see of the service.
 type View struct{ session *Session }
@@ -47,15 +47,17 @@ func (s *Session) Introduce(program string) {
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (v View) Sessions(after string, most int, into []mempool.SessionInfo) (Page[mempool.SessionInfo], error) {
-	return listByID(v.session, &v.session.svc.ledger.Sessions, after, most, into, func(one *ledger.Session) mempool.SessionInfo { return v.session.svc.sessionOf(one).info(v.session.rec) })
+	return listByID(v.session, &v.session.svc.ledger.Sessions, after, most, into, func(one *ledger.Session) mempool.SessionInfo {
+		return v.session.svc.sessionOf(one).infoLocked(v.session.rec)
+	})
 }
 
-// info describes the session for the session `to`, or for the service if `to` is nil. The caller holds Service.mu.
-func (s *Session) info(to *ledger.Session) mempool.SessionInfo {
+// infoLocked describes the session for the session `to`, or for the service if `to` is nil.
+func (s *Session) infoLocked(to *ledger.Session) mempool.SessionInfo {
 	info := mempool.SessionInfo{ID: s.rec.ID, UID: s.rec.Peer.UID, PID: s.rec.Peer.PID, Program: s.rec.Program, Began: s.rec.Began,
 		Leases: len(s.rec.Leases), Blocks: len(s.rec.Mapped), Members: len(s.rec.Members), Bytes: s.rec.Bytes()}
 	info.Waits = len(s.waits)
-	info.WaitsFor, info.Since = s.waitsFor(to)
+	info.WaitsFor, info.Since = s.waitsForLocked(to)
 	return info
 }
 
@@ -64,7 +66,8 @@ func (s *Session) info(to *ledger.Session) mempool.SessionInfo {
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (v View) Channels(after string, most int, into []mempool.ChannelInfo) (Page[mempool.ChannelInfo], error) {
-	return listByID(v.session, &v.session.svc.ledger.Channels, after, most, into, func(ch *ledger.Channel) mempool.ChannelInfo { return v.session.svc.channelOf(ch).Describe() })
+	svc := v.session.svc
+	return listByID(v.session, &svc.ledger.Channels, after, most, into, func(ch *ledger.Channel) mempool.ChannelInfo { return svc.channelOfLocked(ch).Describe() })
 }
 
 // Buffers lists the buffers that the asking session may see, ordered by id.
@@ -123,7 +126,7 @@ func (v View) Leases(after string, most int, into []mempool.LeaseInfo) (Page[mem
 			if waits == nil {
 				waits = make(map[*Session]awaited)
 			}
-			w.what, w.since = holder.waitsFor(v.session.rec)
+			w.what, w.since = holder.waitsForLocked(v.session.rec)
 			waits[holder] = w
 		}
 		status.WaitsFor, status.Since = w.what, w.since
@@ -131,10 +134,10 @@ func (v View) Leases(after string, most int, into []mempool.LeaseInfo) (Page[mem
 	})
 }
 
-// waitsFor returns what the session waits for, and since when. If the session waits for several things, waitsFor returns the wait that
-// began first. A producer sends no request when it waits for room in a full channel, so waitsFor also checks the session's channels. If the
-// session `to` sees only some of the pools, waitsFor ignores waits for other things. The caller holds Service.mu.
-func (s *Session) waitsFor(to *ledger.Session) (what string, since time.Time) {
+// waitsForLocked returns what the session waits for, and since when. If the session waits for several things, waitsForLocked returns the wait
+// that began first. A producer sends no request when it waits for room in a full channel, so waitsForLocked also checks the session's
+// channels. If the session `to` sees only some of the pools, waitsForLocked ignores waits for other things.
+func (s *Session) waitsForLocked(to *ledger.Session) (what string, since time.Time) {
 	all := to == nil || s.rec.VisibleTo(to)
 	if w := s.waits.longest(func(w *wait) bool { return all || w.pool != nil && w.pool.VisibleTo(to) }); w != nil {
 		what, since = w.String(), w.since
@@ -143,7 +146,7 @@ func (s *Session) waitsFor(to *ledger.Session) (what string, since time.Time) {
 		if m.Role != Producer || !m.Entered || m.Left || m.Channel.Closed || !all && !m.Channel.VisibleTo(to) {
 			continue
 		}
-		if why, full := s.svc.channelOf(m.Channel).Blocked(); why != "" && (what == "" || full.Before(since)) {
+		if why, full := s.svc.channelOfLocked(m.Channel).Blocked(); why != "" && (what == "" || full.Before(since)) {
 			what, since = fmt.Sprintf("room in channel %q (%s)", m.Channel.Info.Name, why), full
 		}
 	}

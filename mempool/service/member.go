@@ -55,10 +55,10 @@ type Member struct {
 // Member names a member of the channel by id.
 func (c Channel) Member(id uint64) Member { return Member{c, id} }
 
-// find finds the member. The caller holds Service.mu.
+// findLocked finds the member.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed].
-func (of Member) find() (*ledger.Member, error) {
+func (of Member) findLocked() (*ledger.Member, error) {
 	s := of.channel.session
 	return s.svc.ledger.Member(s.rec, of.channel.id, of.id)
 }
@@ -77,7 +77,7 @@ func (c Channel) Join(spec MemberSpec) (Joined, error) {
 	if err != nil {
 		return Joined{}, err
 	}
-	ch := svc.channelOf(rec)
+	ch := svc.channelOfLocked(rec)
 	switch {
 	case ch.Closed && (!ch.Drains() || spec.Role != Consumer):
 		return Joined{}, ch.ErrClosed()
@@ -87,7 +87,7 @@ func (c Channel) Join(spec MemberSpec) (Joined, error) {
 	if err := svc.ledger.MayJoin(s.rec, rec, spec); err != nil {
 		return Joined{}, err
 	}
-	m, err := ch.Add(s.rec, spec, ch.tidy)
+	m, err := ch.Add(s.rec, spec, ch.tidyLocked)
 	if err != nil {
 		return Joined{}, err
 	}
@@ -106,28 +106,27 @@ func (of Member) Enter() ([]MemberCame, error) {
 	svc := of.channel.session.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	m, err := of.find()
+	m, err := of.findLocked()
 	if err != nil {
 		return nil, err
 	}
 	if err := m.MayEnter(); err != nil {
 		return nil, err
 	}
-	ch := svc.channelOf(m.Channel)
+	ch := svc.channelOfLocked(m.Channel)
 	if ch.Closed && (m.Role == Producer || ch.Info.Mode != mempool.WorkQueue) {
 		return nil, ch.ErrClosed()
 	}
-	others := ch.introduce(m)
+	others := ch.introduceLocked(m)
 	if err := ch.Enter(m); err != nil {
-		ch.tidy()
+		ch.tidyLocked()
 		return nil, err
 	}
 	return others, nil
 }
 
-// introduce announces a new member to the sessions of the members of the other role, and returns these members. The caller holds
-// Service.mu.
-func (ch *channel) introduce(m *ledger.Member) (others []MemberCame) {
+// introduceLocked announces a new member to the sessions of the members of the other role, and returns these members.
+func (ch *channel) introduceLocked(m *ledger.Member) (others []MemberCame) {
 	told := make(map[*ledger.Session]struct{})
 	role := Consumer
 	if m.Role == Consumer {
@@ -149,7 +148,7 @@ func (ch *channel) introduce(m *ledger.Member) (others []MemberCame) {
 			m.Timeline.Shown[o.Session] = struct{}{}
 		}
 		if o.Session != m.Session {
-			ch.svc.sessionOf(o.Session).tell(ch.came(m))
+			ch.svc.sessionOf(o.Session).tellLocked(ch.came(m))
 		}
 	}
 	if _, own := told[m.Session]; own {
@@ -172,26 +171,26 @@ func (of Member) Leave() error {
 	svc := of.channel.session.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	m, err := of.find()
+	m, err := of.findLocked()
 	if err != nil || m.Left {
 		return err
 	}
-	ch := svc.channelOf(m.Channel)
+	ch := svc.channelOfLocked(m.Channel)
 	if m.Role == Producer {
-		if err := ch.endLending(m); err != nil {
+		if err := ch.endLendingLocked(m); err != nil {
 			return err
 		}
 	}
 	ch.Leave(m, true)
-	ch.tidy()
+	ch.tidyLocked()
 	return nil
 }
 
-// endLending ends the session's write leases on buffers that the channel or its consumers still need, if the producer m is the last of the
-// session's producers in the channel. The caller holds Service.mu.
+// endLendingLocked ends the session's write leases on buffers that the channel or its consumers still need, if the producer m is the last of
+// the session's producers in the channel.
 //
 // Errors: [mempool.ErrBusy].
-func (ch *channel) endLending(m *ledger.Member) error {
+func (ch *channel) endLendingLocked(m *ledger.Member) error {
 	var producers []*ledger.Member
 	for own := range m.Session.Members {
 		if own.Channel != ch.Channel || own.Role != Producer || !own.Entered {
@@ -213,7 +212,7 @@ func (ch *channel) endLending(m *ledger.Member) error {
 		case !l.Write || b.Block.Pool != ch.Pool:
 		case lent.Needs(b.Block):
 			lent.Keep(l)
-			ch.svc.endLease(l, false, nil)
+			ch.svc.endLeaseLocked(l, false, nil)
 		default:
 			b.Block.Fences = ch.svc.timelines.Add(b.Block.Fences, done)
 		}
@@ -228,13 +227,13 @@ func (of Member) Doubt(number uint64) error {
 	svc := of.channel.session.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	m, err := of.find()
+	m, err := of.findLocked()
 	if err != nil {
 		return err
 	}
 	if m.Role != Consumer {
 		return situation.Of(mempool.ErrInvalid, "member %d of channel %q is no consumer", m.ID, m.Channel.Info.Name)
 	}
-	svc.channelOf(m.Channel).Doubt(m.Session, number)
+	svc.channelOfLocked(m.Channel).Doubt(m.Session, number)
 	return nil
 }

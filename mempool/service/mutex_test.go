@@ -16,7 +16,7 @@ func TestAWaiterForRoomIsWokenWhenTheLockIsFree(t *testing.T) {
 	svc.mu.Lock()
 	place := p.waiters.join(1024)
 	wake := place.wait(p.waiters.changes, false)
-	s.svc.endLease(held.rec, false, nil)
+	s.svc.endLeaseLocked(held.rec, false, nil)
 	assert.NotZero(t, p.rec.Cached, "there is room")
 	select {
 	case <-wake:

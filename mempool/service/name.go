@@ -70,16 +70,16 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 	return nil
 }
 
-// removeName removes a name, and recycles the name's buffer if nothing else holds the buffer. The caller holds s.mu.
-func (s *Service) removeName(n *ledger.Name) {
+// removeNameLocked removes a name, and recycles the name's buffer if nothing else holds the buffer.
+func (s *Service) removeNameLocked(n *ledger.Name) {
 	s.ledger.RemoveName(n)
 	s.recycleUnused(n.Buffer)
 }
 
-// removeNames removes the names that end with a session. The caller holds s.mu.
-func (s *Service) removeNames(of *ledger.Session) {
+// removeNamesLocked removes the names that end with a session.
+func (s *Service) removeNamesLocked(of *ledger.Session) {
 	for _, n := range of.Names {
-		s.removeName(n)
+		s.removeNameLocked(n)
 	}
 }
 
@@ -100,7 +100,7 @@ func (s *Session) Unpublish(text string) error {
 	if n.UID != s.rec.Peer.UID {
 		return situation.Of(mempool.ErrDenied, "the name %q belongs to user %d", text, n.UID)
 	}
-	svc.removeName(n)
+	svc.removeNameLocked(n)
 	return nil
 }
 

@@ -184,7 +184,7 @@ func (v *view) countBuffers(most int) {
 		v.mapper(p).most = most
 	}
 	for ch := range v.ledger.Channels.All() {
-		for _, id := range v.channelOf(ch).Blocks() {
+		for _, id := range v.channelOfLocked(ch).Blocks() {
 			v.moving[id] = struct{}{}
 		}
 		v.giveWay()
@@ -256,7 +256,7 @@ func (s *Service) Flows() []Flow {
 func (v *view) flows() []Flow {
 	list := make([]Flow, 0, v.ledger.Channels.Len())
 	for ch := range v.ledger.Channels.All() {
-		list = append(list, v.channelOf(ch).flow())
+		list = append(list, v.channelOfLocked(ch).flow())
 		v.giveWay()
 	}
 	return list
@@ -298,11 +298,11 @@ func (v *view) holders() []Holder {
 	for of := range v.ledger.Sessions.All() {
 		one := v.sessionOf(of)
 		slices.Sort(wants[one])
-		list = append(list, Holder{SessionInfo: one.info(nil), Wants: wants[one]})
+		list = append(list, Holder{SessionInfo: one.infoLocked(nil), Wants: wants[one]})
 		v.giveWay()
 	}
 	for one, bytes := range left {
-		h := Holder{SessionInfo: one.info(nil), Ended: true}
+		h := Holder{SessionInfo: one.infoLocked(nil), Ended: true}
 		h.Bytes = bytes
 		list = append(list, h)
 	}

@@ -35,7 +35,7 @@ type Pool struct {
 	streams bool             // the pool has had a channel
 	wanting map[*Session]int // how many allocations of each session have found no room
 	asked   time.Time        // when ask last sent Wanted
-	tidied  time.Time        // when want last called tidy
+	tidied  time.Time        // when want last called tidyLocked
 	asking  bool             // wantOn runs
 }
 
@@ -201,7 +201,7 @@ func (p *Pool) take(w *waiter, n uint64) (*ledger.Block, error) {
 			if line == nil {
 				line = p.waiters.join(size)
 				w.long = func(waited time.Duration) {
-					p.noteFull(s.rec, size, fmt.Sprintf("and has waited %v for it", waited))
+					p.noteFullLocked(s.rec, size, fmt.Sprintf("and has waited %v for it", waited))
 				}
 			}
 			w.hurry(!p.rec.Freeing() && !errors.Is(err, mempool.ErrRecalling))
@@ -233,7 +233,7 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*ledger.Block
 		mem, err = p.allocate(ctx, size)
 	}
 	if err != nil {
-		p.noteRefused(s.rec, size, err)
+		p.noteRefusedLocked(s.rec, size, err)
 		growth.Failed()
 		p.waiters.broadcast() // but not p.relief: allocations that ran out of memory would wake each other without end
 		p.closeIfEmpty()

@@ -94,7 +94,7 @@ func (p *Pool) recall(blocks []*ledger.Block) {
 		}
 	}
 	for s, ids := range bySession {
-		p.svc.sessionOf(s).tell(Recall{Blocks: ids})
+		p.svc.sessionOf(s).tellLocked(Recall{Blocks: ids})
 	}
 }
 
@@ -105,8 +105,8 @@ func (s *Service) become(b *ledger.Block, state ledger.BlockState) (fewer bool) 
 	return b.Become(state)
 }
 
-// unmap notes that a session no longer maps b. The caller holds Service.mu.
-func (p *Pool) unmap(of *ledger.Session, b *ledger.Block) {
+// unmapLocked notes that a session no longer maps b.
+func (p *Pool) unmapLocked(of *ledger.Session, b *ledger.Block) {
 	last, recalling := of.Unmap(b), b.State == ledger.BlockRecalling
 	switch {
 	case last && recalling:

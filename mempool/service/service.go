@@ -74,7 +74,7 @@ type Service struct {
 	journal  *journal.Journal
 	waiting  map[string]int // how many requests wait, for each kind of thing that they wait for
 	patience time.Duration
-	watching bool // the goroutine of watchChannels runs
+	watching bool // the goroutine of watchChannelsLocked runs
 
 	closed     bool
 	closing    chan struct{}  // closed when Close begins
@@ -199,7 +199,7 @@ func (s *Service) Close() {
 	s.mu.Lock()
 	pools := slices.Collect(maps.Values(s.pools))
 	for _, p := range pools {
-		s.destroy(p, nil)
+		s.destroyLocked(p, nil)
 	}
 	s.unlock()
 	for _, p := range pools {

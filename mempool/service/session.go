@@ -103,7 +103,7 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	p, err := s.pool(pool)
+	p, err := s.poolLocked(pool)
 	if err != nil {
 		return g, err
 	}
@@ -158,7 +158,7 @@ func (s *Session) Release(incomplete bool, done []mempool.Fence, ids ...uint64) 
 	for _, id := range ids {
 		l, err := s.rec.Lease(id)
 		if err == nil {
-			err = Lease{s, l}.end(incomplete, done)
+			err = Lease{s, l}.endLocked(incomplete, done)
 		}
 		first = cmp.Or(first, err)
 	}
@@ -169,7 +169,7 @@ func (s *Session) Release(incomplete bool, done []mempool.Fence, ids ...uint64) 
 func (s *Session) Leave() {
 	s.svc.mu.Lock()
 	defer s.svc.unlock()
-	s.svc.removeNames(s.rec)
+	s.svc.removeNamesLocked(s.rec)
 }
 
 // Dropped notes that the session no longer maps the blocks.
@@ -188,13 +188,13 @@ func (s *Session) Dropped(blocks []uint64) error {
 		return err
 	}
 	for b := range dropped {
-		svc.poolOf(b.Pool).unmap(s.rec, b)
+		svc.poolOf(b.Pool).unmapLocked(s.rec, b)
 	}
 	return nil
 }
 
-// tell sends a notice to the session, if the session gets notices and has not ended. The caller holds Service.mu.
-func (s *Session) tell(n Notice) {
+// tellLocked sends a notice to the session, if the session gets notices and has not ended.
+func (s *Session) tellLocked(n Notice) {
 	if s.notify != nil && !s.rec.Ended {
 		s.notify(n)
 	}

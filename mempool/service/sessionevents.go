@@ -32,8 +32,8 @@ type broken struct {
 	first   *ledger.Buffer
 }
 
-// breaks counts a buffer that an ended session has left incomplete, if other sessions could read it or wait for it. The caller holds s.mu.
-func (s *Service) breaks(of *ledger.Session, b *ledger.Buffer) {
+// breaksLocked counts a buffer that an ended session has left incomplete, if other sessions could read it or wait for it.
+func (s *Service) breaksLocked(of *ledger.Session, b *ledger.Buffer) {
 	if b.Names == 0 && b.Frames == 0 && b.Readers.Len() == 0 && s.changed[b.ID] == nil {
 		return
 	}
@@ -47,8 +47,8 @@ func (s *Service) breaks(of *ledger.Session, b *ledger.Buffer) {
 	n.bytes += b.Bytes
 }
 
-// noteBroken notes an event for each pool in which breaks has counted buffers of a session. The caller holds s.mu.
-func (s *Service) noteBroken(of *ledger.Session) {
+// noteBrokenLocked notes an event for each pool in which breaksLocked has counted buffers of a session.
+func (s *Service) noteBrokenLocked(of *ledger.Session) {
 	for _, n := range s.broken[of] {
 		e := of.About(mempool.WriterDied, "")
 		e.Buffer, e.Bytes = n.first.ID, n.bytes

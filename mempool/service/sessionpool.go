@@ -23,7 +23,7 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	svc := s.svc
 	creator := svc.mayCreate(s.rec.Peer) // without the lock, because it may be slow
 	svc.mu.Lock()
-	rec, err := svc.reservePool(s.rec, spec, creator)
+	rec, err := svc.reservePoolLocked(s.rec, spec, creator)
 	svc.mu.Unlock()
 	if err != nil {
 		return nil, err
@@ -53,7 +53,7 @@ func (s *Session) makePool(rec *ledger.Pool, spec mempool.PoolSpec) (*Pool, erro
 	e.Bytes = rec.Info.MaxBytes
 	svc.note(e, rec)
 	if svc.closed {
-		svc.destroy(p, nil)
+		svc.destroyLocked(p, nil)
 		return nil, errShutdown
 	}
 	return p, nil
@@ -74,9 +74,9 @@ func (s *Session) EnsurePool(ctx context.Context, spec mempool.PoolSpec) (*Pool,
 	for {
 		var rec *ledger.Pool
 		svc.mu.Lock()
-		p, err := s.namedPool(ctx, spec.Name)
+		p, err := s.namedPoolLocked(ctx, spec.Name)
 		if p == nil && err == nil {
-			rec, err = svc.reservePool(s.rec, spec, creator)
+			rec, err = svc.reservePoolLocked(s.rec, spec, creator)
 		}
 		svc.unlock()
 		switch {
@@ -99,9 +99,9 @@ func (p *Pool) isClosing() bool {
 	return p.rec.Closing
 }
 
-// namedPool finds a pool by its name, and returns nil if the session sees no such pool. The session must be allowed to use the pool. If the
-// pool is being made, namedPool waits, and releases Service.mu during the wait. The caller holds Service.mu.
-func (s *Session) namedPool(ctx context.Context, name string) (*Pool, error) {
+// namedPoolLocked finds a pool by its name, and returns nil if the session sees no such pool. The session must be allowed to use the pool. If
+// the pool is being made, namedPoolLocked waits, and releases Service.mu during the wait.
+func (s *Session) namedPoolLocked(ctx context.Context, name string) (*Pool, error) {
 	svc := s.svc
 	for {
 		if err := s.rec.Alive(); err != nil {
@@ -134,9 +134,9 @@ func (s *Session) namedPool(ctx context.Context, name string) (*Pool, error) {
 	}
 }
 
-// reservePool reserves the name of a pool before the pool is made. From then on, Service.Close waits until the pool is made or could not be
-// made. The argument `creator` says whether the session's user may make pools. The caller holds s.mu.
-func (s *Service) reservePool(of *ledger.Session, spec mempool.PoolSpec, creator bool) (*ledger.Pool, error) {
+// reservePoolLocked reserves the name of a pool before the pool is made. From then on, Service.Close waits until the pool is made or could
+// not be made. The argument `creator` says whether the session's user may make pools.
+func (s *Service) reservePoolLocked(of *ledger.Session, spec mempool.PoolSpec, creator bool) (*ledger.Pool, error) {
 	switch {
 	case !creator:
 		return nil, situation.Of(mempool.ErrDenied, "user %d may not create pools", of.Peer.UID)
@@ -164,7 +164,7 @@ func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration)
 	svc.mu.Lock()
 	defer svc.mu.Unlock() // not svc.unlock, which releases the lock to free memory: the pool could be destroyed meanwhile
 	for waits := true; ; waits = w.wait(svc.pooled.next()) {
-		p, err := s.namedPool(ctx, name)
+		p, err := s.namedPoolLocked(ctx, name)
 		if p != nil || err != nil {
 			return p, err
 		}
@@ -182,11 +182,11 @@ func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration)
 func (s *Session) FindPool(id uint64) (*Pool, error) {
 	s.svc.mu.Lock()
 	defer s.svc.unlock()
-	return s.pool(id)
+	return s.poolLocked(id)
 }
 
-// pool does the same as FindPool. The caller holds Service.mu.
-func (s *Session) pool(id uint64) (*Pool, error) {
+// poolLocked does the same as FindPool.
+func (s *Session) poolLocked(id uint64) (*Pool, error) {
 	p, err := s.svc.ledger.UsablePool(s.rec, id)
 	if err != nil {
 		return nil, err
@@ -224,13 +224,12 @@ func (s *Session) DestroyPool(id uint64) error {
 		return situation.Of(mempool.ErrDenied, "user %d may not destroy pool %q: its maker (user %d) may, the service's user, and users who may use it and may make "+
 			"pools", s.rec.Peer.UID, p.Info.Name, p.Maker)
 	}
-	svc.destroy(svc.poolOf(p), s)
+	svc.destroyLocked(svc.poolOf(p), s)
 	return svc.flush()
 }
 
-// destroy ends a pool. The argument `by` is the session that asked to destroy the pool, or nil for the service itself. The caller holds
-// s.mu.
-func (s *Service) destroy(p *Pool, by *Session) {
+// destroyLocked ends a pool. The argument `by` is the session that asked to destroy the pool, or nil for the service itself.
+func (s *Service) destroyLocked(p *Pool, by *Session) {
 	if p.rec.Closing {
 		return
 	}
@@ -244,10 +243,10 @@ func (s *Service) destroy(p *Pool, by *Session) {
 	s.note(e, p.rec)
 	s.ledger.ClosePool(p.rec)
 	p.tellProducers()
-	s.endChannels(p)
+	s.endChannelsLocked(p)
 	for n := range s.ledger.Names.All() {
 		if n.Buffer.Block.Pool == p.rec {
-			s.removeName(n)
+			s.removeNameLocked(n)
 		}
 	}
 	p.waiters.broadcast()
@@ -265,7 +264,7 @@ func (s *Session) TrimPool(id, keep uint64) (uint64, error) {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	p, err := s.pool(id)
+	p, err := s.poolLocked(id)
 	if err != nil {
 		return 0, err
 	}

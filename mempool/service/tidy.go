@@ -9,39 +9,38 @@ import (
 
 // This file frees the slots and buffers of members that left a channel or whose session ended. It also frees closed channels that are over.
 
-// lives says whether the channel still has its shared memory. The caller holds Service.mu.
-func (ch *channel) lives() bool { return ch.svc.channelOf(ch.Channel) == ch }
+// livesLocked says whether the channel still has its shared memory.
+func (ch *channel) livesLocked() bool { return ch.svc.channelOfLocked(ch.Channel) == ch }
 
-// tidy frees the slots and buffers of members that left, if nothing needs them any more. It also frees the channel if the channel is over.
-// If some slots or buffers are still needed, tidy calls tend, which calls tidy again later. The caller holds
-// Service.mu.
-func (ch *channel) tidy() {
-	if !ch.lives() {
+// tidyLocked frees the slots and buffers of members that left, if nothing needs them any more. It also frees the channel if the channel is
+// over. If some slots or buffers are still needed, tidyLocked calls tendLocked, which calls tidyLocked again later.
+func (ch *channel) tidyLocked() {
+	if !ch.livesLocked() {
 		return
 	}
 	begun := time.Now()
-	ch.sweep()
-	ch.releaseKept()
+	ch.sweepLocked()
+	ch.releaseKeptLocked()
 	ch.rests = time.Now().Add(lookRest * time.Since(begun))
 	if ch.Over() {
-		ch.free()
+		ch.freeLocked()
 		return
 	}
-	ch.tend()
+	ch.tendLocked()
 }
 
-// sweep removes the members that left and whose slots nothing needs any more. The caller holds Service.mu.
-func (ch *channel) sweep() {
+// sweepLocked removes the members that left and whose slots nothing needs any more.
+func (ch *channel) sweepLocked() {
 	for _, m := range ch.Sweep() {
-		ch.forget(m)
+		ch.forgetLocked(m)
 	}
 }
 
-// forget removes a member that has no slot any more. The caller holds Service.mu.
-func (ch *channel) forget(m *ledger.Member) {
+// forgetLocked removes a member that has no slot any more.
+func (ch *channel) forgetLocked(m *ledger.Member) {
 	svc := ch.svc
 	if t := svc.ledger.RemoveMember(m); t != nil {
-		svc.retire(t)
+		svc.retireLocked(t)
 	}
 	if s := svc.sessionOf(m.Session); s != nil && s.swept != nil && !s.rec.Consumes() {
 		close(s.swept)
@@ -49,9 +48,8 @@ func (ch *channel) forget(m *ledger.Member) {
 	}
 }
 
-// releaseKept frees the buffers that the channel keeps, and that neither the channel nor its consumers need any more. The caller holds
-// Service.mu.
-func (ch *channel) releaseKept() {
+// releaseKeptLocked frees the buffers that the channel keeps, and that neither the channel nor its consumers need any more.
+func (ch *channel) releaseKeptLocked() {
 	svc := ch.svc
 	free, certain := ch.Unneeded()
 	for _, b := range certain {
@@ -60,37 +58,38 @@ func (ch *channel) releaseKept() {
 	for _, b := range free {
 		writer := ch.Kept[b][0].Session
 		if ch.Release(b) {
-			svc.breaks(writer, b)
-			defer svc.noteBroken(writer)
+			svc.breaksLocked(writer, b)
+			defer svc.noteBrokenLocked(writer)
 		}
 		svc.recycleUnused(b)
 	}
 }
 
-// free frees the memory of a channel that is closed and has no consumers. The caller holds Service.mu.
-func (ch *channel) free() {
+// freeLocked frees the memory of a channel that is closed and has no consumers.
+func (ch *channel) freeLocked() {
 	ch.Expire()
-	ch.sweep()
-	ch.releaseKept()
+	ch.sweepLocked()
+	ch.releaseKeptLocked()
 	for _, m := range ch.Members {
-		ch.forget(m)
+		ch.forgetLocked(m)
 	}
 	ch.svc.ledger.RemoveChannel(ch.Channel)
 	delete(ch.svc.channels, ch.Info.ID)
 	ch.Free()
 }
 
-// tendPause is the first pause of the goroutine of tend between two calls of tidy. If a call of tidy frees nothing, the next pause is
-// longer, up to lingerRest.
+// tendPause is the first pause of the goroutine of tendLocked between two calls of tidyLocked. If a call of tidyLocked frees nothing, the
+// next pause is longer, up to lingerRest.
 const tendPause = time.Millisecond
 
-// lookRest limits which part of the service's time the calls of tidy take. After each call of tidy, the goroutine of tend pauses for at
-// least lookRest times the duration of the call. During a call of tidy, the service serves no session, because tidy needs Service.mu.
+// lookRest limits which part of the service's time the calls of tidyLocked take. After each call of tidyLocked, the goroutine of tendLocked
+// pauses for at least lookRest times the duration of the call. During a call of tidyLocked, the service serves no session, because tidy needs
+// Service.mu.
 const lookRest = 10
 
-// tend starts a goroutine that calls tidy again and again, until the channel has no leftovers or is freed. The service must check
-// repeatedly, because consumers do not tell it when they have finished with a frame. The caller holds Service.mu.
-func (ch *channel) tend() {
+// tendLocked starts a goroutine that calls tidyLocked again and again, until the channel has no leftovers or is freed. The service must check
+// repeatedly, because consumers do not tell it when they have finished with a frame.
+func (ch *channel) tendLocked() {
 	if ch.tended || ch.Leftovers() == 0 {
 		return
 	}
@@ -105,14 +104,14 @@ func (ch *channel) tend() {
 				return
 			}
 			svc.mu.Lock()
-			if wait = time.Until(ch.rests); wait > 0 { // another goroutine has called tidy meanwhile
+			if wait = time.Until(ch.rests); wait > 0 { // another goroutine has called tidyLocked meanwhile
 				svc.unlock()
 				continue
 			}
 			before := ch.Leftovers()
-			ch.tidy()
+			ch.tidyLocked()
 			left := ch.Leftovers()
-			ch.tended = ch.lives() && left > 0
+			ch.tended = ch.livesLocked() && left > 0
 			again := ch.tended
 			rest := time.Until(ch.rests)
 			svc.unlock()
@@ -128,9 +127,9 @@ func (ch *channel) tend() {
 	})
 }
 
-// watchChannels starts a goroutine that looks for slow subscribers, and for closed queues without consumers, as long as there are channels.
-// The caller holds s.mu.
-func (s *Service) watchChannels() {
+// watchChannelsLocked starts a goroutine that looks for slow subscribers, and for closed queues without consumers, as long as there are
+// channels.
+func (s *Service) watchChannelsLocked() {
 	if s.watching {
 		return
 	}
@@ -146,10 +145,10 @@ func (s *Service) watchChannels() {
 			}
 			s.mu.Lock()
 			for rec := range s.ledger.Channels.All() {
-				ch := s.channelOf(rec)
+				ch := s.channelOfLocked(rec)
 				ch.Watch(s.patience)
 				if !ch.Alone.IsZero() && ch.Over() {
-					ch.tidy()
+					ch.tidyLocked()
 				}
 			}
 			s.watching = s.ledger.Channels.Len() > 0
@@ -162,39 +161,39 @@ func (s *Service) watchChannels() {
 	})
 }
 
-// expel removes the members of an ended session from their channels. The result says which of the session's blocks these channels still
-// need. The caller holds s.mu.
-func (s *Service) expel(of *ledger.Session) (lent streams.Lending) {
+// expelLocked removes the members of an ended session from their channels. The result says which of the session's blocks these channels still
+// need.
+func (s *Service) expelLocked(of *ledger.Session) (lent streams.Lending) {
 	producers := make(map[*ledger.Channel][]*ledger.Member)
 	for _, m := range of.SortedMembers() {
-		s.channelOf(m.Channel).Leave(m, false)
+		s.channelOfLocked(m.Channel).Leave(m, false)
 		if m.Role == ledger.Producer && m.Entered {
 			producers[m.Channel] = append(producers[m.Channel], m)
 		}
 	}
 	for ch, members := range producers {
-		lent = lent.Lend(s.channelOf(ch).Stream, members)
+		lent = lent.Lend(s.channelOfLocked(ch).Stream, members)
 	}
 	return lent
 }
 
-// tidyChannels calls tidy for each channel in which the session has members. The caller holds s.mu.
-func (s *Service) tidyChannels(of *ledger.Session) {
+// tidyChannelsLocked calls tidyLocked for each channel in which the session has members.
+func (s *Service) tidyChannelsLocked(of *ledger.Session) {
 	var last *ledger.Channel
 	for _, m := range of.SortedMembers() {
 		if m.Channel != last {
 			last = m.Channel
-			if ch := s.channelOf(last); ch != nil {
-				ch.tidy()
+			if ch := s.channelOfLocked(last); ch != nil {
+				ch.tidyLocked()
 			}
 		}
 	}
 }
 
-// vanish cleans up the channels of a session whose process is gone. The caller holds s.mu.
-func (s *Service) vanish(of *ledger.Session) {
+// vanishLocked cleans up the channels of a session whose process is gone.
+func (s *Service) vanishLocked(of *ledger.Session) {
 	for _, m := range of.SortedMembers() {
-		s.channelOf(m.Channel).Gone(m)
+		s.channelOfLocked(m.Channel).Gone(m)
 	}
-	s.tidyChannels(of)
+	s.tidyChannelsLocked(of)
 }

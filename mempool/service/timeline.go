@@ -71,35 +71,35 @@ func (s *Session) FindTimeline(id uint64) (mempool.Export, error) {
 	return mempool.Export{Files: []*os.File{svc.timelines.File(t)}}, nil
 }
 
-// endTimeline ends the timeline of a session that has ended; the timeline may be nil. The argument `last` has the values that the timeline's
-// words had when the session's process ended. Buffers whose content is complete only at a greater value of a word count as failed. If `last`
-// is nil, every fence of the timeline is reached. The caller holds s.mu.
-func (s *Service) endTimeline(t *ledger.Timeline, last *[mempool.TimelineWords]uint64) {
+// endTimelineLocked ends the timeline of a session that has ended; the timeline may be nil. The argument `last` has the values that the
+// timeline's words had when the session's process ended. Buffers whose content is complete only at a greater value of a word count as failed.
+// If `last` is nil, every fence of the timeline is reached.
+func (s *Service) endTimelineLocked(t *ledger.Timeline, last *[mempool.TimelineWords]uint64) {
 	if t == nil || t.Dead {
 		return
 	}
 	if last != nil {
-		s.failBuffers(t, func(r mempool.Fence) bool { return last[r.Word] < r.Value })
+		s.failBuffersLocked(t, func(r mempool.Fence) bool { return last[r.Word] < r.Value })
 	} else if s.timelines.AnyFailed(t) {
-		s.failBuffers(t, s.timelines.Failed)
+		s.failBuffersLocked(t, s.timelines.Failed)
 	}
 	if s.ledger.EndTimeline(t) {
-		s.retire(t)
+		s.retireLocked(t)
 	}
 }
 
-// endTimelineIfDone ends the timeline of an ended session if every fence of the timeline is reached; the timeline may be nil. If there may be
-// fences that the service does not know, endTimelineIfDone does nothing: the timeline then ends when the service holds nothing any more for
-// the session's process. The caller holds s.mu.
-func (s *Service) endTimelineIfDone(t *ledger.Timeline) {
+// endTimelineIfDoneLocked ends the timeline of an ended session if every fence of the timeline is reached; the timeline may be nil. If there
+// may be fences that the service does not know, endTimelineIfDoneLocked does nothing: the timeline then ends when the service holds nothing
+// any more for the session's process.
+func (s *Service) endTimelineIfDoneLocked(t *ledger.Timeline) {
 	if t != nil && !t.Unknown && !s.timelines.Owed(t) {
-		s.endTimeline(t, nil)
+		s.endTimelineLocked(t, nil)
 	}
 }
 
-// failBuffers marks buffers as failed. It marks each buffer whose content would be complete only at a fence of the timeline for which the
-// function `unreached` returns true. The caller holds s.mu.
-func (s *Service) failBuffers(t *ledger.Timeline, unreached func(mempool.Fence) bool) {
+// failBuffersLocked marks buffers as failed. It marks each buffer whose content would be complete only at a fence of the timeline for which
+// the function `unreached` returns true.
+func (s *Service) failBuffersLocked(t *ledger.Timeline, unreached func(mempool.Fence) bool) {
 	told := make(failures)
 	for b := range s.ledger.Buffers.All() {
 		at := slices.IndexFunc(b.Ready, func(r mempool.Fence) bool { return r.Timeline == t.ID && unreached(r) })
@@ -109,10 +109,10 @@ func (s *Service) failBuffers(t *ledger.Timeline, unreached func(mempool.Fence) 
 		s.ledger.Fail(b, s.timelines.Reason(b.Ready[at]))
 		s.changedBuffer(b)
 		told.add(b)
-		s.breaks(t.Session, b)
+		s.breaksLocked(t.Session, b)
 	}
 	for of, ids := range told {
-		s.sessionOf(of).tell(Failed{Buffers: ids})
+		s.sessionOf(of).tellLocked(Failed{Buffers: ids})
 	}
 }
 
@@ -129,10 +129,10 @@ func (f failures) add(b *ledger.Buffer) {
 	}
 }
 
-// retire frees the memory of a timeline that no session can ask for any more. The caller holds s.mu.
-func (s *Service) retire(t *ledger.Timeline) {
+// retireLocked frees the memory of a timeline that no session can ask for any more.
+func (s *Service) retireLocked(t *ledger.Timeline) {
 	for of := range t.Shown {
-		s.sessionOf(of).tell(Forget{Timelines: []uint64{t.ID}})
+		s.sessionOf(of).tellLocked(Forget{Timelines: []uint64{t.ID}})
 	}
 	s.reclaim.timelines = append(s.reclaim.timelines, s.timelines.Remove(t))
 }

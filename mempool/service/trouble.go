@@ -32,7 +32,7 @@ func (s *Session) Refused(err error) {
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
 	if full := (*refusal)(nil); errors.As(err, &full) {
-		full.pool.noteFull(s.rec, full.bytes, "and was refused: "+strings.TrimPrefix(full.Error(), mempool.ErrLimit.Error()+": "))
+		full.pool.noteFullLocked(s.rec, full.bytes, "and was refused: "+strings.TrimPrefix(full.Error(), mempool.ErrLimit.Error()+": "))
 		return
 	}
 	if count, now := svc.refused(err); now {
@@ -67,8 +67,8 @@ func (s *Service) refused(err error) (count int, now bool) {
 	return s.journal.Refused(name)
 }
 
-// noteFull notes an event that a session finds no room in the pool. The caller holds Service.mu.
-func (p *Pool) noteFull(of *ledger.Session, size uint64, what string) {
+// noteFullLocked notes an event that a session finds no room in the pool.
+func (p *Pool) noteFullLocked(of *ledger.Session, size uint64, what string) {
 	count, now := p.refused.Tell()
 	if !now {
 		return
@@ -81,8 +81,8 @@ func (p *Pool) noteFull(of *ledger.Session, size uint64, what string) {
 	p.svc.note(e, p.rec)
 }
 
-// noteRefused notes an event that the driver refused memory. The caller holds Service.mu.
-func (p *Pool) noteRefused(of *ledger.Session, size uint64, err error) {
+// noteRefusedLocked notes an event that the driver refused memory.
+func (p *Pool) noteRefusedLocked(of *ledger.Session, size uint64, err error) {
 	if of.Ended || !errors.Is(err, mempool.ErrOutOfMemory) && !errors.Is(err, mempool.ErrInternal) && !errors.Is(err, mempool.ErrUnavailable) {
 		return // the request was cancelled, or was not valid
 	}

@@ -39,7 +39,7 @@ func (p *Pool) ask() (told bool) {
 // tellProducers sends Wanted to the sessions with producers. The caller holds Service.mu.
 func (p *Pool) tellProducers() {
 	for s := range p.rec.Producers {
-		p.svc.sessionOf(s).tell(Wanted{Pool: p.rec.Info.ID})
+		p.svc.sessionOf(s).tellLocked(Wanted{Pool: p.rec.Info.ID})
 	}
 }
 
@@ -54,7 +54,7 @@ func (p *Pool) want() (more, told bool) {
 	changes := p.waiters.changes
 	if now := time.Now(); now.Sub(p.tidied) >= wantedRest {
 		p.tidied = now
-		p.tidy()
+		p.tidyLocked()
 	}
 	if len(p.wanting) > 0 && !p.asking {
 		p.asking = true
@@ -80,16 +80,16 @@ func (p *Pool) wantOn() {
 	}
 }
 
-// tidy calls channel.tidy for the pool's channels that keep buffers of producers that left, except for channels that were tidied a moment
-// ago. The caller holds Service.mu.
-func (p *Pool) tidy() {
+// tidyLocked calls channel.tidyLocked for the pool's channels that keep buffers of producers that left, except for channels that were tidied
+// a moment ago.
+func (p *Pool) tidyLocked() {
 	now := time.Now()
 	for rec := range p.svc.ledger.Channels.All() {
 		if rec.Pool != p.rec || len(rec.Kept) == 0 {
 			continue
 		}
-		if ch := p.svc.channelOf(rec); !now.Before(ch.rests) {
-			ch.tidy()
+		if ch := p.svc.channelOfLocked(rec); !now.Before(ch.rests) {
+			ch.tidyLocked()
 		}
 	}
 }

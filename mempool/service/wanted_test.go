@@ -116,7 +116,7 @@ func TestPatienceHelpsForAMomentAfterProducersWereAsked(t *testing.T) {
 }
 
 func TestAnAllocationFindsAtOnceWhatADeadProducerDoesNotNeedAnyMore(t *testing.T) {
-	for range 50 { // try again: on a busy machine, a slow call of tidy delays the next call
+	for range 50 { // try again: on a busy machine, a slow call of tidyLocked delays the next call
 		r := newChannelRig(t, mempool.ChannelSpec{Capacity: 1}, 2)
 		dead, c := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: mempool.DropOldest})
 		dead.send()
@@ -124,7 +124,7 @@ func TestAnAllocationFindsAtOnceWhatADeadProducerDoesNotNeedAnyMore(t *testing.T
 		gone, _ := dead.end()
 		gone()
 		r.produce(hire(t, r.svc)).send()
-		time.Sleep(100 * tendPause) // the pauses between two calls of tidy become longer
+		time.Sleep(100 * tendPause) // the pauses between two calls of tidyLocked become longer
 		c.done(f, mempool.Fence{})
 		if r.room() {
 			return
@@ -147,7 +147,7 @@ func TestAChannelRestsBetweenLooks(t *testing.T) {
 		defer r.svc.mu.Unlock()
 		sh.rests, r.pool.tidied = until, time.Time{}
 	}
-	rest(time.Now().Add(time.Hour)) // as if the last call of tidy had taken minutes
+	rest(time.Now().Add(time.Hour)) // as if the last call of tidyLocked had taken minutes
 	c.done(f, mempool.Fence{})
 	time.Sleep(20 * tendPause)
 	assert.False(t, r.room(), "nobody looks")
@@ -157,7 +157,7 @@ func TestAChannelRestsBetweenLooks(t *testing.T) {
 	r.svc.mu.Lock()
 	defer r.svc.mu.Unlock()
 	begun := time.Now()
-	sh.tidy()
+	sh.tidyLocked()
 	took := time.Since(begun)
 	assert.True(t, sh.rests.After(begun))
 	assert.Less(t, sh.rests.Sub(begun), (lookRest+2)*took)
