@@ -43,6 +43,7 @@ type Consumer struct {
 	next    uint64
 	floor   uint64
 	missed  uint64 // frames that the consumer has missed so far
+	untold  uint64 // frames that it has missed since the last frame that it took
 	left    bool
 	taken   []uint64 // for a broadcast with Block or Fail: the block of each frame in hand, by slot
 	inHands int      // number of frames in `taken`, plus the number of passed frames in `holds`

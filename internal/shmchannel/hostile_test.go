@@ -315,6 +315,24 @@ func TestLiesThatAreFound(t *testing.T) {
 	}
 }
 
+// The frames that a consumer missed before a frame that it cannot take count as missed before the next frame that it takes.
+func TestFramesMissedBeforeACorruptFrameCountForTheNextFrame(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 2, Policy: DropOldest})
+	p, c := r.producer(8), r.consumer(MemberSpec{Policy: DropOldest})
+	for range 5 {
+		p.publish()
+	}
+	p.track.records[4].block.Store(0)
+	require.ErrorIs(t, c.takeError(), ErrFrame)
+	f := c.take()
+	assert.EqualValues(t, 5, f.Number)
+	assert.EqualValues(t, 3, f.Missed)
+	assert.EqualValues(t, 3, c.Counts().Missed)
+	c.release(f)
+	p.publish()
+	assert.Zero(t, c.take().Missed)
+}
+
 func (h *hostile) sequencer() *sequencer { return &h.rig.host.sequencer }
 
 func (c *testConsumer) acknowledgeOrRelease(f *Frame) {

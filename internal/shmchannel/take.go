@@ -55,13 +55,14 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 		}
 		return false, err
 	}
-	f.Missed, f.hold = n-c.next, h
+	missed := n - c.next
 	c.next = n + 1
 	c.cursor.next.Store(c.next)
-	if f.Missed > 0 {
-		c.missed += f.Missed
+	if missed > 0 {
+		c.missed += missed
 		c.cursor.missed.Store(c.missed)
 	}
+	c.untold += missed
 	if h < 0 {
 		c.take(n, f.Block)
 		// The host may have removed this consumer while the consumer took frame n. Then producers may already believe that this consumer does not
@@ -84,6 +85,7 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	if h >= 0 {
 		c.cursor.holds[h].block.Store(f.Block)
 	}
+	f.Missed, f.hold, c.untold = c.untold, h, 0
 	return true, nil
 }
 
