@@ -84,7 +84,7 @@ func (d Dialer) dial(ctx context.Context, try session.Attempt, path string) (*Cl
 	return c, nil
 }
 
-// connect connects to the service. If the service does not listen yet, connect waits, unless `try` is `once`.
+// connect connects to the service. If the service does not listen yet, connect waits, unless `try` is session.Once.
 func connect(ctx context.Context, try session.Attempt, path string) (*seqpacket.Conn, error) {
 	var missing error
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {

@@ -11,7 +11,7 @@ import (
 
 // Events returns a page of the service's oldest events whose numbers are greater than `after`. It leaves out events that this client may
 // not see. If `after` is 0, the page begins with the oldest event that the service has kept. For the next page, pass the page's Next as
-// `after`. If there is no new event, Events waits for one.
+// `after`. If there is no new event, Events waits for one. The page is without events only if Lost is not 0.
 //
 // Errors: [ErrInvalid] if the service has not used the number `after` yet, for example because the service was started again and its
 // numbers begin at 1 again; [ErrUnsupported] if the service keeps no history; [ErrDisconnected], [ErrClosed], the context's error.

@@ -132,7 +132,7 @@ func TestWholeProgramsDependOnNoMore(t *testing.T) {
 		"mempool":             {"golang.org/x/sys"},
 		"mempool/service":     {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser", "golang.org/x/sys"},
 		"bridge/seqpacket":    {"golang.org/x/sys"},
-		"bridge/wire/schema":  nil,
+		"bridge/wire/generate":  nil,
 		"bridge/wire":         {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser"},
 		"bridge":              {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser", "golang.org/x/sys"},
 		"bridge/server":       {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser", "golang.org/x/sys"},

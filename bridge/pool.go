@@ -37,11 +37,12 @@ func (c *Client) CreatePool(ctx context.Context, spec PoolSpec) (*Pool, error) {
 	return p, err
 }
 
-// EnsurePool makes a pool, or opens an existing pool of the same name and spec. If the service is still making the pool, EnsurePool waits.
-// EnsurePool opens the existing pool only if its access list has the same users and groups as the access list of spec. If this process
-// cannot open the pool, EnsurePool does not destroy it: other clients may use it.
+// EnsurePool makes a pool, or opens the existing pool of this name if all its settings are those of spec, also the users and groups of the
+// access list. An empty access list means: only the user of this process. If the service is still making the pool, EnsurePool waits. If this
+// process cannot open the pool, EnsurePool does not destroy it: other clients may use it.
 //
-// Errors: those of [Client.CreatePool]. [ErrExists] says how the existing pool differs.
+// Errors: those of [Client.CreatePool]. [ErrExists] says how the existing pool differs, or that the name belongs to a pool that this client
+// may not see. [ErrDenied] if this client sees the pool but may not use it.
 func (c *Client) EnsurePool(ctx context.Context, spec PoolSpec) (*Pool, error) {
 	r, err := createRequest(spec)
 	if err != nil {

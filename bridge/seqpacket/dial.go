@@ -13,7 +13,7 @@ import (
 
 // Dial connects to the service that listens at path. While the service's queue of connections is full, Dial tries again, until ctx ends.
 // An error of connect(2) is wrapped as *os.SyscallError, so that errors.Is finds fs.ErrNotExist, unix.ECONNREFUSED (no process listens any
-// more) and fs.ErrPermission.
+// more) and fs.ErrPermission. If ctx ends, the error wraps the cause of ctx.
 func Dial(ctx context.Context, path string) (*Conn, error) {
 	c, err := dialer{path: path}.dial(ctx)
 	if err != nil {

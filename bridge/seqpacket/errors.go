@@ -15,8 +15,8 @@ var (
 	ErrWouldBlock = errors.New("the socket's buffer is full")
 	// ErrDataTruncated: a packet was longer than the buffer. Recv has closed the packet's descriptors.
 	ErrDataTruncated = errors.New("the packet is longer than the buffer")
-	// ErrControlTruncated: file descriptors of a packet were lost, because the packet had more than MaxFDs descriptors, or because this process
-	// has no free descriptors: then the error also wraps ErrFDTableFull. Recv has closed the descriptors that arrived.
+	// ErrControlTruncated: file descriptors of a packet were lost. Either the packet had more than MaxFDs descriptors, or there was no free
+	// descriptor; in the second case the error also wraps ErrFDTableFull. Recv has closed the descriptors that arrived.
 	ErrControlTruncated = errors.New("file descriptors of the packet were lost")
 	// ErrSurplusFDs: a packet carried more than MaxFDs descriptors, and the kernel delivered them. Recv has closed all these descriptors.
 	ErrSurplusFDs = errors.New("the packet carries too many file descriptors")

@@ -10,7 +10,8 @@ import (
 
 // ListenFile makes a Listener of a socket that listens already, for example a socket from systemd (ListenSequentialPacket= in a socket
 // unit). The program that made the socket owns the file at the socket's path: Close does not remove that file, and the listener does not
-// lock "<path>.lock" as Listen does. ListenFile closes `file`, even if ListenFile fails.
+// lock "<path>.lock" as Listen does. If the file is lost, the listener cannot make it again, and config.OnLost says so. ListenFile does not
+// use config.Mode. ListenFile closes `file`, even if ListenFile fails.
 //
 // Errors: [ErrNotListening] if `file` is not a listening Unix socket of type SOCK_SEQPACKET with a path.
 func ListenFile(file *os.File, config ListenConfig) (_ *Listener, err error) {

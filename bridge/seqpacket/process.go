@@ -72,7 +72,7 @@ func identity(pidfd int) (uint64, error) {
 }
 
 // ID returns a number that no other process has at the same time. ID returns 0 if the peer had ended before the call of PeerProcess. Before
-// Linux 6.9, the number is the peer's PID, or 0 if the peer is outside of this process's PID namespace.
+// Linux 6.9, the number is the peer's PID, or 0 if the peer is outside of this process's PID namespace, or for a Process of NewProcess.
 func (p *Process) ID() uint64 { return p.id }
 
 // ended reports whether the process of a pidfd has ended.

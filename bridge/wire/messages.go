@@ -20,7 +20,7 @@ package wire
 //     poolsvc. JSON has the zero value of a field with "none" if the option is "zero", and lacks that of another field if the option is
 //     "omitempty".
 
-//go:generate go run ./schema
+//go:generate go run ./generate
 
 // Error says why a request failed.
 type Error struct {

@@ -25,8 +25,9 @@ type refusal struct {
 
 func (r *refusal) Unwrap() error { return r.error }
 
-// Refused notes that a request of the session failed with [mempool.ErrLimit]. After a failed attempt, the server may wait and try the
-// request again. So the server calls Refused only when it sends the error to the client.
+// Refused counts a request of the session that failed with [mempool.ErrLimit], and makes an event, but at most one in [journal.Rest] for
+// each limit and each full pool; the event has the number of refusals since the last one. After a failed attempt, the server may wait and
+// try the request again. So the server calls Refused only when it sends the error to the client.
 func (s *Session) Refused(err error) {
 	svc := s.svc
 	svc.mu.Lock()
@@ -42,7 +43,7 @@ func (s *Session) Refused(err error) {
 	}
 }
 
-// Refused notes that a connection was refused because of a limit.
+// Refused counts a connection that was refused because of a limit, and makes an event, as [Session.Refused] does.
 func (s *Service) Refused(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

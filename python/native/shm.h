@@ -66,7 +66,7 @@ struct pb_channel {
     uint64_t member;
     uint64_t version;   // version of the roster when its slots were read
     uint64_t life;      // result of pb_life() when the channel was opened, for pb_forked
-    uint64_t seen_tail; // the tail with which pb_moved compares the present tail
+    uint64_t seen_tail; // the newest tail that this member has loaded; pb_moved compares the present tail with it
     int64_t odd_since;  // when this member first saw a contradiction; 0: there is no contradiction
     uint32_t unknown_slot;
     uint64_t unknown_member;

@@ -79,6 +79,8 @@ func Fences(ts []wire.Fence) []mempool.Fence {
 
 // Completion returns the Completion of a publication that came in a message. The content is complete when the fence `ready` is reached and
 // the interprocess event `event` of CUDA has happened. Either may be nil.
+//
+// Errors: [mempool.ErrInvalid] if `event` has a wrong length.
 func Completion(ready *wire.Fence, event []byte) (c mempool.Completion, err error) {
 	if ready != nil {
 		c.Ready = &Fences([]wire.Fence{*ready})[0]

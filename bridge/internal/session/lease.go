@@ -142,7 +142,8 @@ type Region struct {
 	Memory mempool.Memory
 }
 
-// InitLoan makes l the lease of a region. The memory may be used after the fences in `wait` are reached; l unpins them when it ends.
+// InitLoan makes l the lease of a region. The memory may be used after the fences in `wait` are reached; EndLocked, or the publisher when it has
+// published the loan, unpins them.
 func (l *Lease) InitLoan(s *Session, by Holder, r *Region, wait []mempool.Fence) {
 	l.session, l.by, l.info, l.mem, l.memory, l.buffer = s, by, r.Info, r.Mem, r.Memory, r.Info.Buffer
 	if len(wait) > 0 {

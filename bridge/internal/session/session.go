@@ -52,7 +52,7 @@ type Session struct {
 	calls      calls
 	tasks      tasks
 	sending    sync.Mutex     // held while a packet is sent
-	background sync.WaitGroup // goroutines that AwaitBackground waits for
+	background sync.WaitGroup // goroutines that HangUp waits for
 	done       chan struct{}  // closed when the connection is gone; calls.err then says why
 
 	// working ends when the session is being closed or the connection is gone. linked ends only when the connection is gone. The causes of
@@ -214,9 +214,9 @@ func (s *Session) BeginClose() (first bool) {
 	return true
 }
 
-// AwaitCancelled waits until the service has answered the cancelled calls and the client has released the leases that the service granted
-// to these calls. If the session ended while it still had one of these leases, the service could use the memory of this lease again only
-// after the end of this process.
+// AwaitCancelled waits until the service has answered all calls, no caller is between Enter and Leave, and the leases that came too late
+// are released. It stops waiting when the connection is gone, or after closeGrace. It waits because, if the session ended with such a lease,
+// the service could not use that memory again before this process ends.
 func (s *Session) AwaitCancelled() {
 	grace := time.NewTimer(closeGrace)
 	defer grace.Stop()

@@ -22,9 +22,10 @@ const (
 	Once    Attempt = true
 )
 
-// Wait sends a request that may wait at the service. `limit` points to the request's field for its time limit: Wait sets this field to the
-// time until the deadline of ctx. If the deadline passes, the error wraps the error of ctx and the error that a request without waiting
-// would get. If `try` is Once, the request does not wait, and the method Wait does not use `limit`.
+// Wait sends a request that may wait at the service, and sends it again until it succeeds, fails for another reason than its time limit, or
+// ctx ends. Before each sending, Wait sets *limit, the request's time limit, to the time until the deadline of ctx, but at most to
+// LongestWait. If the deadline passes, the error wraps the error of ctx and the error that a request without waiting would get. If `try` is
+// Once, Wait sends the request once and does not use `limit`.
 func (s *Session) Wait(ctx context.Context, try Attempt, r wire.Request, limit *uint64, c Call) error {
 	for {
 		next, left, last := c, s.LongestWait, false

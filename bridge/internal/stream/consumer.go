@@ -56,7 +56,8 @@ func (s *Consumer) reached(t shmchannel.Fence) bool {
 }
 
 // Take waits for the next frame and takes it. It returns nil without an error if no frame will come any more. An error without a frame is the
-// last result. A frame that comes with ErrFrameCorrupt has only a number. The next call of Take overwrites the frame.
+// last result. With ErrFrameCorrupt comes a frame that has only a number, and the caller may call Take again. The next call of Take
+// overwrites any other frame.
 func (s *Consumer) Take(caller context.Context) (*shmchannel.Frame, error) {
 	err := s.take(caller)
 	switch {

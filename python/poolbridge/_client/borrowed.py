@@ -1,4 +1,4 @@
-"""Iterates over a channel's frames as arrays. An array is made once and used again for later frames in its block.
+"""Iterates over a channel's frames as arrays. An array is made once and used again for later frames in its memory.
 
 If the array of a frame exists already, poolbridge makes only one Python object for the frame: the native frame.
 """

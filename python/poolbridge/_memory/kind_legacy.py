@@ -50,7 +50,8 @@ class LegacyPool(GPUPool):
     """A pool whose blocks a client opens one by one, for the GPU that works on them. The pool itself has no handle.
 
     The driver maps the memory for one GPU only: the GPU of the context that opens the handle. No other GPU can use this
-    mapping, even if the contexts of the two GPUs have peer access to each other.
+    mapping, even if the contexts of the two GPUs have peer access to each other. So one `LegacyPool` is for one GPU,
+    which `grant` chooses before the first block is opened.
     """
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> LegacyBlock:  # noqa: ARG002

@@ -74,7 +74,7 @@ class LeaseState(Uncopied):
     pool
         The buffer's pool.
     memory
-        The mapped block.
+        The mapped memory: a block, or a part of it.
     consumer
         The consumer that took the frame; None if the lease is not of a frame.
     """

@@ -1,4 +1,4 @@
-// Command schema generates code and lists from bridge/wire/messages.go: messages_gen.go of package wire, the messages of the Python
+// Command generate makes code and lists from bridge/wire/messages.go: messages_gen.go of package wire, the messages of the Python
 // client, the public types of the entries of lists, and the lists of docs/protocol.md. From limits.go it generates the numbers that Go,
 // Python and C share. It takes no arguments: the command go generate ./bridge/wire runs it.
 package main
@@ -20,7 +20,7 @@ func main() {
 		fmt.Println("written:", path)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "schema:", err)
+		fmt.Fprintln(os.Stderr, "generate:", err)
 		os.Exit(1)
 	}
 }

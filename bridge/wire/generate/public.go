@@ -93,7 +93,7 @@ func (s *schema) conversions() ([]byte, error) {
 			}
 			fmt.Fprintf(&out, "%s: %s,\n", name, f.converted(value, f.scalar.public.toGo, ""))
 		}
-		fmt.Fprintf(&out, "}\n}\n\n// Wire%s returns the structure in the form of package wire.\nfunc Wire%s(e mempool.%s) wire.%s {\nreturn wire.%s{\n",
+		fmt.Fprintf(&out, "}\n}\n\n// Wire%s converts a structure of package mempool to package wire.\nfunc Wire%s(e mempool.%s) wire.%s {\nreturn wire.%s{\n",
 			one.name, one.name, one.name, one.name, one.name)
 		for _, f := range one.publicFields() {
 			value := "e." + f.name
