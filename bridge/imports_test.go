@@ -127,15 +127,15 @@ func TestWholeProgramsDependOnNoMore(t *testing.T) {
 		return slices.Compact(paths)
 	}
 	for folder, want := range map[string][]string{
-		"cuda":                nil,
-		"internal/shmchannel": {"golang.org/x/sys"},
-		"mempool":             {"golang.org/x/sys"},
-		"mempool/service":     {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser", "golang.org/x/sys"},
-		"bridge/seqpacket":    {"golang.org/x/sys"},
-		"bridge/wire/generate":  nil,
-		"bridge/wire":         {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser"},
-		"bridge":              {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser", "golang.org/x/sys"},
-		"bridge/server":       {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser", "golang.org/x/sys"},
+		"cuda":                 nil,
+		"internal/shmchannel":  {"golang.org/x/sys"},
+		"mempool":              {"golang.org/x/sys"},
+		"mempool/service":      {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser", "golang.org/x/sys"},
+		"bridge/seqpacket":     {"golang.org/x/sys"},
+		"bridge/wire/generate": nil,
+		"bridge/wire":          {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser"},
+		"bridge":               {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser", "golang.org/x/sys"},
+		"bridge/server":        {"github.com/vmihailenco/msgpack", "github.com/vmihailenco/tagparser", "golang.org/x/sys"},
 	} {
 		p := goList(t, module+folder)[0]
 		if folder == "bridge" {
