@@ -74,8 +74,8 @@ func (p *Producer) AddCursor(slot int, id uint64, f *os.File) error {
 // ends. But Publish returns a [FullError] at once if a queue has the policy Fail. In a broadcast, Publish does so if a consumer with the
 // policy Fail has not released enough frames.
 //
-// The block of a published frame belongs to the channel, until [Producer.Reclaim] returns the block. If Publish fails, the block still
-// belongs to the caller.
+// The memory of a published frame belongs to the channel, until [Producer.Reclaim] returns it. If Publish fails, the memory still belongs
+// to the caller.
 //
 // Errors: [ErrInvalid], [FullError], [UnknownMemberError], [ErrClosed], [ErrDestroyed], [ErrLeft], [ErrCorrupt]; the context's error,
 // joined with the FullError.
@@ -154,7 +154,7 @@ func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
 			p.last, p.turn.yields = n, 0
 			p.counts.Frames++
 			p.counts.Bytes += r.Bytes
-			p.pending = append(p.pending, loan{n, r.Block, r.Owner})
+			p.pending = append(p.pending, inFlight{n, r.Block, r.Owner})
 			s.published.wake()
 			if p.mode == Broadcast && len(p.view.others) > 0 {
 				s.freed.wake() // another producer may wait for the block of the frame that the channel does not keep any more

@@ -6,17 +6,17 @@ import (
 	"slices"
 )
 
-// Returned is a block that the block's producer can use again.
+// Returned is the memory of a frame that its producer can use again: a block, or a slot of an arena. Owner says which slot.
 type Returned struct {
-	Number uint64 // number of the frame that the block was published with
+	Number uint64 // number of the frame
 	Block  uint64
 	Owner  any // Owner of the record
-	// Fences say when the consumers' work on the frame is done. All these fences must be reached before the producer writes the block again.
+	// Fences say when the consumers' work on the frame is done. All these fences must be reached before the producer writes the memory again.
 	Fences []Fence
 }
 
-// loan is a block that the producer has published and not got back.
-type loan struct {
+// inFlight is a frame whose memory the producer has not got back.
+type inFlight struct {
 	number, block uint64
 	owner         any
 }
@@ -24,13 +24,13 @@ type loan struct {
 // span is a range of numbers, from floor to next − 1.
 type span struct{ floor, next uint64 }
 
-// lent is a producer's state of the blocks that the producer has published and not got back.
+// lent has the frames of a producer whose memory it has not got back.
 type lent struct {
-	state   uint64 // state of the channel, as loaded by the last reclaim
-	pending []loan // published blocks, in order
-	seen    int    // length of the part of `pending` that sortOut has moved to `stuck` or `leaving`
-	stuck   []loan // blocks that could not go back at the last reclaim
-	leaving []loan // blocks that the channel does not need any more; consumers may still use them
+	state   uint64     // state of the channel, as loaded by the last reclaim
+	pending []inFlight // published frames, in order
+	seen    int        // length of the part of `pending` that sortOut has moved to `stuck` or `leaving`
+	stuck   []inFlight // frames whose memory could not go back at the last reclaim
+	leaving []inFlight // frames that the channel does not need any more; consumers may still use them
 	spans   []span
 	held    []uint64 // numbers in the consumers' holds
 
@@ -38,7 +38,7 @@ type lent struct {
 	fences   []Fence
 }
 
-// Lent returns how many blocks the channel has: the producer has published them, and Reclaim has not returned them yet.
+// Lent returns how many frames the producer has published whose memory Reclaim has not returned yet.
 func (p *Producer) Lent() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -47,8 +47,8 @@ func (p *Producer) Lent() int {
 
 func (p *Producer) inChannel() int { return len(p.pending) - p.seen + len(p.stuck) }
 
-// Forget makes the producer forget all blocks that the channel has, and returns the owners of these blocks. Reclaim will not return these
-// blocks.
+// Forget makes the producer forget all frames whose memory it has not got back, and returns the owners of this memory. Reclaim will not
+// return it.
 func (p *Producer) Forget() (owners []any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -59,7 +59,7 @@ func (p *Producer) Forget() (owners []any) {
 	return owners
 }
 
-// Reclaim returns the blocks that nobody uses any more, in no particular order. The returned slice is valid until the next call of Reclaim.
+// Reclaim returns the memory that nobody uses any more, in no particular order. The returned slice is valid until the next call of Reclaim.
 //
 // Errors: [UnknownMemberError], [ErrLeft] if the producer is closed, [ErrCorrupt].
 func (p *Producer) Reclaim() ([]Returned, error) {
@@ -107,11 +107,11 @@ func (p *Producer) reclaim() ([]Returned, error) {
 		return nil, err
 	}
 	p.state = state
-	return p.collect(t)
+	return p.sortReturned(t)
 }
 
-// collect returns the blocks that nobody uses any more. The caller has loaded p.state and then the tail t, and has called look.
-func (p *Producer) collect(t tail) ([]Returned, error) {
+// sortReturned returns the memory that nobody uses any more. The caller has loaded p.state and then the tail t, and has called look.
+func (p *Producer) sortReturned(t tail) ([]Returned, error) {
 	p.returned, p.fences = p.returned[:0], p.fences[:0]
 	p.sortOut(t)
 	if len(p.leaving) == 0 {
@@ -153,7 +153,7 @@ const (
 // If a consumer of a queue still has a frame, sortOut moves the frame from p.pending to p.stuck, and goes on with later frames: perhaps the
 // channel does not need them any more. At the first frame of p.pending that the channel keeps, sortOut stops.
 func (p *Producer) sortOut(t tail) {
-	limit := p.left(t)
+	limit := p.newestUnneeded(t)
 	p.leaving = p.leaving[:0]
 	stuck := p.stuck[:0]
 	for _, l := range p.stuck {
@@ -183,10 +183,10 @@ func (p *Producer) sortOut(t tail) {
 	}
 }
 
-// left returns the number of the newest frame of a broadcast that the channel does not need any more. The channel does not need older
-// frames either. If the channel is destroyed, it needs no frame, and left returns the greatest uint64. For a queue, left also returns the
-// greatest uint64, because the method fate decides for each frame separately.
-func (p *Producer) left(t tail) uint64 {
+// newestUnneeded returns the number of the newest frame of a broadcast that the channel does not need any more. The channel does not need
+// older frames either. If the channel is destroyed, it needs no frame, and the result is the greatest uint64. So it is for a queue, because
+// the method fate decides for each frame separately.
+func (p *Producer) newestUnneeded(t tail) uint64 {
 	if p.state == channelDestroyed || p.mode == Queue {
 		return math.MaxUint64
 	}
