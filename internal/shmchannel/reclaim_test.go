@@ -63,7 +63,7 @@ func TestABlockStaysAwayWhileAConsumerThatJoinedDuringTheReclaimHasItInHand(t *t
 		c := r.consumer(MemberSpec{Timeline: timeline})
 		f := c.take()
 		require.NoError(t, c.Acknowledge(&f.Hand))
-		back, err := p.collect(tail)
+		back, err := p.sortReturned(tail)
 		require.NoError(t, err)
 		assert.Empty(t, back, "the consumer has the frame in hand")
 		c.release(f)
