@@ -59,13 +59,13 @@ func (s *Session) explain(err error) error {
 func (s *Session) do(ctx context.Context, r wire.Request, c *Call) error {
 	c.op, c.done = r.Op(), make(chan error, 1)
 	if ctx.Err() != nil {
-		return c.ended(ctx)
+		return ended(ctx, c.op)
 	}
 	q, err := s.calls.add(c)
 	if err != nil {
 		return err
 	}
-	if err := s.send(q, r); err != nil {
+	if err := s.send(ctx, q, r); err != nil {
 		if s.calls.remove(q) != nil {
 			s.Leave()
 		}
@@ -76,7 +76,7 @@ func (s *Session) do(ctx context.Context, r wire.Request, c *Call) error {
 		err, answered = <-c.done, true // the reply came meanwhile
 	}
 	if !answered {
-		err = c.ended(ctx)
+		err = ended(ctx, c.op)
 	}
 	if !answered || errors.Is(err, ErrClientClosed) { // err is not an answer of the service
 		s.tasks.add(func() { _ = s.Send(&wire.Cancel{Request: uint64(q)}) })
@@ -111,8 +111,8 @@ func (c *Call) await(ctx context.Context) (err error, answered bool) {
 }
 
 // ended returns the error of a call whose context ended before the reply came.
-func (c *Call) ended(ctx context.Context) error {
-	return fmt.Errorf("poolbridge %s: %w", c.op, situation.Ended(ctx))
+func ended(ctx context.Context, op string) error {
+	return fmt.Errorf("poolbridge %s: %w", op, situation.Ended(ctx))
 }
 
 // answered tells the caller of a call that the reply, or an error, has come. If no caller waits, answered undoes what the service granted.
@@ -140,9 +140,9 @@ var outgoing = sync.Pool{New: func() any { return new([]byte) }}
 
 // Send sends a request that has no reply. A task may call it, but not the goroutine that receives the service's packets: Send may wait until
 // the service reads, and the service may be waiting until this goroutine reads.
-func (s *Session) Send(r wire.Request) error { return s.send(0, r) }
+func (s *Session) Send(r wire.Request) error { return s.send(context.Background(), 0, r) }
 
-func (s *Session) send(q uint32, r wire.Request) error {
+func (s *Session) send(ctx context.Context, q uint32, r wire.Request) error {
 	buf := outgoing.Get().(*[]byte)
 	defer outgoing.Put(buf)
 	packet, err := wire.AppendRequest((*buf)[:0], q, r)
@@ -150,17 +150,42 @@ func (s *Session) send(q uint32, r wire.Request) error {
 		return situation.Of(mempool.ErrInvalid, "%v", err)
 	}
 	*buf = packet
-	s.sending.Lock()
-	err = s.Conn.Send(packet, nil)
-	s.sending.Unlock()
+	select {
+	case s.sending <- struct{}{}:
+	case <-ctx.Done():
+		return ended(ctx, r.Op())
+	}
+	err = s.Conn.TrySend(packet, nil)
+	if errors.Is(err, seqpacket.ErrWouldBlock) {
+		err = s.sendWhenRoom(ctx, packet)
+	}
+	<-s.sending
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return ended(ctx, r.Op())
 	case errors.Is(err, seqpacket.ErrPeerClosed), errors.Is(err, os.ErrClosed):
 		<-s.done // the receiving goroutine may still read a goodbye that says why
 		return s.calls.err
 	}
 	return fmt.Errorf("%w: %w", ErrDisconnected, err)
+}
+
+// sendWhenRoom waits until the socket's buffer has room for a packet, and sends the packet. If ctx ends first, sendWhenRoom sends nothing, and
+// returns [os.ErrDeadlineExceeded].
+func (s *Session) sendWhenRoom(ctx context.Context, packet []byte) error {
+	passed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(passed)
+		_ = s.Conn.SetWriteDeadline(time.Unix(1, 0)) // a time in the past; this fails only if the connection is closed
+	})
+	err := s.Conn.Send(packet, nil)
+	if !stop() {
+		<-passed
+		_ = s.Conn.SetWriteDeadline(time.Time{}) // for the next packet
+	}
+	return err
 }
 
 // Enter refuses work while the session is being closed. A method that makes a lease calls Enter first and [Session.Leave] last:

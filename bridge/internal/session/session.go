@@ -51,7 +51,7 @@ type Session struct {
 
 	calls      calls
 	tasks      tasks
-	sending    sync.Mutex     // held while a packet is sent
+	sending    chan struct{}  // has a value while a packet is sent
 	background sync.WaitGroup // goroutines that HangUp waits for
 	done       chan struct{}  // closed when the connection is gone; calls.err then says why
 
@@ -77,7 +77,7 @@ type Handlers struct {
 
 // New makes a session of a connection. [Session.Hello] begins it.
 func New(conn *seqpacket.Conn) *Session {
-	s := &Session{Conn: conn, LongestWait: 24 * time.Hour, DeadlineGrace: 250 * time.Millisecond, done: make(chan struct{}),
+	s := &Session{Conn: conn, LongestWait: 24 * time.Hour, DeadlineGrace: 250 * time.Millisecond, done: make(chan struct{}), sending: make(chan struct{}, 1),
 		calls: calls{pending: make(map[uint32]*Call), quiet: make(chan struct{})}, tasks: tasks{wake: make(chan struct{}, 1)}}
 	s.Timelines.start(s)
 	s.Blocks.start(s)
@@ -265,9 +265,13 @@ func (s *Session) Grace() (context.Context, context.CancelFunc) {
 // bye tells the service that the client closes the connection. If sending would have to wait, bye sends nothing.
 func (s *Session) bye() {
 	packet, err := wire.AppendRequest(nil, 0, &wire.Bye{})
-	if err != nil || !s.sending.TryLock() {
+	if err != nil {
 		return
 	}
-	defer s.sending.Unlock()
-	_ = s.Conn.TrySend(packet, nil) // the connection may be gone
+	select {
+	case s.sending <- struct{}{}:
+		_ = s.Conn.TrySend(packet, nil) // the connection may be gone
+		<-s.sending
+	default:
+	}
 }

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -8,6 +9,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/harness"
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
@@ -27,4 +31,72 @@ func TestTheErrorOfAFrameThatIsLargerThanItsMemoryHasBothSizes(t *testing.T) {
 	_, err := (&block{bytes: 4096}).describeLocked(frame)
 	require.ErrorIs(t, err, ErrCorruptRecord)
 	assert.True(t, strings.HasSuffix(err.Error(), "uint8[100] of 100 bytes in memory of 8"), err.Error())
+}
+
+// unread begins a session whose peer reads only what the test reads.
+func unread(t *testing.T) (*Session, *seqpacket.Conn) {
+	t.Helper()
+	conn, peer, err := seqpacket.Pair()
+	require.NoError(t, err)
+	s := New(conn)
+	s.Lost = func() {}
+	begun := make(chan error)
+	go func() { begun <- s.Hello(context.Background(), "test") }()
+	q, _ := request(t, peer)
+	packet, err := wire.AppendReply(nil, q, &wire.HelloReply{Version: wire.Version, Session: 1})
+	require.NoError(t, err)
+	require.NoError(t, peer.Send(packet, nil))
+	require.NoError(t, <-begun)
+	t.Cleanup(func() {
+		assert.True(t, s.BeginClose())
+		assert.NoError(t, peer.Close())
+		assert.NoError(t, s.HangUp())
+	})
+	return s, peer
+}
+
+func request(t *testing.T, peer *seqpacket.Conn) (uint32, wire.Request) {
+	t.Helper()
+	buf := make([]byte, wire.MaxPacket)
+	n, fds, err := peer.Recv(buf)
+	require.NoError(t, err)
+	require.NoError(t, fds.Close())
+	q, r, err := wire.DecodeRequest(buf[:n])
+	require.NoError(t, err)
+	return q, r
+}
+
+func TestACallThatCannotBeSentEndsWithItsContext(t *testing.T) {
+	s, peer := unread(t)
+	filler, err := wire.AppendRequest(nil, 0, &wire.Seal{})
+	require.NoError(t, err)
+	fillers := 0
+	for ; err == nil; fillers++ {
+		err = s.Conn.TrySend(filler, nil)
+	}
+	require.ErrorIs(t, err, seqpacket.ErrWouldBlock)
+
+	const calls = 3 // one waits for room, the others wait for that one
+	began, ended := s.Requests(), make(chan error)
+	ctx, cancel := context.WithCancel(t.Context())
+	for range calls {
+		go func() { ended <- s.Call(ctx, &wire.StatsRequest{}, &wire.StatsReply{}) }()
+	}
+	harness.Eventually(t, func() bool { return s.Requests() == began+calls })
+	cancel()
+	for range calls {
+		require.ErrorIs(t, <-ended, context.Canceled)
+	}
+
+	for range fillers - 1 {
+		_, r := request(t, peer)
+		require.IsType(t, &wire.Seal{}, r)
+	}
+	go func() { ended <- s.Call(t.Context(), &wire.Unpublish{Name: "x"}, &wire.EmptyReply{}) }()
+	q, r := request(t, peer)
+	require.Equal(t, &wire.Unpublish{Name: "x"}, r, "a call that was not sent leaves nothing behind")
+	packet, err := wire.AppendReply(nil, q, &wire.EmptyReply{})
+	require.NoError(t, err)
+	require.NoError(t, peer.Send(packet, nil))
+	require.NoError(t, <-ended)
 }
