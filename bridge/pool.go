@@ -126,7 +126,7 @@ func (p *Pool) allocate(ctx context.Context, try session.Attempt, t mempool.Tens
 	if _, err := t.Extent(); err != nil {
 		return nil, err
 	}
-	c.streams.Collect(p.opened.Info.ID)
+	c.streams.Collect(ctx, p.opened.Info.ID)
 	made := &Lease{client: c}
 	if err := c.session.Blocks.Allocate(ctx, &made.held, try, p.opened, t); err != nil {
 		return nil, err

@@ -174,9 +174,6 @@ func (l *Lease) MoveTo(keep func() bool) (moved bool, err error) {
 	return true, l.endOrder()
 }
 
-// Session returns the lease's session.
-func (l *Lease) Session() *Session { return l.session }
-
 // Holder returns what has the lease's memory; nil if it is the service.
 func (l *Lease) Holder() Holder { return l.by }
 

@@ -161,7 +161,7 @@ func (l *Lease) ReadyLocked(ctx context.Context, c mempool.Completion, gone func
 func (l *Lease) unreadable(gone func() bool) func(context.Context) (bool, error) {
 	s, info := l.session, l.info
 	return func(ctx context.Context) (bool, error) {
-		s.Collect(info.Pool)
+		s.Collect(ctx, info.Pool)
 		if gone != nil && gone() {
 			return true, nil
 		}

@@ -70,7 +70,7 @@ type Handlers struct {
 	// Wanted handles the notice that somebody waits for memory of a pool. It runs as a task.
 	Wanted func(pool uint64)
 	// Collect releases the leases that have come back from channels of a pool.
-	Collect func(pool uint64)
+	Collect func(ctx context.Context, pool uint64)
 	// Lost runs when the connection is gone.
 	Lost func()
 }

@@ -20,9 +20,10 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// rig is a service with the pool "p" of two blocks and the channel "c", and a session with both.
+// rig is a service with the pool "p" of two blocks and the channel "c", which keeps one frame, and a session with both.
 type rig struct {
 	path    string
+	svc     *service.Service
 	session *session.Session
 	streams *Streams
 	pool    *session.Pool
@@ -33,6 +34,7 @@ func start(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{path: harness.SocketPath(t)}
 	svc := service.New(service.Config{})
+	r.svc = svc
 	limits := server.DefaultLimits()
 	limits.Hello, limits.Send, limits.Recall = harness.Patience, harness.Patience, harness.Patience
 	srv, err := server.Listen(r.path, svc, server.Config{Limits: &limits})
@@ -45,7 +47,7 @@ func start(t *testing.T) *rig {
 	r.pool, _, err = r.session.Blocks.Open(t.Context(), session.Once, &wire.Create{Name: "p", Kind: "host", MaxBytes: 2 << 16}, nil)
 	require.NoError(t, err)
 	var reply wire.ChannelReply
-	require.NoError(t, r.session.Call(t.Context(), &wire.MakeChannel{Name: "c", Pool: r.pool.Info.ID, Mode: "broadcast", Capacity: 1, Full: "block"}, &reply))
+	require.NoError(t, r.session.Call(t.Context(), &wire.MakeChannel{Name: "c", Pool: r.pool.Info.ID, Mode: "broadcast", Capacity: 1, Full: "drop-oldest"}, &reply))
 	r.channel = r.streams.Channel(convert.ChannelIdentity(reply.Channel))
 	return r
 }

@@ -22,9 +22,11 @@ type Producer struct {
 	err    error
 	native *shmchannel.Producer
 
-	reclaiming sync.Mutex   // held while the result of native.Reclaim is used
-	wanted     atomic.Int64 // until this time somebody waits for memory of the pool, in nanoseconds since 1970
-	draining   atomic.Bool  // the goroutine of drain runs
+	reclaiming sync.Mutex    // held while the result of native.Reclaim is used
+	back       []*sending    // leases that have come back; guarded by reclaiming
+	returning  chan struct{} // has a value while a goroutine releases leases that have come back
+	wanted     atomic.Int64  // until this time somebody waits for memory of the pool, in nanoseconds since 1970
+	draining   atomic.Bool   // the goroutine of drain runs
 }
 
 // Channel is a channel in which a client can be a producer and consumers.
@@ -70,7 +72,7 @@ func (st *Streams) producer(channel mempool.ChannelIdentity) (*Producer, error) 
 	if p := st.producers[channel.ID]; p != nil {
 		return p, nil
 	}
-	p := &Producer{member: newMember(st, channel, shmchannel.ProducerRole), joined: make(chan struct{})}
+	p := &Producer{member: newMember(st, channel, shmchannel.ProducerRole), joined: make(chan struct{}), returning: make(chan struct{}, 1)}
 	p.depart = func(context.Context) { p.sendLeave() }
 	if err := st.session.Go(p.begin); err != nil { // in the background, so that joining continues if ctx ends
 		return nil, err
@@ -120,7 +122,7 @@ const (
 // running.
 func (p *Producer) retire(ctx context.Context) {
 	left := p.leave(ctx)
-	p.giveUpLeases()
+	p.giveUpLeases(ctx)
 	if left { // otherwise the service finds out what the leases need when the session ends
 		p.release()
 	}

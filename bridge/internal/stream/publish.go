@@ -119,6 +119,9 @@ func (p *Producer) publish(ctx context.Context, try session.Attempt, r *shmchann
 		number, err = p.publishInTime(ctx, try, r)
 		p.waits.Over(began, err == nil)
 	}
+	if err == nil && p.wanted.Load() > 0 {
+		p.beginDrain() // the notice came when the channel had no memory
+	}
 	return number, err
 }
 

@@ -303,12 +303,8 @@ func (p *Publisher) take(n int) *slot {
 
 // look takes a free slot, after it has reclaimed the slots that have come back.
 func (p *Publisher) look() *slot {
-	if leases := p.from.reclaim(); len(leases) > 0 {
-		p.from.session.AddTask(func() { // a stopped service must not stop a loan
-			for _, l := range leases {
-				_ = p.from.streams.giveUp(l.info, l.wait) // giveUp fails only if the connection is gone
-			}
-		})
+	if p.from.reclaim() {
+		p.from.session.AddTask(func() { p.from.collect(p.from.session.Working()) }) // a stopped service must not stop a loan
 	}
 	return p.take(math.MaxInt)
 }

@@ -39,14 +39,11 @@ func addFence(list []mempool.Fence, t mempool.Fence) []mempool.Fence {
 	return append(list, t)
 }
 
-// reclaim takes the memory that has come back. It makes slots free, and returns leases, which the caller releases.
-func (p *Producer) reclaim() (leases []*sending) {
+// reclaim takes the memory that has come back. It makes slots free, and adds leases to p.back. It reports whether p.back has leases.
+func (p *Producer) reclaim() bool {
 	p.reclaiming.Lock()
 	defer p.reclaiming.Unlock()
-	back, err := p.native.Reclaim()
-	if err != nil { // the next Publish returns the error
-		return nil
-	}
+	back, _ := p.native.Reclaim() // the next Publish returns the error
 	for i := range back {
 		var wait *[]mempool.Fence
 		switch owner := back[i].Owner.(type) {
@@ -54,7 +51,7 @@ func (p *Producer) reclaim() (leases []*sending) {
 			wait = &owner.wait
 		case *sending:
 			wait = &owner.wait
-			leases = append(leases, owner)
+			p.back = append(p.back, owner)
 		}
 		for _, t := range back[i].Fences {
 			*wait = addFence(*wait, mempool.Fence{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
@@ -63,31 +60,42 @@ func (p *Producer) reclaim() (leases []*sending) {
 			s.back()
 		}
 	}
-	return leases
+	return len(p.back) > 0
 }
 
 // collect reclaims memory and releases the leases that have come back. It may wait until the service reads. While the client is being
 // closed, collect does nothing: Close itself reclaims what is left.
-func (p *Producer) collect() {
+func (p *Producer) collect(ctx context.Context) {
 	if p.session.Enter() != nil {
 		return
 	}
 	defer p.session.Leave()
-	p.giveUpLeases()
+	p.giveUpLeases(ctx)
 }
 
-func (p *Producer) giveUpLeases() {
-	for _, l := range p.reclaim() {
+// giveUpLeases releases the leases that have come back. If another goroutine is just doing so, giveUpLeases waits for it until ctx ends: the
+// caller's next request must come after these releases.
+func (p *Producer) giveUpLeases(ctx context.Context) {
+	select {
+	case p.returning <- struct{}{}:
+	case <-ctx.Done():
+		return
+	}
+	defer func() { <-p.returning }()
+	p.reclaim()
+	p.reclaiming.Lock()
+	leases := p.back
+	p.back = nil
+	p.reclaiming.Unlock()
+	for _, l := range leases {
 		_ = p.streams.giveUp(l.info, l.wait) // giveUp fails only if the connection is gone
 	}
 }
 
 // Collect releases the leases that have come back from channels of a pool.
-func (st *Streams) Collect(pool uint64) {
+func (st *Streams) Collect(ctx context.Context, pool uint64) {
 	for _, p := range st.producersIn(pool) {
-		if p.native.Lent() > 0 {
-			p.collect()
-		}
+		p.collect(ctx)
 	}
 }
 
@@ -124,9 +132,7 @@ func (st *Streams) Wanted(pool uint64) {
 	for _, p := range st.producersIn(pool) {
 		p.wanted.Store(time.Now().Add(wantedFor).UnixNano())
 		p.giveBack()
-		if p.draining.CompareAndSwap(false, true) && st.session.Go(p.drain) != nil {
-			p.draining.Store(false)
-		}
+		p.beginDrain()
 	}
 }
 
@@ -139,26 +145,51 @@ func (st *Streams) GiveBack(pool uint64) {
 
 // giveBack releases the memory that has come back, and the arenas of which every slot is free.
 func (p *Producer) giveBack() {
-	p.collect()
+	p.collect(p.session.Working())
 	for _, of := range p.streams.publishersOf(p) {
 		of.giveBack()
 	}
 }
 
-// drain calls giveBack whenever memory comes back, as long as memory is wanted.
+// beginDrain starts the goroutine of drain if memory is wanted and the channel has some, unless the goroutine runs.
+func (p *Producer) beginDrain() {
+	if p.drainable() && p.draining.CompareAndSwap(false, true) && p.session.Go(p.drain) != nil {
+		p.draining.Store(false)
+	}
+}
+
+// drainable reports whether memory is wanted and the channel has memory that will come back.
+func (p *Producer) drainable() bool {
+	until := p.wanted.Load()
+	if until > 0 && time.Now().UnixNano() >= until {
+		p.wanted.CompareAndSwap(until, 0)
+		return false
+	}
+	return until > 0 && p.native.Lent() > 0
+}
+
+// drain calls giveBack whenever memory comes back, as long as memory is wanted and the channel has some.
 func (p *Producer) drain() {
-	defer p.draining.Store(false)
-	for until := p.wanted.Load(); time.Now().UnixNano() < until; until = p.wanted.Load() {
-		ctx, cancel := context.WithDeadline(p.session.Working(), time.Unix(0, until))
+	for p.drainable() {
+		ctx, cancel := context.WithDeadline(p.session.Working(), time.Unix(0, p.wanted.Load()))
 		err := p.native.AwaitBack(ctx, func() bool {
 			p.giveBack()
 			return p.native.Lent() == 0
 		})
 		cancel()
-		if err == nil || !errors.Is(err, context.DeadlineExceeded) {
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) { // no memory will come back, or closing takes it
+			p.draining.Store(false)
 			return
 		}
 	}
+	p.endDrain()
+}
+
+// endDrain ends the goroutine of drain. A notice or a frame that came after the goroutine last looked, and before it has ended, could not
+// start the goroutine, so endDrain does.
+func (p *Producer) endDrain() {
+	p.draining.Store(false)
+	p.beginDrain()
 }
 
 // giveUp releases a lease whose memory came back from a channel. Before the release, the fences of the channel's consumers must be reached,
@@ -250,7 +281,7 @@ func (st *Streams) tick() {
 		if destroyed {
 			p.giveBack()
 		} else {
-			p.collect()
+			p.collect(p.session.Working())
 		}
 		switch used := p.native.Lent()+len(p.arenas()) > 0; {
 		case used:

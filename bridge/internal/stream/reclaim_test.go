@@ -1,0 +1,75 @@
+package stream
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge/internal/harness"
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func (r *rig) publish(t *testing.T) {
+	t.Helper()
+	_, err := r.channel.Publish(t.Context(), session.Waiting, r.allocate(t), mempool.FrameOptions{})
+	require.NoError(t, err)
+}
+
+// The service has one buffer fewer when the client has released the frame that came back. Without ticks, nothing else releases it.
+func (r *rig) onlyTheNewestFrameIsLeft(t *testing.T) {
+	t.Helper()
+	harness.Eventually(t, func() bool { return r.svc.Stats().Buffers == 1 })
+}
+
+func withoutTicks(t *testing.T) (*rig, *Producer) {
+	t.Helper()
+	r := start(t)
+	p, err := r.channel.producer(t.Context())
+	require.NoError(t, err)
+	r.streams.mu.Lock()
+	r.streams.ticking = true
+	r.streams.mu.Unlock()
+	return r, p
+}
+
+func TestANoticeThatComesWhileTheDrainEndsIsNotMissed(t *testing.T) {
+	r, p := withoutTicks(t)
+	from, err := r.channel.Consume(t.Context(), mempool.SubscribeOptions{})
+	require.NoError(t, err)
+	defer from.Leave()
+	r.publish(t)
+	came, err := from.Take(t.Context())
+	require.NoError(t, err)
+	frame := new(session.Lease)
+	require.NoError(t, from.Adopt(t.Context(), frame, new(Hand), came))
+	r.publish(t)
+	require.True(t, p.draining.CompareAndSwap(false, true)) // the goroutine has looked at the time, and is about to end
+	r.streams.Wanted(r.pool.Info.ID)
+	p.endDrain()
+	require.NoError(t, frame.Release(t.Context(), false)) // the first frame comes back
+	r.onlyTheNewestFrameIsLeft(t)
+}
+
+func TestANoticeAlsoCountsForAFrameThatIsPublishedAfterIt(t *testing.T) {
+	r, p := withoutTicks(t)
+	r.streams.Wanted(r.pool.Info.ID)
+	require.False(t, p.draining.Load(), "the channel has no memory that could come back")
+	r.publish(t)
+	r.publish(t) // the first frame comes back
+	r.onlyTheNewestFrameIsLeft(t)
+}
+
+func TestAnAllocationGetsMemoryThatALoanHasReclaimed(t *testing.T) {
+	r, _ := withoutTicks(t)
+	publisher, err := r.channel.Publisher(t.Context(), mempool.Bytes(64))
+	require.NoError(t, err)
+	busy := make(chan struct{})
+	r.session.AddTask(func() { <-busy })
+	defer close(busy)
+	r.publish(t)
+	r.publish(t)                     // the first frame comes back
+	require.Nil(t, publisher.look()) // looks for slots, reclaims the frame, and leaves its release to a task
+	r.streams.Collect(t.Context(), r.pool.Info.ID)
+	require.NoError(t, r.allocate(t).Release(t.Context(), false))
+}
