@@ -55,9 +55,9 @@ func (c *Client) TryOpenChannel(ctx context.Context, name string) (*Channel, err
 }
 
 func (c *Client) findChannel(ctx context.Context, name string, try session.Attempt) (*Channel, error) {
-	info, err := c.find(ctx, session.Once, &wire.Find{Name: name})
+	info, err := find(ctx, c.session, session.Once, &wire.Find{Name: name})
 	if errors.Is(err, ErrNotFound) {
-		info, err = c.find(ctx, try, &wire.Find{Name: name, Consume: true})
+		info, err = find(ctx, c.session, try, &wire.Find{Name: name, Consume: true})
 	}
 	if err != nil {
 		return nil, err
@@ -65,16 +65,16 @@ func (c *Client) findChannel(ctx context.Context, name string, try session.Attem
 	return &Channel{client: c, shared: c.streams.Channel(info), named: true}, nil
 }
 
-func (c *Client) find(ctx context.Context, try session.Attempt, r *wire.Find) (mempool.ChannelIdentity, error) {
+func find(ctx context.Context, s *session.Session, try session.Attempt, r *wire.Find) (mempool.ChannelIdentity, error) {
 	var reply wire.ChannelReply
-	err := c.session.Wait(ctx, try, r, &r.Wait, session.Call{Into: &reply})
+	err := s.Wait(ctx, try, r, &r.Wait, session.Call{Into: &reply})
 	return convert.ChannelIdentity(reply.Channel), err
 }
 
 // source returns the channel whose frames the consumers of ch take: ch, or a closed queue of the same name that still has frames.
 func (ch *Channel) source(ctx context.Context) *stream.Channel {
 	if own := &ch.shared.Identity; ch.named && own.Mode == mempool.WorkQueue {
-		older, err := ch.client.find(ctx, session.Once, &wire.Find{Name: own.Name, Consume: true})
+		older, err := find(ctx, ch.client.session, session.Once, &wire.Find{Name: own.Name, Consume: true})
 		if err == nil && older.ID < own.ID {
 			return ch.client.streams.Channel(older)
 		}

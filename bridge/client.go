@@ -24,10 +24,9 @@ import (
 
 // Client is a session with a service in another process. Several goroutines may call its methods.
 type Client struct {
+	tracing
 	session *session.Session
 	streams *stream.Streams
-	tracer  Tracer
-	traces  sync.Map // for a tracer: maps each *session.Lease to the context in which the lease was made
 	pools   sync.Map // maps each *session.Pool to its *Pool
 }
 
@@ -71,7 +70,7 @@ func (d Dialer) dial(ctx context.Context, try session.Attempt, path string) (*Cl
 		return nil, errors.Join(err, conn.Close())
 	}
 	s := session.New(conn)
-	c := &Client{session: s, streams: stream.New(s), tracer: d.Tracer}
+	c := &Client{tracing: tracing{tracer: d.Tracer, blocks: &s.Blocks}, session: s, streams: stream.New(s)}
 	s.Refused, s.Blocks.Device = remoteError, d.Device
 	_, s.Blocks.Checked = os.LookupEnv("POOLBRIDGE_CHECK_LEASES")
 	err = s.Hello(ctx, filepath.Base(os.Args[0]))

@@ -149,7 +149,9 @@ func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
 // pool's memory when the last lease has ended and no client maps the memory any more.
 //
 // Errors: [ErrDenied].
-func (p *Pool) Destroy(ctx context.Context) error { return p.client.destroy(ctx, p.opened.Info.ID) }
+func (p *Pool) Destroy(ctx context.Context) error {
+	return p.client.session.Call(ctx, &wire.Destroy{Pool: p.opened.Info.ID}, &wire.EmptyReply{})
+}
 
 // DestroyPool ends a pool by name, like [Pool.Destroy]. The pool's maker and the service's own user may destroy the pool even if they may
 // not open it.
@@ -162,12 +164,8 @@ func (c *Client) DestroyPool(ctx context.Context, name string) error {
 	}
 	for _, p := range slices.Backward(st.Pools) { // the newest first: earlier pools of that name are destroyed
 		if p.Pool.Name == name {
-			return c.destroy(ctx, p.Pool.ID)
+			return c.session.Call(ctx, &wire.Destroy{Pool: p.Pool.ID}, &wire.EmptyReply{})
 		}
 	}
 	return situation.Of(ErrNotFound, "there is no pool %q that this user may use or destroy", name)
-}
-
-func (c *Client) destroy(ctx context.Context, pool uint64) error {
-	return c.session.Call(ctx, &wire.Destroy{Pool: pool}, &wire.EmptyReply{})
 }

@@ -739,7 +739,7 @@ func TestTheTracerSeesLoans(t *testing.T) {
 		titles = append(titles, o.Title())
 	}
 	assert.Equal(t, []string{"allocate c", "publish c", "allocate c", "release p"}, titles)
-	_, found := pool.client.traces.Load(l)
+	_, found := pool.client.traces.Load(&l.held)
 	assert.False(t, found)
 	require.NoError(t, errors.Join(ch.Close(t.Context())))
 }

@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"maps"
+	"sync"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/internal/stream"
@@ -64,29 +65,36 @@ func (o *Operation) Title() string {
 	return o.Name
 }
 
+// tracing tells a client's tracer of the client's operations.
+type tracing struct {
+	tracer Tracer // nil: the client traces nothing
+	blocks *session.Blocks
+	traces sync.Map // maps each *session.Lease to the context in which the lease was made
+}
+
 // trace tells the tracer that an operation begins whose result is a lease. The caller has checked that the client has a tracer. When the
 // operation has ended, the caller calls the returned function.
-func (c *Client) trace(ctx context.Context, o *Operation) (context.Context, func(*Lease, error)) {
-	inner := c.tracer.TraceStart(ctx, o)
+func (t *tracing) trace(ctx context.Context, o *Operation) (context.Context, func(*Lease, error)) {
+	inner := t.tracer.TraceStart(ctx, o)
 	return inner, func(l *Lease, err error) {
 		if l != nil {
-			c.traced(ctx, o, &l.held)
+			t.traced(ctx, o, &l.held)
 		}
-		c.tracer.TraceEnd(inner, o, err)
+		t.tracer.TraceEnd(inner, o, err)
 	}
 }
 
 // traced notes in an operation which lease the operation made, and keeps ctx for the release of the lease.
-func (c *Client) traced(ctx context.Context, o *Operation, l *session.Lease) {
-	c.describe(o, l)
-	c.traces.Store(l, context.WithoutCancel(ctx))
+func (t *tracing) traced(ctx context.Context, o *Operation, l *session.Lease) {
+	t.describe(o, l)
+	t.traces.Store(l, context.WithoutCancel(ctx))
 }
 
 // describe notes in an operation the size and the pool of the lease's buffer.
-func (c *Client) describe(o *Operation, l *session.Lease) {
+func (t *tracing) describe(o *Operation, l *session.Lease) {
 	info := l.Info()
 	o.Bytes = info.Bytes
-	if p := c.session.Blocks.Find(info.Pool); p != nil && o.Pool == "" {
+	if p := t.blocks.Find(info.Pool); p != nil && o.Pool == "" {
 		o.Pool = p.Info.Name
 	}
 }
@@ -129,13 +137,13 @@ func (s *subscription) traceReceive(ctx context.Context) (context.Context, func(
 
 // traceRelease tells the tracer that the client begins to release a lease. If the caller has no context, traceRelease uses the context of
 // the operation that made the lease.
-func (c *Client) traceRelease(ctx context.Context, l *session.Lease) func(error) {
+func (t *tracing) traceRelease(ctx context.Context, l *session.Lease) func(error) {
 	o := &Operation{Name: OpRelease}
-	if t, ok := l.Holder().(*stream.Hand); ok {
-		o.Channel, o.Seq = t.Channel().Name, t.Number()
+	if h, ok := l.Holder().(*stream.Hand); ok {
+		o.Channel, o.Seq = h.Channel().Name, h.Number()
 	}
-	c.describe(o, l)
-	made, ok := c.traces.LoadAndDelete(l)
+	t.describe(o, l)
+	made, ok := t.traces.LoadAndDelete(l)
 	switch {
 	case ctx != session.Unasked:
 	case ok:
@@ -143,6 +151,6 @@ func (c *Client) traceRelease(ctx context.Context, l *session.Lease) func(error)
 	default:
 		ctx = context.Background()
 	}
-	ctx = c.tracer.TraceStart(ctx, o)
-	return func(err error) { c.tracer.TraceEnd(ctx, o, err) }
+	ctx = t.tracer.TraceStart(ctx, o)
+	return func(err error) { t.tracer.TraceEnd(ctx, o, err) }
 }
