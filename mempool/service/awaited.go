@@ -2,15 +2,6 @@ package service
 
 import "github.com/poolbridge/poolbridge/mempool/service/ledger"
 
-// awaited is a name: requests wait until a session publishes a buffer under this name. Each name has its own signal, so that a publication
-// wakes only the requests that wait for the published name. Service.mu guards awaited.
-type awaited struct {
-	signal
-	svc     *Service
-	text    string
-	waiters int
-}
-
 // await begins a wait for a name; awaited.leave ends the wait. The caller holds Service.mu.
 func (s *Service) await(text string) *awaited {
 	a := s.awaited[text]

@@ -5,7 +5,6 @@ import (
 
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
-	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // blockMemory is the memory of a block. It makes the block's export once and keeps it. A service may have a million blocks, so this struct
@@ -16,9 +15,6 @@ type blockMemory struct {
 	exported bool // mu guards exported and export
 	export   mempool.Export
 }
-
-// memoryOf returns the memory of a block that is not freed. The caller holds s.mu.
-func (s *Service) memoryOf(b *ledger.Block) *blockMemory { return s.blocks.Get(b.ID) }
 
 // exportOnce makes the block's export on the first call, and returns the same export in later calls.
 func (m *blockMemory) exportOnce(events *journal.Journal) (mempool.Export, error) {

@@ -1,9 +1,6 @@
 package service
 
 import (
-	"context"
-	"time"
-
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
@@ -34,21 +31,6 @@ func (s *Service) crowded(b *ledger.Buffer, write bool) error {
 		return nil
 	}
 	return situation.Of(mempool.ErrBusy, "work with %d fences is under way on buffer %d, and a lease comes with at most %d", n(), b.ID, maxFences)
-}
-
-// grant makes a lease. The caller holds Service.mu, and ledger.Available has returned nil.
-func (s *Session) grant(b *ledger.Buffer, write bool) GrantedLease {
-	svc := s.svc
-	s.noteUse()
-	b.Ready = svc.timelines.Incomplete(b.Ready)
-	wait := b.Ready.Union(nil)
-	if write {
-		b.Block.Fences = svc.timelines.Pending(b.Block.Fences)
-		wait = b.Ready.Union(b.Block.Fences)
-	}
-	l := svc.ledger.Grant(b, s.rec, write, wait, uint32(time.Since(svc.began)/time.Second))
-	_, mapped := s.rec.Mapped[b.Block.ID]
-	return GrantedLease{Lease: Lease{s, l}, Grant: svc.describe(l), Mapped: mapped}
 }
 
 // changedBuffer wakes the requests that wait for a buffer. The caller holds s.mu.
@@ -83,56 +65,4 @@ func (s *Service) recycleUnused(b *ledger.Buffer) {
 	p := s.poolOf(b.Block.Pool)
 	p.waiters.broadcast()
 	p.recycle(b.Block)
-}
-
-// lease leases the buffer that the function `find` returns. It waits until the session can lease the buffer, but not longer than the time
-// `wait`. The argument `text` is the name that `find` searches for, or empty. lease calls `find` with Service.mu held. If `find` returns
-// ErrNotFound, it may also return a signal. After this signal, lease calls `find` again.
-func (s *Session) lease(ctx context.Context, text string, write bool, wait time.Duration, find func() (*ledger.Buffer, *signal, error)) (g GrantedLease, err error) {
-	w := newWaiter(ctx, s, wait, purpose{what: forName, name: text})
-	defer w.stop()
-	svc := s.svc
-	svc.mu.Lock()
-	defer svc.unlock()
-	for {
-		if err := s.rec.Alive(); err != nil {
-			return g, err
-		}
-		b, again, err := find()
-		if err == nil {
-			pool := b.Block.Pool
-			if !pool.Access.Allows(s.rec.Peer) {
-				return g, pool.Denied(s.rec.Peer)
-			}
-			svc.checkContent(b)
-			if err = svc.ledger.Available(b, write); err == nil {
-				if err = svc.ledger.MayLease(s.rec); err != nil {
-					return g, err
-				}
-				if err = svc.crowded(b, write); err == nil {
-					return s.grant(b, write), nil
-				}
-				again = soon()
-			}
-			if b.Failed {
-				return g, err
-			}
-		}
-		if b != nil {
-			w.purpose = purpose{what: forBuffer, pool: b.Block.Pool, buffer: b.ID}
-			w.long = func(waited time.Duration) { s.noteLeaseLong(b, waited) }
-			if again == nil && w.patient() {
-				again = svc.nextChange(b)
-			}
-		}
-		if again == nil {
-			return g, err
-		}
-		if !w.wait(again.next()) {
-			if b == nil && wait > 0 {
-				err = situation.Of(mempool.ErrTimeout, "waited %v: %v", wait, err)
-			}
-			return g, w.cause(err)
-		}
-	}
 }

@@ -9,18 +9,6 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service/streams"
 )
 
-// channel is a channel that the service takes care of: it frees what members that left had used. The service also decides which sessions take
-// part. Service.mu guards a channel.
-type channel struct {
-	*streams.Stream
-	svc    *Service
-	tended bool      // the goroutine of tendLocked runs
-	rests  time.Time // the goroutine of tendLocked does not call tidyLocked before this time
-}
-
-// channelOfLocked returns the service's state of a channel that is not freed.
-func (s *Service) channelOfLocked(ch *ledger.Channel) *channel { return s.channels[ch.Info.ID] }
-
 // Channel is a channel as a session names it: by id. The session may not be allowed to use the channel, or it may be closed: then the methods
 // return errors.
 type Channel struct {
@@ -152,17 +140,6 @@ func (c Channel) Close() error {
 	ch.Close(s.rec)
 	ch.tidyLocked()
 	return nil
-}
-
-// endChannelsLocked ends at once all channels of a pool that is being destroyed.
-func (s *Service) endChannelsLocked(p *Pool) {
-	for rec := range s.ledger.Channels.All() {
-		if rec.Pool == p.rec {
-			ch := s.channelOfLocked(rec)
-			ch.End()
-			ch.tidyLocked()
-		}
-	}
 }
 
 // MappedBlock is what a consumer needs to map a block.

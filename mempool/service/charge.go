@@ -8,14 +8,6 @@ import (
 
 // This file finds out when processes stop to keep free blocks, and chooses free blocks. The ledger counts the bytes of these blocks.
 
-// These constants limit how many blocks recharge checks in one call, because all sessions wait for Service.mu during the call. If at most
-// fewCharged blocks count for processes, every call checks all these blocks. If more blocks count, recharge checks blocks at most once in
-// the time drainRest, and then at most manyCharged of them.
-const (
-	fewCharged  = 64
-	manyCharged = 1024
-)
-
 // recharge checks again which processes keep the free blocks that count for processes. It must check the blocks, because a GPU does not
 // tell the service when its work on a block is done. If more than manyCharged blocks count, recharge checks a random part of them. The
 // caller holds Service.mu.

@@ -14,6 +14,14 @@ const (
 	drainRest  = 10 * time.Millisecond
 )
 
+// These constants limit how many blocks recharge checks in one call, because all sessions wait for Service.mu during the call. If at most
+// fewCharged blocks count for processes, every call checks all these blocks. If more blocks count, recharge checks blocks at most once in
+// the time drainRest, and then at most manyCharged of them.
+const (
+	fewCharged  = 64
+	manyCharged = 1024
+)
+
 // drain calls next, with Service.mu held, once no GPU work uses b any more. The caller of drain holds Service.mu.
 func (s *Service) drain(b *ledger.Block, next func()) {
 	if s.draining == nil {

@@ -13,15 +13,6 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
-// ending is the end of a session, until the service holds nothing for the session's process any more. Service.mu guards it.
-type ending struct {
-	*Session
-	how     mempool.SessionEnding
-	at      time.Time
-	held    []*ledger.Block // the blocks that the session had leased
-	lingers bool            // after the end, the service still held something for the session's process
-}
-
 // End ends the session: its leases end, its names are removed, its waiting requests fail, and the buffers that the session was writing
 // count as failed. The caller closes the channel `gone` when the session's process can no longer touch memory. If `gone` is nil, the
 // process can no longer touch memory at the time of the call. Until `gone` is closed, blocks that the session had leased are not used
@@ -67,10 +58,6 @@ func (s *Session) End(how mempool.SessionEnding, why string, gone <-chan struct{
 	svc.background.Go(func() { s.ending.linger(gone, swept) })
 	return s.reclaimed
 }
-
-// lingerRest is the longest pause between two checks of the timeline of an ended session while the session's process lives. It is also the
-// longest pause in the method tendLocked of a channel.
-const lingerRest = time.Second
 
 // holdsLocked says whether the service holds something for the process of the session.
 func (e *ending) holdsLocked() bool {

@@ -7,19 +7,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
-	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
-
-// note adds an event to the journal, and the event is logged when the lock is released. The parameter `pool` is the pool that the event
-// concerns, or nil. The caller holds s.mu.
-func (s *Service) note(e mempool.HistoryEvent, pool *ledger.Pool) {
-	one := journal.Entry{HistoryEvent: e}
-	if pool != nil {
-		one.Pool, one.Maker, one.Access = pool.Info.Name, pool.Maker, pool.Access
-	}
-	s.journal.Note(one)
-	s.mu.noted = true
-}
 
 // tells says whether the session may see an event.
 func (v View) tells(e *journal.Entry) bool {

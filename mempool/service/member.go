@@ -11,18 +11,6 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service/streams"
 )
 
-// MemberRole says whether a member of a channel is a producer or a consumer.
-type MemberRole = ledger.MemberRole
-
-// These are the roles of members.
-const (
-	Producer = ledger.Producer
-	Consumer = ledger.Consumer
-)
-
-// MemberSpec says how a new member of a channel takes part in the channel.
-type MemberSpec = ledger.MemberSpec
-
 // Joined is what a session needs to take part in a channel.
 type Joined struct {
 	// Slot is the member's index in the roster. ID is a number that no other member of the channel has or gets later.

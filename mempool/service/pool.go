@@ -15,33 +15,6 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
-// Pool is memory of one kind on one device. The users and groups of the pool's access list share this memory. A pool has a name and a size
-// limit. Service.mu guards the fields that can change. The file recycle.go handles blocks that no buffer uses any more.
-type Pool struct {
-	svc   *Service
-	rec   *ledger.Pool
-	arena mempool.Arena
-
-	queued          uint64        // how many blocks were queued to be freed so far
-	returned        countedSignal // a queued block was freed, or could not be freed
-	recharged       time.Time     // when recharge last checked more than fewCharged blocks
-	watched         bool          // the goroutine of watchCharged runs
-	passed          bool          // an allocation has skipped pending blocks since watchCharged last checked
-	closed          chan struct{} // closed when the arena is closed
-	waiters         waiters       // allocations that wait for room
-	relief          countedSignal // blocks became free, or were freed
-	refused, failed journal.Gap   // refused: allocations that found no room; failed: allocations that the driver refused
-
-	streams bool             // the pool has had a channel
-	wanting map[*Session]int // how many allocations of each session have found no room
-	asked   time.Time        // when ask last sent Wanted
-	tidied  time.Time        // when want last called tidyLocked
-	asking  bool             // wantOn runs
-}
-
-// poolOf returns the service's state of a pool. The caller holds s.mu.
-func (s *Service) poolOf(p *ledger.Pool) *Pool { return s.pools[p.Info.ID] }
-
 // Info describes the pool.
 func (p *Pool) Info() mempool.PoolInfo { return p.rec.Info }
 

@@ -10,15 +10,6 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
-// reclaimQueue has the memory that the service is about to free. Requests add memory to the queue with Service.mu held. When a request
-// has completed its change of the service's state, flush frees the queued memory without the mutex.
-type reclaimQueue struct {
-	blocks []*ledger.Block // in state BlockFreeing, counted as held
-	pools  []*Pool         // pools that have no blocks any more, except stuck ones
-	// timelines free the memory of timelines that no session can ask for any more.
-	timelines []func() error
-}
-
 // unlock calls flushLogged and unlocks s.mu.
 func (s *Service) unlock() {
 	s.flushLogged()

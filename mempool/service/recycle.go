@@ -85,6 +85,11 @@ func (p *Pool) retire(n uint64, quiet bool) (idle []*ledger.Block) {
 	return idle
 }
 
+// Recall asks a session to unmap blocks as soon as none of the session's leases needs them, and then to call [Session.Dropped].
+type Recall struct{ Blocks []uint64 }
+
+func (Recall) notice() {}
+
 // recall asks the sessions that map the blocks to give up their mappings. The caller holds Service.mu.
 func (p *Pool) recall(blocks []*ledger.Block) {
 	bySession := make(map[*ledger.Session][]uint64)

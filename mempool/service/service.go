@@ -9,15 +9,12 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
-	"github.com/poolbridge/poolbridge/mempool/service/streams"
 )
 
 // Limits says how many leases, names, channels and other things clients may have in the service.
@@ -41,46 +38,6 @@ type Config struct {
 	Patience time.Duration
 	// Limits says how many leases, names, channels and other things clients may have.
 	Limits Limits
-}
-
-var errShutdown = situation.Of(mempool.ErrClosed, "the service is shutting down")
-
-// Service holds the pools, buffers and sessions of one epoch. Several goroutines may call its methods at the same time.
-type Service struct {
-	epoch     mempool.Epoch
-	began     time.Time
-	uid       uint32 // the user that the service runs as
-	mayCreate func(mempool.Peer) bool
-	memory    *hostmem.Memory // the memory of the machine
-
-	mu        mutex
-	ledger    *ledger.Ledger
-	sessions  map[uint64]*Session // what is not plain of the sessions, blocks, pools, …: by id
-	blocks    ledger.Index[uint64, *blockMemory]
-	pools     map[uint64]*Pool
-	timelines streams.Timelines
-	channels  map[uint64]*channel
-	broken    map[*ledger.Session][]*broken
-	changed   map[uint64]*signal  // by id of a buffer: for requests that wait until the buffer changes
-	awaited   map[string]*awaited // names that requests wait for
-	pooled    signal              // a pool was made, or could not be made
-	reclaim   reclaimQueue
-	draining  map[*ledger.Block]func()
-	channeled signal                          // a channel was made
-	view      *view                           // the view that is being made; nil: none
-	viewing   sync.Mutex                      // held while a view is made; locked before mu
-	most      struct{ sessions, awaited int } // the greatest lengths of these maps
-
-	journal  *journal.Journal
-	waiting  map[string]int // how many requests wait, for each kind of thing that they wait for
-	patience time.Duration
-	watching bool // the goroutine of watchChannelsLocked runs
-
-	closed     bool
-	closing    chan struct{}  // closed when Close begins
-	done       chan struct{}  // closed when Close has ended
-	background sync.WaitGroup // pools that are being made, ended sessions whose process is not gone
-	drains     sync.WaitGroup // goroutines that check something again and again
 }
 
 // New makes a service. Each service has its own epoch.

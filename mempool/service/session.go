@@ -4,45 +4,12 @@ import (
 	"cmp"
 	"context"
 	"reflect"
-	"sync/atomic"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service/journal"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
-
-// Notice is a message that the service sends to a session without a request.
-type Notice interface{ notice() }
-
-// Recall asks a session to unmap blocks as soon as none of the session's leases needs them, and then to call [Session.Dropped].
-type Recall struct{ Blocks []uint64 }
-
-func (Recall) notice() {}
-
-// Session is the service's state of one connection. When the session ends, for any reason, its leases end. Service.mu guards the
-// session.
-type Session struct {
-	svc        *Service
-	rec        *ledger.Session
-	eventWaits atomic.Int32 // calls of Events that wait
-	notify     func(Notice)
-	told       bool          // the journal has an event that the session began
-	over       chan struct{} // closed when the session has ended
-	// reclaimed is closed when the session has ended and the service holds nothing for the session's process any more.
-	reclaimed chan struct{}
-
-	swept chan struct{} // closed when no consumer of the ended session has a slot any more
-
-	ending   *ending     // nil until the session ends
-	blocking journal.Gap // long waits of other sessions for leases of this session
-	waits    waits
-}
-
-// sessionOf returns the service's state of a session that has not ended, or of an ended session for whose process something is still held.
-// The caller holds s.mu.
-func (s *Service) sessionOf(of *ledger.Session) *Session { return s.sessions[of.ID] }
 
 // ID returns the session's id. No other session of the epoch has this id.
 func (s *Session) ID() uint64 { return s.rec.ID }
@@ -191,11 +158,4 @@ func (s *Session) Dropped(blocks []uint64) error {
 		svc.poolOf(b.Pool).unmapLocked(s.rec, b)
 	}
 	return nil
-}
-
-// tellLocked sends a notice to the session, if the session gets notices and has not ended.
-func (s *Session) tellLocked(n Notice) {
-	if s.notify != nil && !s.rec.Ended {
-		s.notify(n)
-	}
 }

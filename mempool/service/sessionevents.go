@@ -24,14 +24,6 @@ func (s *Session) noteUse() {
 	s.svc.note(e, nil)
 }
 
-// broken counts the incomplete buffers that an ended session has left in a pool and that other sessions could read. Service.mu guards broken.
-type broken struct {
-	pool    *ledger.Pool
-	buffers int
-	bytes   uint64
-	first   *ledger.Buffer
-}
-
 // breaksLocked counts a buffer that an ended session has left incomplete, if other sessions could read it or wait for it.
 func (s *Service) breaksLocked(of *ledger.Session, b *ledger.Buffer) {
 	if b.Names == 0 && b.Frames == 0 && b.Readers.Len() == 0 && s.changed[b.ID] == nil {

@@ -82,6 +82,10 @@ func (ch *channel) freeLocked() {
 // next pause is longer, up to lingerRest.
 const tendPause = time.Millisecond
 
+// lingerRest is the longest pause between two checks of the timeline of an ended session while the session's process lives. It is also the
+// longest pause in the method tendLocked of a channel.
+const lingerRest = time.Second
+
 // lookRest limits which part of the service's time the calls of tidyLocked take. After each call of tidyLocked, the goroutine of tendLocked
 // pauses for at least lookRest times the duration of the call. During a call of tidyLocked, the service serves no session, because tidy needs
 // Service.mu.
@@ -159,6 +163,17 @@ func (s *Service) watchChannelsLocked() {
 			}
 		}
 	})
+}
+
+// endChannelsLocked ends at once all channels of a pool that is being destroyed.
+func (s *Service) endChannelsLocked(p *Pool) {
+	for rec := range s.ledger.Channels.All() {
+		if rec.Pool == p.rec {
+			ch := s.channelOfLocked(rec)
+			ch.End()
+			ch.tidyLocked()
+		}
+	}
 }
 
 // expelLocked removes the members of an ended session from their channels. The result says which of the session's blocks these channels still

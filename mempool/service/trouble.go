@@ -62,7 +62,7 @@ func (s *Service) Impaired(text string) {
 // refused counts a refusal by the limit that an error names.
 func (s *Service) refused(err error) (count int, now bool) {
 	name := "" // for limits without a name
-	if limit := (*LimitError)(nil); errors.As(err, &limit) {
+	if limit := (*ledger.LimitError)(nil); errors.As(err, &limit) {
 		name = limit.Limit
 	}
 	return s.journal.Refused(name)

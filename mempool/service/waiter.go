@@ -7,7 +7,6 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // waiter limits how long a request of a session waits: until ctx ends or the deadline has passed. If the deadline is not set, the request
@@ -26,15 +25,6 @@ type waiter struct {
 	// long is called once, with Service.mu held, when the wait takes longer than the service's patience; it may be nil.
 	long func(waited time.Duration)
 	err  error // the context's error, if the context ended the wait
-}
-
-// purpose says what a request waits for.
-type purpose struct {
-	what   string       // forRoom, …
-	name   string       // name of the pool, the channel, or the buffer
-	pool   *ledger.Pool // of the buffer, or the pool that has no room; nil: what the request waits for does not exist
-	buffer uint64
-	bytes  uint64
 }
 
 // These are the kinds of things that sessions wait for.
@@ -57,15 +47,6 @@ func (p *purpose) String() string {
 	}
 	return fmt.Sprintf("%s %q", p.what, p.name)
 }
-
-// wait is a waiting request.
-type wait struct {
-	purpose
-	since time.Time
-}
-
-// waits are the requests of a session that wait. Service.mu guards waits.
-type waits map[*wait]struct{}
 
 // enter notes that the request waits; leave undoes enter. The caller holds Service.mu.
 func (w *waiter) enter() {

@@ -1,0 +1,207 @@
+package service
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/hostmem"
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
+	"github.com/poolbridge/poolbridge/mempool/service/streams"
+)
+
+// This file has what the service keeps beside the ledger, and finds by the ids of the ledger's records: memory, files, and those who wait.
+
+// Service holds the pools, buffers and sessions of one epoch. Several goroutines may call its methods at the same time.
+type Service struct {
+	epoch     mempool.Epoch
+	began     time.Time
+	uid       uint32 // the user that the service runs as
+	mayCreate func(mempool.Peer) bool
+	memory    *hostmem.Memory // the memory of the machine
+
+	mu        mutex
+	ledger    *ledger.Ledger
+	sessions  map[uint64]*Session // what is not plain of the sessions, blocks, pools, …: by id
+	blocks    ledger.Index[uint64, *blockMemory]
+	pools     map[uint64]*Pool
+	timelines streams.Timelines
+	channels  map[uint64]*channel
+	broken    map[*ledger.Session][]*broken
+	changed   map[uint64]*signal  // by id of a buffer: for requests that wait until the buffer changes
+	awaited   map[string]*awaited // names that requests wait for
+	pooled    signal              // a pool was made, or could not be made
+	reclaim   reclaimQueue
+	draining  map[*ledger.Block]func()
+	channeled signal                          // a channel was made
+	view      *view                           // the view that is being made; nil: none
+	viewing   sync.Mutex                      // held while a view is made; locked before mu
+	most      struct{ sessions, awaited int } // the greatest lengths of these maps
+
+	journal  *journal.Journal
+	waiting  map[string]int // how many requests wait, for each kind of thing that they wait for
+	patience time.Duration
+	watching bool // the goroutine of watchChannelsLocked runs
+
+	closed     bool
+	closing    chan struct{}  // closed when Close begins
+	done       chan struct{}  // closed when Close has ended
+	background sync.WaitGroup // pools that are being made, ended sessions whose process is not gone
+	drains     sync.WaitGroup // goroutines that check something again and again
+}
+
+var errShutdown = situation.Of(mempool.ErrClosed, "the service is shutting down")
+
+// Session is the service's state of one connection. When the session ends, for any reason, its leases end. Service.mu guards the
+// session.
+type Session struct {
+	svc        *Service
+	rec        *ledger.Session
+	eventWaits atomic.Int32 // calls of Events that wait
+	notify     func(Notice)
+	told       bool          // the journal has an event that the session began
+	over       chan struct{} // closed when the session has ended
+	// reclaimed is closed when the session has ended and the service holds nothing for the session's process any more.
+	reclaimed chan struct{}
+
+	swept chan struct{} // closed when no consumer of the ended session has a slot any more
+
+	ending   *ending     // nil until the session ends
+	blocking journal.Gap // long waits of other sessions for leases of this session
+	waits    waits
+}
+
+// sessionOf returns the service's state of a session that has not ended, or of an ended session for whose process something is still held.
+// The caller holds s.mu.
+func (s *Service) sessionOf(of *ledger.Session) *Session { return s.sessions[of.ID] }
+
+// Notice is a message that the service sends to a session without a request.
+type Notice interface{ notice() }
+
+// tellLocked sends a notice to the session, if the session gets notices and has not ended.
+func (s *Session) tellLocked(n Notice) {
+	if s.notify != nil && !s.rec.Ended {
+		s.notify(n)
+	}
+}
+
+// ending is the end of a session, until the service holds nothing for the session's process any more. Service.mu guards it.
+type ending struct {
+	*Session
+	how     mempool.SessionEnding
+	at      time.Time
+	held    []*ledger.Block // the blocks that the session had leased
+	lingers bool            // after the end, the service still held something for the session's process
+}
+
+// broken counts the incomplete buffers that an ended session has left in a pool and that other sessions could read. Service.mu guards broken.
+type broken struct {
+	pool    *ledger.Pool
+	buffers int
+	bytes   uint64
+	first   *ledger.Buffer
+}
+
+// Pool is memory of one kind on one device. The users and groups of the pool's access list share this memory. A pool has a name and a size
+// limit. Service.mu guards the fields that can change. The file recycle.go handles blocks that no buffer uses any more.
+type Pool struct {
+	svc   *Service
+	rec   *ledger.Pool
+	arena mempool.Arena
+
+	queued          uint64        // how many blocks were queued to be freed so far
+	returned        countedSignal // a queued block was freed, or could not be freed
+	recharged       time.Time     // when recharge last checked more than fewCharged blocks
+	watched         bool          // the goroutine of watchCharged runs
+	passed          bool          // an allocation has skipped pending blocks since watchCharged last checked
+	closed          chan struct{} // closed when the arena is closed
+	waiters         waiters       // allocations that wait for room
+	relief          countedSignal // blocks became free, or were freed
+	refused, failed journal.Gap   // refused: allocations that found no room; failed: allocations that the driver refused
+
+	streams bool             // the pool has had a channel
+	wanting map[*Session]int // how many allocations of each session have found no room
+	asked   time.Time        // when ask last sent Wanted
+	tidied  time.Time        // when want last called tidyLocked
+	asking  bool             // wantOn runs
+}
+
+// poolOf returns the service's state of a pool. The caller holds s.mu.
+func (s *Service) poolOf(p *ledger.Pool) *Pool { return s.pools[p.Info.ID] }
+
+// memoryOf returns the memory of a block that is not freed. The caller holds s.mu.
+func (s *Service) memoryOf(b *ledger.Block) *blockMemory { return s.blocks.Get(b.ID) }
+
+// MemberRole says whether a member of a channel is a producer or a consumer.
+type MemberRole = ledger.MemberRole
+
+// These are the roles of members.
+const (
+	Producer = ledger.Producer
+	Consumer = ledger.Consumer
+)
+
+// MemberSpec says how a new member of a channel takes part in the channel.
+type MemberSpec = ledger.MemberSpec
+
+// channel is a channel that the service takes care of: it frees what members that left had used. The service also decides which sessions take
+// part. Service.mu guards a channel.
+type channel struct {
+	*streams.Stream
+	svc    *Service
+	tended bool      // the goroutine of tendLocked runs
+	rests  time.Time // the goroutine of tendLocked does not call tidyLocked before this time
+}
+
+// channelOfLocked returns the service's state of a channel that is not freed.
+func (s *Service) channelOfLocked(ch *ledger.Channel) *channel { return s.channels[ch.Info.ID] }
+
+// purpose says what a request waits for.
+type purpose struct {
+	what   string       // forRoom, …
+	name   string       // name of the pool, the channel, or the buffer
+	pool   *ledger.Pool // of the buffer, or the pool that has no room; nil: what the request waits for does not exist
+	buffer uint64
+	bytes  uint64
+}
+
+// wait is a waiting request.
+type wait struct {
+	purpose
+	since time.Time
+}
+
+// waits are the requests of a session that wait. Service.mu guards waits.
+type waits map[*wait]struct{}
+
+// awaited is a name: requests wait until a session publishes a buffer under this name. Each name has its own signal, so that a publication
+// wakes only the requests that wait for the published name. Service.mu guards awaited.
+type awaited struct {
+	signal
+	svc     *Service
+	text    string
+	waiters int
+}
+
+// reclaimQueue has the memory that the service is about to free. Requests add memory to the queue with Service.mu held. When a request
+// has completed its change of the service's state, flush frees the queued memory without the mutex.
+type reclaimQueue struct {
+	blocks []*ledger.Block // in state BlockFreeing, counted as held
+	pools  []*Pool         // pools that have no blocks any more, except stuck ones
+	// timelines free the memory of timelines that no session can ask for any more.
+	timelines []func() error
+}
+
+// note adds an event to the journal, and the event is logged when the lock is released. The parameter `pool` is the pool that the event
+// concerns, or nil. The caller holds s.mu.
+func (s *Service) note(e mempool.HistoryEvent, pool *ledger.Pool) {
+	one := journal.Entry{HistoryEvent: e}
+	if pool != nil {
+		one.Pool, one.Maker, one.Access = pool.Info.Name, pool.Maker, pool.Access
+	}
+	s.journal.Note(one)
+	s.mu.noted = true
+}
