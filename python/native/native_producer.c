@@ -8,7 +8,12 @@ typedef struct {
     Member member;
     struct pb_producer core;
     uint64_t checked; // id of the description that `publish` checked last
+    uint64_t roused;  // how often `rouse` was called
 } Producer;
+
+typedef struct {
+    uint64_t returned, roused; // the values when the wait began
+} Awaited;
 
 static void unmap(Member *m) { pb_producer_close(&((Producer *)m)->core); }
 
@@ -111,6 +116,15 @@ static enum pb_result try_reclaim(Member *m, void *with) {
     return r && r != PB_NONE ? r : p->returned == *(uint64_t *)with ? PB_NONE : PB_OK;
 }
 
+// Takes slots back, and looks whether buffers came back.
+static enum pb_result try_await(Member *m, void *with) {
+    struct pb_producer *p = producer_core(m);
+    const Awaited *before = with;
+    enum pb_result r = pb_reclaim(p, false);
+    if (r && r != PB_NONE) return r;
+    return p->due || p->returned != before->returned || ((Producer *)m)->roused != before->roused ? PB_OK : PB_NONE;
+}
+
 // Copies an array. A caller copies data of the producer before the caller makes Python objects: to make an object may run finalisers, and
 // during a finaliser other threads may use or close the producer. The copy of an empty array is NULL.
 static void *copy_of(const void *from, size_t size, bool *fine) {
@@ -159,6 +173,33 @@ static PyObject *reclaim(Producer *self, PyObject *const *args, Py_ssize_t given
     return blocks_of(&self->member);
 }
 
+// await_back(timeout, roused)
+static PyObject *await_back(Producer *self, PyObject *const *args, Py_ssize_t given) {
+    Wait how = {.freed = true, .uncounted = true};
+    enum pb_result r;
+    Awaited before = {.returned = self->core.returned};
+    if (!usable(&self->member) || !count_is(given, 2, 2, "await_back") || !wait_of(self, args, 1, &how) ||
+        !number_of(self, args[1], UINT64_MAX, "a number of calls", &before.roused) ||
+        !wait_for(&self->member, try_await, &before, &how, &r))
+        return NULL;
+    return r && r != PB_TIMEOUT ? result_of(&self->member, r) : Py_NewRef(Py_None);
+}
+
+static PyObject *rouse(Producer *self, PyObject *ignored) {
+    (void)ignored;
+    self->roused++;
+    if (self->member.open && !pb_forked(self->core.ch.life)) {
+        PB_FULL_BARRIER();
+        pb_wake(pb_freed(&self->core.ch));
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *roused(Producer *self, void *closure) {
+    (void)closure;
+    return PyLong_FromUnsignedLongLong(self->roused);
+}
+
 static PyObject *behind(Producer *self, void *closure) {
     (void)closure;
     uint64_t member;
@@ -189,6 +230,8 @@ static PyMethodDef methods[] = {
     {"add_cursor", FAST(add_cursor), NULL},
     {"publish", FAST(publish), NULL},
     {"reclaim", FAST(reclaim), NULL},
+    {"await_back", FAST(await_back), NULL},
+    {"rouse", (PyCFunction)rouse, METH_NOARGS, NULL},
     {"close", (PyCFunction)close_member, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -217,6 +260,7 @@ static PyObject *counts(Producer *self, void *closure) {
 static PyGetSetDef getters[] = {
     {"counts", (getter)counts, NULL, NULL, NULL},
     {"waits", (getter)waits, NULL, NULL, NULL},
+    {"roused", (getter)roused, NULL, NULL, NULL},
     {"patience", (getter)patience, (setter)set_patience, NULL, NULL},
     {"unknown", (getter)unknown, NULL, NULL, NULL},
     {"waits_asleep", (getter)waits_asleep, NULL, NULL, NULL},

@@ -425,7 +425,7 @@ static bool add_fence(struct pb_producer *p, const struct pb_cursor *cursor, uin
 
 enum pb_result pb_reclaim(struct pb_producer *p, bool buffers) {
     struct pb_channel *ch = &p->ch;
-    p->came_back = p->fence_count = 0;
+    p->came_back = p->fence_count = p->due = 0;
     if (!p->in_flight) return PB_OK;
     uint64_t state = pb_state(ch), tail = pb_tail(ch);
     enum pb_result r = look_at_roster(p, state, tail);
@@ -443,6 +443,7 @@ enum pb_result pb_reclaim(struct pb_producer *p, bool buffers) {
     for (size_t i = 0; i < before; i++) {
         struct pb_flight flight = p->flights[i];
         flight.first = p->fence_count;
+        p->due += flight.back && !buffers && !flight.slot;
         flight.back = flight.back && (buffers || flight.slot);
         for (size_t k = 0; k < p->lives && flight.back; k++)
             if (p->live[k]->timeline) flight.back = add_fence(p, p->live[k], flight.number, &memory);

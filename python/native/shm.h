@@ -123,6 +123,7 @@ struct pb_producer {
     struct pb_flight *flights, *back;
     size_t in_flight, came_back, room;
     uint64_t returned; // how many frames have come back
+    size_t due;        // how many frames with buffers of their own the last `pb_reclaim` found that it did not take back
     struct pb_fence *fences;
     size_t fence_count, fence_room;
     // The fields for fair waits of producers: see the section "Waiting for room" of docs/streams.md.

@@ -148,6 +148,17 @@ class Producer:
         With a timeout, `reclaim` waits until a block or a slot comes back, also if another thread takes it back. The
         result can also be `EVICTED` or `UNKNOWN_MEMBER`.
         """
+    def await_back(self, timeout: float | None, roused: int, /) -> Condition | None:
+        """Wait until a slot came back, which `await_back` takes, or a block, which `reclaim` then returns.
+
+        The wait also ends when `roused` of the producer is not the given number. The result can be `EVICTED` or
+        `UNKNOWN_MEMBER`.
+        """
+    def rouse(self) -> None:
+        """End the waits of `await_back`. This method never waits."""
+    @property
+    def roused(self) -> int:
+        """How often `rouse` was called."""
     @property
     def in_flight(self) -> list[tuple[int, int]]:
         """Frame number and block id of each frame whose block has not come back."""

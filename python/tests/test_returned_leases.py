@@ -12,9 +12,11 @@ import asyncio
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from weakref import ref
 
 import numpy as np
-from realservice import leases, publish, until
+from realservice import leases, no_collector, publish, until
 from test_members import service as service  # noqa: PLC0414 - a fixture
 
 import poolbridge
@@ -343,14 +345,14 @@ class Leaving:
         self.native = producer.native
         self.leave = producer.leave
 
-    def reclaim(self, seconds):
-        came = self.native.reclaim(seconds)
+    def __getattr__(self, name):
+        return getattr(self.native, name)
+
+    def reclaim(self):
+        came = self.native.reclaim()
         if came:
             self.leave()
         return came
-
-    def close(self):
-        self.native.close()
 
 
 def test_blocks_that_come_back_as_their_producer_leaves_are_nobodys(client):
@@ -361,6 +363,74 @@ def test_blocks_that_come_back_as_their_producer_leaves_are_nobodys(client):
     producer.native = Leaving(producer)
     producer.await_back(0.01)
     assert not producer.loans
+
+
+class Late:
+    """Wraps a native producer: in the thread `late`, the first call that looks returns only when the test says so."""
+
+    def __init__(self, native):
+        self.native = native
+        self.came, self.go_on = threading.Event(), threading.Event()
+
+    def __getattr__(self, name):
+        found = getattr(self.native, name)
+        if threading.current_thread().name != "late" or self.came.is_set() or not callable(found):
+            return found
+
+        def call(*arguments):
+            came = found(*arguments)
+            self.came.set()
+            self.go_on.wait(60)
+            return came
+
+        return call
+
+
+def test_an_allocation_gets_memory_for_whose_return_another_thread_waits(client, other):
+    pool = client.create_pool("one", max_bytes=PAGE)
+    channel = client.create_channel("c", pool=pool, mode="queue", capacity=1)
+    frames = other.subscribe("c")
+    publish(client, channel, 1)
+    producer = client._session.producers[channel.id]
+    late = producer.native = Late(producer.native)
+    waiting = threading.Thread(target=producer.await_back, args=(60,), name="late")
+    waiting.start()
+    next(frames).release()
+    assert late.came.wait(60)
+    client.allocate(4, pool=pool, timeout=0).release()
+    late.go_on.set()
+    waiting.join()
+    assert not producer.loans
+
+
+def test_what_waits_for_an_answer_to_the_session_goes_without_the_garbage_collector(client):
+    class Then:
+        def __call__(self, timeline):
+            heard.append(timeline)
+
+    heard: list[int] = []
+    then = Then()
+    gone = ref(then)
+    with no_collector(), client._session.lock:
+        client._session.learn_timeline(4711, then)
+        del then
+    with no_collector():
+        until(lambda: heard == [4711])
+        until(lambda: gone() is None)
+
+
+def test_a_lease_of_a_producer_that_leaves_is_released_once_though_the_client_closes_meanwhile(client, monkeypatch):
+    session = client._session
+    ended: list[object] = []
+    monkeypatch.setattr(session, "end_lease", ended.append)
+    grant = object()
+    with session.lock:
+        session.leave_and_release(SimpleNamespace(channel=SimpleNamespace(id=4711), member=4711), grant)
+        session.core.abandon_all(poolbridge.ClientClosedError("the client is closed"))
+        session._flush()
+    assert ended == [grant]
+    client.stats()  # the answer to the first request came before
+    assert ended == [grant]
 
 
 def test_leases_are_given_back_though_the_thread_that_does_so_has_failed_before(client, other, monkeypatch):

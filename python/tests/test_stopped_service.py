@@ -17,6 +17,7 @@ from typing import Any
 from realservice import RealService, until
 
 import poolbridge
+from poolbridge._client import publisher as _publisher
 
 FRAMES = 200
 
@@ -64,6 +65,36 @@ def test_a_stream_goes_on_with_memory_that_comes_back_while_the_service_is_stopp
         publisher.close()
         channel.close()
         client.allocate(2 << 20, "uint8", timeout=60).release()
+
+
+def test_a_loan_waits_for_a_slot_and_for_the_service_at_once(service, monkeypatch):
+    monkeypatch.setattr(_publisher, "_PATIENCE", 3600)
+    monkeypatch.setattr(_publisher, "_LOOK", 3600)
+    with poolbridge.connect(service.path, timeout=60) as client, poolbridge.connect(service.path, timeout=60) as other:
+        pool = client.create_pool("frames", max_bytes="64MiB")
+        channel = client.create_channel("c", pool=pool, capacity=1, full="drop-oldest")
+        frames, publisher = other.subscribe("c", ack="manual"), channel.publisher(1 << 20, "uint8")
+        hand: list[Any] = []
+        for _ in range(3):
+            publisher.loan()
+            publisher.publish()
+            hand.append(frames.receive(60))
+        stop(service)
+        for ends in (hand.pop(0).release, lambda: os.kill(service.process.pid, signal.SIGCONT)):
+            loans: list[Any] = []
+            thread = threading.Thread(target=lambda loans=loans: loans.append(publisher.loan()))
+            thread.start()
+            until(lambda: any(not call.abandoned for call in list(client._session.core._calls.values())))
+            assert not loans
+            ends()
+            thread.join(60)
+            assert len(loans) == 1
+            publisher.publish()
+            hand.append(frames.receive(60))
+            if len(hand) == 3:
+                os.kill(service.process.pid, signal.SIGCONT)
+                client.stats()
+                stop(service)
 
 
 def test_a_stream_of_asyncio_goes_on_with_memory_that_comes_back_while_the_service_is_stopped(service):

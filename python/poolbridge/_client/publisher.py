@@ -17,8 +17,8 @@ from poolbridge._client.tracing import Operation, published, texts_of, traced
 from poolbridge._memory import tensor as _tensor
 from poolbridge._order import order as _order
 from poolbridge._order.streams import stream_key
-from poolbridge._session.calls import Call, Waiter
-from poolbridge._session.flow import Flow, Hear, Sleep
+from poolbridge._session.calls import Call
+from poolbridge._session.flow import Flow, Sleep
 from poolbridge._session.grants import held, know_timeline, take
 from poolbridge._session.producer import Sending, deliver, pack_meta, producer_of
 from poolbridge._session.returns import Arena, Slots
@@ -57,7 +57,7 @@ _MORE: Final = 4
 _MORE_ON_STREAMS: Final = 16
 _SMALL: Final = 256 << 10
 # Numbers of seconds. For `_PATIENCE` seconds after the service refused another arena, a publisher does not ask again.
-# While it waits for the answer, it looks for slots that came back, and looks again after `_LOOK` seconds.
+# While it waits for the answer, and a GPU still reads slots that came back, it looks for both every `_LOOK` seconds.
 _PATIENCE: Final = 0.2
 _LOOK: Final = 5e-3
 _NUMBERS: Final = (float, int)
@@ -254,15 +254,15 @@ class BasePublisher(Uncopied):
     def _await_slot(self, producer: Producer, deadline: float | None) -> Flow[None]:
         """Wait until a slot came back, or until the publisher has another arena.
 
-        The service may be stopped, so the flow looks for slots while it waits for the service's answer.
+        The service may be stopped, so the flow waits for slots, too, while it waits for the service's answer.
         """
         session, slots, began = self._session, self._slots, time.monotonic()
         size = slots.counts[0]
         call: Call | None = None
-        waiter = Waiter(lambda: call is not None and call.done)
         try:
             while True:
                 self._check_open()
+                roused = producer.native.roused
                 left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
                 yield from _collect(producer, left)
                 if slots.lend() or not slots.arenas:
@@ -283,16 +283,15 @@ class BasePublisher(Uncopied):
                     return
                 if call is None and not pending and time.monotonic() >= self._refused and not session.core.owed:
                     request = Alloc(pool=self._channel.pool, tensor=self._slots_of(size).to_wire(), wait=0)
-                    call = session.ask(request, GrantReply, waiter.tell)
-                    yield Hear(waiter, _LOOK)
+                    call = session.ask(request, GrantReply, producer.native.rouse)
                     continue
                 if left == 0 and (call is None or time.monotonic() >= began + _PATIENCE):
                     raise self._no_slot()
-                pause = _PATIENCE if call is None else _LOOK
+                pause = min(left or _PATIENCE, _PATIENCE)
                 if pending:  # the CPU has to write the slots, and a GPU still reads them
-                    yield from self._await_fences(pending, pause if left is None else min(left, pause))
+                    yield from self._await_fences(pending, pause if call is None else min(pause, _LOOK))
                 else:
-                    yield Sleep(producer.await_back, pause if left is None else min(left, pause))
+                    yield Sleep(partial(producer.await_back, roused=roused), pause)
         finally:
             if call is not None:
                 session.abandon(call)

@@ -82,21 +82,28 @@ class Producer(Membership):
 
     def collect(self) -> None:
         """Take the blocks that came back. The caller holds the session's lock."""
-        self.take_back(self._reclaim(0.0))
+        self.take_back(self._reclaim())
 
-    def await_back(self, seconds: float | None) -> Any:
-        """Wait at most `seconds` until slots or blocks come back from the consumers, and take these blocks.
+    def await_back(self, seconds: float | None, roused: int | None = None) -> Any:
+        """Wait at most `seconds` until slots or blocks come back from the consumers, and take them.
 
-        Return the `Condition` of the native `reclaim`, if it returned one. The caller does not hold the session's lock.
+        Return the `Condition` of the native producer, if it returned one. The caller does not hold the session's lock.
+
+        Blocks are taken only with the lock: a thread that allocates must not miss blocks which another thread has taken
+        and not yet released.
         """
-        came = self._reclaim(seconds)
+        came = None
+        if seconds != 0:
+            with suppress(ClosedError, ForkError):
+                came = self.native.await_back(seconds, self.native.roused if roused is None else roused)
         with self.session.lock:
-            self.take_back(came)
-        return None if isinstance(came, list) else came
+            taken = self._reclaim()
+            self.take_back(taken)
+        return came if came is not None or isinstance(taken, list) else taken
 
-    def _reclaim(self, seconds: float | None) -> Any:
+    def _reclaim(self) -> Any:
         try:
-            return self.native.reclaim(seconds)
+            return self.native.reclaim()
         except (ClosedError, ForkError):
             return None
 

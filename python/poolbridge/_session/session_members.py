@@ -119,7 +119,10 @@ class SessionMembers(Owner):
 
     def _has_left(self, made: list[Call], member: Any, grant: Grant) -> None:
         # The thread that has received the reply calls `_has_left`. This thread holds the session's lock.
-        if isinstance(made[0].error, BusyError):  # a consumer takes a frame at this moment
+        if not made:
+            return  # the client was closed before this reply came
+        call = made.pop()  # `made` does not refer to the request any more, which refers to `made`
+        if isinstance(call.error, BusyError):  # a consumer takes a frame at this moment
             self.leave_and_release(member, grant)
         else:
             self.end_lease(grant)
@@ -128,7 +131,9 @@ class SessionMembers(Owner):
         """Leave all channels, because the session ends. The caller holds the lock."""
         with ExitStack() as rest:  # if one step raises, the other steps still run
             rest.callback(self.producers.clear)
-            for member in reversed(self.core.members):
+            # The last callback runs first. Producers leave first: a consumer that leaves makes room in the channel, and
+            # a call that waits for this room must not publish any more.
+            for member in sorted(self.core.members, key=lambda member: str(member.role)):
                 rest.callback(self._leave, member)
                 rest.callback(member.end)
             if self.ended is None:
@@ -195,7 +200,7 @@ class SessionMembers(Owner):
 
     def _learned(self, timeline: int, made: list[Call], then: Callable[[int], None]) -> None:
         # The thread that has received the reply calls `_learned`. This thread holds the session's lock.
-        call = made[0]
+        call = made.pop()  # `made` does not refer to the request any more, which refers to `made`
         if not call.failed:
             self._adopt(timeline, own=False)
         elif isinstance(call.error, (NotFoundError, StaleError)):
