@@ -172,17 +172,11 @@ class SessionMembers(Owner):
 
     def close_slots(self, slots: Slots) -> None:
         """Let a publisher's arenas go; see `Returns.close_slots`. Never waits, never raises."""
-        self.lock.later(partial(self._close_slots, slots))
-
-    def _close_slots(self, slots: Slots) -> None:
-        self.returns.close_slots(slots)
+        self.lock.later(partial(self.returns.close_slots, slots))
 
     def lose_arena(self, arena: Arena) -> None:
         """See `Owner.lose_arena`."""
-        self.lock.later(partial(self._lose_arena, arena))
-
-    def _lose_arena(self, arena: Arena) -> None:
-        self.returns.leave(arena)
+        self.lock.later(partial(self.returns.leave, arena))
 
     def end_lease(self, grant: Grant) -> None:
         """See `Owner.end_lease`."""
