@@ -16,7 +16,7 @@ from fakeservice import Service
 from realservice import leases, until
 
 import poolbridge
-from poolbridge._client import whole as _whole
+from poolbridge._client import makers as _makers
 
 NATIVE = importlib.util.find_spec("poolbridge._native") is not None
 
@@ -121,7 +121,7 @@ def test_a_fault_within_a_library_is_its_own(client, monkeypatch):
     def broken(lease):
         raise ModuleNotFoundError("No module named 'libcudart'", name="libcudart")
 
-    monkeypatch.setitem(_whole._MAKERS, "torch", broken)
+    monkeypatch.setitem(_makers._MAKERS, "torch", broken)
     client.put(np.arange(3), "it")
     with pytest.raises(ModuleNotFoundError, match="libcudart"):
         client.get_array("it", library="torch")

@@ -10,7 +10,7 @@ from contextvars import copy_context
 from types import TracebackType
 from typing import Any, ClassVar, Never, Self, TypeVar
 
-from poolbridge._client import operations as _operations, whole as _whole
+from poolbridge._client import makers as _makers, operations as _operations
 from poolbridge._client.channel import AsyncChannel
 from poolbridge._client.client_state import CLOSE_TIMEOUT, ClientState
 from poolbridge._client.entries import PoolInfo, ServiceStats
@@ -154,8 +154,8 @@ class AsyncClient(AsyncLists, ClientState):
         self, name: str, library: Library = "numpy", *, write: bool = False, timeout: float | None = 0.0
     ) -> Any:
         """Lease the buffer that was published under a name, and return it as an array; see `Client.get_array`."""
-        maker = _whole.check_library(library)
-        return _whole.array_of(await self.get(name, write=write, timeout=timeout), maker)
+        maker = _makers.check_library(library)
+        return _makers.array_of(await self.get(name, write=write, timeout=timeout), maker)
 
     async def unpublish(self, name: str) -> None:
         """Remove a published name; see `Client.unpublish`."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
-from poolbridge._client import operations as _operations, whole as _whole
+from poolbridge._client import makers as _makers, operations as _operations
 from poolbridge._client.channel import Channel
 from poolbridge._client.client_state import CLOSE_TIMEOUT, ClientState
 from poolbridge._client.entries import PoolInfo, ServiceStats
@@ -397,8 +397,8 @@ class Client(Lists, ClientState):
         NotFoundError, WaitTimeoutError, BusyError, AccessDeniedError, ContentFailedError
             See `get`.
         """
-        maker = _whole.check_library(library)
-        return _whole.array_of(self.get(name, write=write, timeout=timeout), maker)
+        maker = _makers.check_library(library)
+        return _makers.array_of(self.get(name, write=write, timeout=timeout), maker)
 
     def unpublish(self, name: str) -> None:
         """Remove a published name. Leases on the buffer stay valid.

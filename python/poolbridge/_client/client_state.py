@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from poolbridge._client import channel_operations as _channel_operations, operations as _operations, whole as _whole
+from poolbridge._client import channel_operations as _channel_operations, operations as _operations
 from poolbridge._client.entries import PoolInfo
 from poolbridge._client.session_stats import SessionStats, session_stats
 from poolbridge._client.tracing import Operation, bytes_of, traced
@@ -192,9 +192,8 @@ class ClientState:
         timeout: float | None,
     ) -> Flow[LeaseState]:
         chosen = yield from self._pool(pool)
-        return (
-            yield from _whole.put(self._session, array, name, chosen.id, keep=keep, replace=replace, timeout=timeout)
-        )
+        flow = _operations.put(self._session, array, name, chosen.id, keep=keep, replace=replace, timeout=timeout)
+        return (yield from flow)
 
     def _create_channel(
         self, name: str, *, pool: PoolInfo | str | None, mode: ChannelMode, capacity: int, full: FullPolicy

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
+from poolbridge._array import sources as _sources
+from poolbridge._array.copies import copy_into
 from poolbridge._client.entries import PoolInfo, ServiceStats, pool_info, service_stats
 from poolbridge._client.promise import Promise
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
@@ -428,6 +430,25 @@ def publish(state: LeaseState, name: str, *, keep: bool, replace: bool, stream: 
     state.name = name
     if mark is not None:
         state.event = mark
+
+
+def put(
+    session: Session, given: Any, name: str, pool: int, *, keep: bool, replace: bool, timeout: float | None
+) -> Flow[LeaseState]:
+    """Copy an array into a new buffer of the pool whose id is `pool`, and publish the buffer."""
+    name, timeout = check_name(name, "buffer"), check_timeout(timeout)
+    source = _sources.source_of(given)
+    _sources.check_not_sent(session, source)
+    description = _tensor.describe(source.shape, source.element.name)
+    state = yield from allocate(session, description, pool, timeout=timeout)
+    try:
+        yield Do(partial(copy_into, state, given))
+        yield from publish(state, name, keep=keep, replace=replace, stream=None)
+    except BaseException:
+        if not state.released and session.ended is None:
+            state.release(failed=state.write, force=True)
+        raise
+    return state
 
 
 def local_event(state: LeaseState, event: Any) -> Event:

@@ -23,7 +23,7 @@ from distributed.protocol.numpy import deserialize_numpy_ndarray, serialize_nump
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
 from distributed.utils import has_keyword
 
-from poolbridge._client import whole as _whole
+from poolbridge._client import makers as _makers
 from poolbridge._client.lease import BaseLease
 from poolbridge.dask import _link
 from poolbridge.dask._link import LEASE, Link
@@ -99,7 +99,7 @@ def _put_before(cls: type, library: str, dump_bytes: _Dump | None, load_bytes: _
 
 
 def _dump_lease(lease: BaseLease) -> tuple[dict[str, Any], list[Any]]:
-    header, frames = serialize_numpy_ndarray(_whole.array_of(lease, "numpy"))
+    header, frames = serialize_numpy_ndarray(_makers.array_of(lease, "numpy"))
     return {"elements": header, "dtype": lease.dtype_name, "pool": lease.pool}, frames
 
 

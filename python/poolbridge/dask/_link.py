@@ -17,7 +17,7 @@ import numpy as np
 
 from poolbridge._array import owners as _owners, sources as _sources
 from poolbridge._array.arrays import state_of
-from poolbridge._client import whole as _whole
+from poolbridge._client import makers as _makers
 from poolbridge._client.client import Client
 from poolbridge._client.client_state import session_of
 from poolbridge._client.connect import connect
@@ -425,7 +425,7 @@ def _taken(lease: Lease, description: dict[str, Any]) -> Any:
     if "tensor" in description:
         state.description = _tensor.from_wire(Tensor(*description["tensor"]), state.grant.nbytes)
         library = description["library"]
-        return lease if library == LEASE else _whole.array_of(lease, library)
+        return lease if library == LEASE else _makers.array_of(lease, library)
     _order.before_cpu(state)
     block, strides = _block(state), description["strides"]
     return np.ndarray(description["shape"], description["dtype"], block, description["offset"], strides)

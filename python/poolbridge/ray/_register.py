@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import poolbridge
-from poolbridge._client import whole as _whole
+from poolbridge._client import makers as _makers
 from poolbridge._client.operations import check_name, check_seconds
 from poolbridge.ray import _cluster, _nixl
 from poolbridge.ray._connection import DEFAULT_POOL
@@ -67,7 +67,7 @@ def register(
         An argument is not as described above.
     """
     ray = _cluster.import_ray()
-    _whole.check_library(library)
+    _makers.check_library(library)
     if nixl and (reason := _nixl.missing()):
         raise poolbridge.UnavailableError(f"nixl=True: {reason}")
     options = Options(library, check_name(pool, "pool"), bool(fallback), check_seconds(timeout), nixl)

@@ -13,7 +13,7 @@ import numpy as np
 import poolbridge
 from poolbridge._array import sources as _sources
 from poolbridge._array.arrays import state_of
-from poolbridge._client import whole as _whole
+from poolbridge._client import makers as _makers
 from poolbridge._memory.kinds import ON_CPU
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._sys.log import LOG
@@ -339,7 +339,7 @@ def _end(ends: list[Callable[[], None]]) -> None:
 
 def _array(lease: poolbridge.Lease, library: poolbridge.Library) -> Any:
     if library != "numpy":
-        return _whole.array_of(lease, library)
+        return _makers.array_of(lease, library)
     array = np.asarray(lease)
     array.flags.writeable = False  # also if NIXL has written the array in this process
     return array

@@ -28,7 +28,7 @@ from rig import ENVIRONMENT, N, has_poolsvc, service_command, use
 import poolbridge
 import poolbridge.ray
 from poolbridge._array import sources as _sources
-from poolbridge._client import whole as _whole
+from poolbridge._client import makers as _makers
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._libraries import consumers as _consumers
 
@@ -73,7 +73,7 @@ class Worker:
         self.gate, self.stream = Gate(), new_stream()
         self.consumer = None if library == BYTES else _consumers.load(library)
         if self.consumer is None:
-            _whole._MAKERS[library] = self.take
+            _makers._MAKERS[library] = self.take
         # The first use of a pool or a library may wait for all streams of the GPU, so use both before a stream waits.
         self.take(poolbridge.ray.client().allocate(N, "uint8", pool="gpu"))
 

@@ -1,45 +1,19 @@
-"""Publishes a copy of an array under a name, and makes an array of a chosen library from a lease."""
+"""Makes an array of a chosen library from a lease."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poolbridge._array import sources as _sources
 from poolbridge._array.arrays import state_of
-from poolbridge._array.copies import copy_into
 from poolbridge._client import operations as _operations
-from poolbridge._memory import tensor as _tensor
-from poolbridge._session.flow import Do, Flow
 from poolbridge.errors import (
     UnavailableError,
 )
 
 if TYPE_CHECKING:
     from poolbridge._client.lease import BaseLease
-    from poolbridge._session.lease_state import LeaseState
-    from poolbridge._session.session import Session
-
-
-def put(
-    session: Session, given: Any, name: str, pool: int, *, keep: bool, replace: bool, timeout: float | None
-) -> Flow[LeaseState]:
-    """Copy an array into a new buffer of the pool whose id is `pool`, and publish the buffer."""
-    name, timeout = _operations.check_name(name, "buffer"), _operations.check_timeout(timeout)
-    source = _sources.source_of(given)
-    _sources.check_not_sent(session, source)
-    description = _tensor.describe(source.shape, source.element.name)
-    state = yield from _operations.allocate(session, description, pool, timeout=timeout)
-    try:
-        yield Do(partial(copy_into, state, given))
-        yield from _operations.publish(state, name, keep=keep, replace=replace, stream=None)
-    except BaseException:
-        if not state.released and session.ended is None:
-            state.release(failed=state.write, force=True)
-        raise
-    return state
 
 
 def check_library(library: str) -> str:
