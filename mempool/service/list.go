@@ -139,6 +139,9 @@ func (v View) Leases(after string, most int, into []mempool.LeaseInfo) (Page[mem
 // channels. If the session `to` sees only some of the pools, waitsForLocked ignores waits for other things.
 func (s *Session) waitsForLocked(to *ledger.Session) (what string, since time.Time) {
 	all := to == nil || s.rec.VisibleTo(to)
+	if len(s.waits)+len(s.rec.Members) == 0 {
+		return "", time.Time{}
+	}
 	if w := s.waits.longest(func(w *wait) bool { return all || w.pool != nil && w.pool.VisibleTo(to) }); w != nil {
 		what, since = w.String(), w.since
 	}

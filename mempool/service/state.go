@@ -60,6 +60,7 @@ var errShutdown = situation.Of(mempool.ErrClosed, "the service is shutting down"
 type Session struct {
 	svc        *Service
 	rec        *ledger.Session
+	waits      waits        // requests of the session that wait
 	eventWaits atomic.Int32 // calls of Events that wait
 	notify     func(Notice)
 	told       bool          // the journal has an event that the session began
@@ -71,7 +72,6 @@ type Session struct {
 
 	ending   *ending     // nil until the session ends
 	blocking journal.Gap // long waits of other sessions for leases of this session
-	waits    waits
 }
 
 // sessionOf returns the service's state of a session that has not ended, or of an ended session for whose process something is still held.
