@@ -161,7 +161,12 @@ class Channel(BaseChannel):
             `array` is no array (a tuple of arrays is no array, either), `meta` is too large, `event` is no interprocess
             event, or there is an `event` and the array has to be copied.
         """
-        return self._run(self._publish(array, meta=meta, timeout=timeout, stream=stream, event=event))
+        if self._session.tracer is not None:
+            return self._run(self._publish(array, meta=meta, timeout=timeout, stream=stream, event=event))
+        flow = _channel_operations.publish(
+            self._session, self._info, self._copies, array, meta=meta, timeout=timeout, stream=stream, event=event
+        )
+        return self._run(flow)
 
     def publisher(
         self, shape: int | Iterable[int], dtype: Any = "float32", *, wrap: Callable[[Any], Any] | None = None

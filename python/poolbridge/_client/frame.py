@@ -173,9 +173,15 @@ class Frame(BaseFrame):
         LeaseInUseError, LeaseReleasedError
             See `Lease.release`.
         """
-        with self._ending():
-            self._lease_state.release(failed=False, force=_operations.check_flag(force, "force"))
-            self._settled = self._settled or _RELEASED
+        if self._lease_state.session.tracer is None:  # the usual case, without a context manager
+            self._end(force)
+        else:
+            with self._ending():
+                self._end(force)
+
+    def _end(self, force: bool) -> None:
+        self._lease_state.release(failed=False, force=_operations.check_flag(force, "force"))
+        self._settled = self._settled or _RELEASED
 
     def ack(self) -> None:
         """Acknowledge the frame: say that the program has processed it. A queue then gives it to no other consumer.
@@ -214,10 +220,17 @@ class Frame(BaseFrame):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self.released:
+        if self.released:
+            return
+        if self._lease_state.session.tracer is None:
+            self._end_block(error)
+        else:
             with self._ending():
-                if self._leave(error):
-                    self._lease_state.release(failed=error is not None and self._consumer.queue)
+                self._end_block(error)
+
+    def _end_block(self, error: BaseException | None) -> None:
+        if self._leave(error):
+            self._lease_state.release(failed=error is not None and self._consumer.queue)
 
 
 class AsyncFrame(BaseFrame):

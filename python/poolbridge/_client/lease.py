@@ -439,9 +439,15 @@ class Lease(BaseLease):
         LeaseReleasedError
             The lease has ended already.
         """
-        with self._ending():
-            failed, force = _operations.check_flag(failed, "failed"), _operations.check_flag(force, "force")
-            self._lease_state.release(failed=failed, force=force)
+        if self._lease_state.session.tracer is None:  # the usual case, without a context manager
+            self._end(failed, force)
+        else:
+            with self._ending():
+                self._end(failed, force)
+
+    def _end(self, failed: bool, force: bool) -> None:
+        failed, force = _operations.check_flag(failed, "failed"), _operations.check_flag(force, "force")
+        self._lease_state.release(failed=failed, force=force)
 
     def __enter__(self) -> Self:
         self._lease_state.check_usable()

@@ -98,7 +98,9 @@ class BaseSubscription(Uncopied):
     @traced(_receives, _received)
     def _receive(self, seconds: float | None) -> Flow[Any]:
         """Take the next frame. If an error interrupts this flow, the frame stays in the native consumer's `offered`."""
-        consumer = yield from self._join()
+        consumer = self._consumer
+        if consumer is None:
+            consumer = yield from self._join()
         consumer.asks()
         native = consumer.at_once() or (yield from receive(consumer, seconds))
         if native is None:

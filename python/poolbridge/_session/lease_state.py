@@ -33,6 +33,7 @@ class Owner(_order.Owner, Protocol):
     """The part of a session that this module uses; see `poolbridge._session.session.Session`."""
 
     core: Core
+    tracer: Any
     lease_states: dict[int, ref[LeaseState]]
     lost: set[int]
 
