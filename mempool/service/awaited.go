@@ -9,14 +9,14 @@ func (s *Service) await(text string) *awaited {
 		a = &awaited{svc: s, text: text}
 		s.awaited[text] = a
 	}
-	a.waiters++
+	a.waiting++
 	return a
 }
 
 func (a *awaited) leave() {
 	a.svc.mu.Lock()
 	defer a.svc.mu.Unlock()
-	if a.waiters--; a.waiters == 0 {
+	if a.waiting--; a.waiting == 0 {
 		ledger.RemoveKey(&a.svc.awaited, &a.svc.most.awaited, a.text)
 	}
 }

@@ -63,6 +63,6 @@ func (s *Service) recycleUnused(b *ledger.Buffer) {
 	}
 	s.ledger.RemoveBuffer(b)
 	p := s.poolOf(b.Block.Pool)
-	p.waiters.broadcast()
+	p.room.broadcast()
 	p.recycle(b.Block)
 }

@@ -28,7 +28,7 @@ func (p *Pool) recharge() {
 		}
 	}
 	if fewer {
-		p.waiters.broadcast()
+		p.room.broadcast()
 	}
 }
 
@@ -45,7 +45,7 @@ func (p *Pool) watchCharged() {
 			time.Sleep(drainRest)
 			p.svc.mu.Lock()
 			p.recharge()
-			again = p.rec.Charged() > 0 && (len(p.waiters.lines) > 0 || p.passed)
+			again = p.rec.Charged() > 0 && (len(p.room.lines) > 0 || p.passed)
 			p.watched, p.passed = again, false
 			p.svc.mu.Unlock()
 		}

@@ -74,10 +74,17 @@ func (p *Pool) Export() mempool.Export { return p.arena.Export() }
 // the pool's reserved bytes.
 func (p *Pool) DriverInUse() (uint64, error) { return p.arena.InUse() }
 
-// take finds a block of at least n bytes for a session's buffer, and counts the block for the session and its user. take prefers a free
-// block without work under way. If there is none, take makes a new block. If the pool has no room for a new block, take uses a free block
-// on which work is under way. The caller holds Service.mu; take releases the mutex for waits and driver calls. After the waiter's time
-// limit, take still waits for blocks that are being freed at that moment.
+// take finds a block of at least n bytes for a session's buffer, and counts the block for the session and its user. It tries, in this order:
+//
+//  1. if the bytes do not fit into the limit of the session or the user: a free block that counts for the session already
+//  2. a free block without work under way
+//  3. a new block, if the pool has room for one
+//  4. a new block, after unused blocks of other sizes were freed
+//  5. a free block on which work is under way
+//  6. all this again, after the sessions with producers were asked to give back memory that they do not use
+//
+// Then take waits, if the waiter may wait, and begins again when the pool may have room. The caller holds Service.mu; take releases the
+// mutex for waits and driver calls. After the waiter's time limit, take still waits for blocks that are being freed at that moment.
 func (p *Pool) take(w *waiter, n uint64) (*ledger.Block, error) {
 	s := w.session
 	size, err := p.rec.BlockSize(n)
@@ -95,11 +102,11 @@ func (p *Pool) take(w *waiter, n uint64) (*ledger.Block, error) {
 		late = cmp.Or(late, p.queued)
 		return p.returned.count < late && w.outlast(p.returned.next())
 	}
-	var line *place
+	var mine *place // its place in the queue for room
 	leave := func() {
-		if line != nil {
-			line.leave()
-			line = nil
+		if mine != nil {
+			mine.leave()
+			mine = nil
 		}
 	}
 	defer leave()
@@ -118,7 +125,7 @@ func (p *Pool) take(w *waiter, n uint64) (*ledger.Block, error) {
 	var scarce error // why no new block could be made just now, although the pool has room
 	relieved := uint64(0)
 	for {
-		room := p.waiters.changes // read before the lock is released for the first time
+		seen := p.room.changes // read before the lock is released for the first time
 		if scarce == nil {
 			relieved = p.relief.count
 		}
@@ -129,7 +136,7 @@ func (p *Pool) take(w *waiter, n uint64) (*ledger.Block, error) {
 			return nil, p.rec.Ending()
 		}
 		err := p.chargeable(s.rec, size)
-		mine := err != nil || p.rec.Bounded() // other allocations may succeed although this one fails
+		alone := err != nil || p.rec.Bounded() // other allocations may succeed although this one fails
 		full := scarce != nil || p.rec.Reserved+size > p.rec.Info.MaxBytes
 		if err != nil {
 			if b := p.rec.Own(s.rec, size); b != nil {
@@ -171,15 +178,15 @@ func (p *Pool) take(w *waiter, n uint64) (*ledger.Block, error) {
 			continue
 		}
 		if w.patient() {
-			if line == nil {
-				line = p.waiters.join(size)
+			if mine == nil {
+				mine = p.room.join(size)
 				w.long = func(waited time.Duration) {
 					p.noteFullLocked(s.rec, size, fmt.Sprintf("and has waited %v for it", waited))
 				}
 			}
 			w.hurry(!p.rec.Freeing() && !errors.Is(err, mempool.ErrRecalling))
 			p.watchCharged() // nothing tells the service when GPU work ends
-			if w.wait(line.wait(room, mine)) || awaits() {
+			if w.wait(mine.woken(seen, alone)) || awaits() {
 				continue
 			}
 		}
@@ -208,7 +215,7 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*ledger.Block
 	if err != nil {
 		p.noteRefusedLocked(s.rec, size, err)
 		growth.Failed()
-		p.waiters.broadcast() // but not p.relief: allocations that ran out of memory would wake each other without end
+		p.room.broadcast() // but not p.relief: allocations that ran out of memory would wake each other without end
 		p.closeIfEmpty()
 		if errors.Is(err, mempool.ErrOutOfMemory) && p.rec.Held > 0 {
 			err = fmt.Errorf("%w (%w)", err, mempool.ErrRecalling)

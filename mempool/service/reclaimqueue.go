@@ -94,7 +94,7 @@ func (p *Pool) freed(b *ledger.Block, err error) {
 	} else {
 		b.Freed()
 		p.svc.blocks.Remove(b.ID)
-		p.waiters.broadcast()
+		p.room.broadcast()
 		p.relief.broadcast()
 	}
 	p.closeIfEmpty()

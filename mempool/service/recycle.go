@@ -19,7 +19,7 @@ func (p *Pool) recycle(b *ledger.Block) {
 
 // kept is called when a block became free for use. The caller holds Service.mu.
 func (p *Pool) kept() {
-	p.waiters.broadcast()
+	p.room.broadcast()
 	p.relief.broadcast()
 	if p.rec.Closing {
 		p.retire(p.rec.Cached, false)
@@ -117,6 +117,6 @@ func (p *Pool) unmapLocked(of *ledger.Session, b *ledger.Block) {
 	case last && recalling:
 		p.free(b)
 	case recalling && p.svc.become(b, ledger.BlockRecalling):
-		p.waiters.broadcast()
+		p.room.broadcast()
 	}
 }

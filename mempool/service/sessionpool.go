@@ -46,7 +46,7 @@ func (s *Session) makePool(rec *ledger.Pool, spec mempool.PoolSpec) (*Pool, erro
 	}
 	svc.ledger.AddPool(rec, mempool.PoolInfo{Name: spec.Name, Kind: spec.Kind, Device: arena.Device(), MaxBytes: spec.MaxBytes,
 		SessionBytes: spec.SessionBytes, UserBytes: spec.UserBytes}, arena.Granularity())
-	p := &Pool{svc: svc, rec: rec, arena: arena, closed: make(chan struct{}), waiters: waiters{mutex: &svc.mu}}
+	p := &Pool{svc: svc, rec: rec, arena: arena, closed: make(chan struct{}), room: roomQueue{mutex: &svc.mu}}
 	svc.pools[rec.Info.ID] = p
 	s.noteUse()
 	e := s.rec.About(mempool.PoolMade, "%s made pool %q of kind %s, of at most %s", s.rec.Who(), rec.Info.Name, rec.Info.Kind, bytesize.Text(rec.Info.MaxBytes))
@@ -249,7 +249,7 @@ func (s *Service) destroyLocked(p *Pool, by *Session) {
 			s.removeNameLocked(n)
 		}
 	}
-	p.waiters.broadcast()
+	p.room.broadcast()
 	p.retire(p.rec.Cached, false)
 	p.closeIfEmpty()
 }

@@ -118,7 +118,7 @@ type Pool struct {
 	watched         bool          // the goroutine of watchCharged runs
 	passed          bool          // an allocation has skipped pending blocks since watchCharged last checked
 	closed          chan struct{} // closed when the arena is closed
-	waiters         waiters       // allocations that wait for room
+	room            roomQueue     // allocations that wait for room
 	relief          countedSignal // blocks became free, or were freed
 	refused, failed journal.Gap   // refused: allocations that found no room; failed: allocations that the driver refused
 
@@ -183,7 +183,7 @@ type awaited struct {
 	signal
 	svc     *Service
 	text    string
-	waiters int
+	waiting int // requests that wait for the name
 }
 
 // reclaimQueue has the memory that the service is about to free. Requests add memory to the queue with Service.mu held. When a request

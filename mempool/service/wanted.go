@@ -51,7 +51,7 @@ func (p *Pool) want() (more, told bool) {
 		return false, false
 	}
 	told = p.ask()
-	changes := p.waiters.changes
+	changes := p.room.changes
 	if now := time.Now(); now.Sub(p.tidied) >= wantedRest {
 		p.tidied = now
 		p.tidyLocked()
@@ -60,7 +60,7 @@ func (p *Pool) want() (more, told bool) {
 		p.asking = true
 		p.svc.drains.Go(p.wantOn)
 	}
-	return p.waiters.changes != changes, told
+	return p.room.changes != changes, told
 }
 
 // As long as an allocation finds no room, wantOn calls want again after each pause of wantedRest.

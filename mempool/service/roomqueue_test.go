@@ -42,19 +42,19 @@ func TestWhoeverStandsFirstIsWokenAndTheOthersSleepOn(t *testing.T) {
 		synctest.Wait()
 		require.NotNil(t, line[0].lease.rec)
 		var places []*place
-		for pl := p.waiters.lines[1024].first; pl != nil; pl = pl.next {
+		for pl := p.room.lines[1024].first; pl != nil; pl = pl.next {
 			places = append(places, pl)
 		}
 		require.Len(t, places, 3)
-		assert.Equal(t, p.waiters.changes, places[0].tried, "the next has looked too: there might have been more")
-		assert.Less(t, places[1].tried, p.waiters.changes)
-		assert.Less(t, places[2].tried, p.waiters.changes)
+		assert.Equal(t, p.room.changes, places[0].tried, "the next has looked too: there might have been more")
+		assert.Less(t, places[1].tried, p.room.changes)
+		assert.Less(t, places[2].tried, p.room.changes)
 		for i := range line {
 			require.NotNil(t, line[i].lease, "%d", i)
 			release(t, line[i].lease)
 			synctest.Wait()
 		}
-		assert.Empty(t, p.waiters.lines)
+		assert.Empty(t, p.room.lines)
 		checkBooks(t, svc)
 	})
 }
@@ -77,7 +77,7 @@ func TestWhoeverGivesUpPassesTheTurnOn(t *testing.T) {
 				assert.ErrorIs(t, first.err, context.Canceled)
 			}
 			require.NotNil(t, second.lease.rec)
-			assert.Empty(t, p.waiters.lines)
+			assert.Empty(t, p.room.lines)
 		})
 	}
 }
@@ -139,11 +139,11 @@ func TestEverybodyInALineLearnsThatThePoolIsDestroyed(t *testing.T) {
 
 func TestEachPlaceOfAQueueIsLookedAtAFewTimesHoweverManyLeave(t *testing.T) {
 	const many = 10_000
-	r := waiters{mutex: new(mutex)}
+	r := roomQueue{mutex: new(mutex)}
 	var places []*place
 	for range many {
 		pl := r.join(512)
-		pl.wait(r.changes, true)
+		pl.woken(r.changes, true)
 		places = append(places, pl)
 	}
 	for i := range places {

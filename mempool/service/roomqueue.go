@@ -1,8 +1,8 @@
 package service
 
-// waiters has the allocations that wait for room in a pool, in one queue for each block size. It wakes one allocation of a queue at a time:
-// if that allocation finds no room, the other allocations of the queue would not find room. Service.mu guards waiters.
-type waiters struct {
+// roomQueue has the allocations that wait for room in a pool, in one queue for each block size. It wakes one allocation of a queue at a time:
+// if that allocation finds no room, the other allocations of the queue would not find room. Service.mu guards it.
+type roomQueue struct {
 	mutex   *mutex
 	changes uint64 // counts the broadcasts
 	lines   map[uint64]*line
@@ -17,15 +17,15 @@ type line struct {
 
 // place is the place of one allocation in a queue.
 type place struct {
-	room         *waiters
+	queue        *roomQueue
 	size         uint64
 	before, next *place
 	wake         chan struct{} // closed to make the allocation try again; nil while the allocation tries
-	tried        uint64        // the value of waiters.changes when the allocation last tried
+	tried        uint64        // the value of roomQueue.changes when the allocation last tried
 }
 
 // join adds a place at the end of the queue for blocks of size bytes.
-func (r *waiters) join(size uint64) *place {
+func (r *roomQueue) join(size uint64) *place {
 	if r.lines == nil {
 		r.lines = make(map[uint64]*line)
 	}
@@ -34,7 +34,7 @@ func (r *waiters) join(size uint64) *place {
 		l = new(line)
 		r.lines[size] = l
 	}
-	pl := &place{room: r, size: size, before: l.last}
+	pl := &place{queue: r, size: size, before: l.last}
 	if l.last == nil {
 		l.first = pl
 	} else {
@@ -48,7 +48,7 @@ func (r *waiters) join(size uint64) *place {
 }
 
 // broadcast says that the pool may have room now.
-func (r *waiters) broadcast() {
+func (r *roomQueue) broadcast() {
 	r.changes++
 	for _, l := range r.lines {
 		l.turn = l.first
@@ -58,7 +58,7 @@ func (r *waiters) broadcast() {
 
 // next wakes the first allocation of a queue that has not tried since the last broadcast, unless another allocation of the queue is
 // trying at this moment.
-func (r *waiters) next(l *line) {
+func (r *roomQueue) next(l *line) {
 	for ; l.turn != nil; l.turn = l.turn.next {
 		r.looks++
 		pl := l.turn
@@ -73,10 +73,10 @@ func (r *waiters) next(l *line) {
 	}
 }
 
-// wait returns a channel that is closed when the allocation is to try again. The argument `seen` is the value of waiters.changes when the
+// woken returns a channel that is closed when the allocation is to try again. The argument `seen` is the value of roomQueue.changes when the
 // allocation last tried. If the argument `alone` is true, other allocations of the queue may succeed although this allocation failed.
-func (pl *place) wait(seen uint64, alone bool) <-chan struct{} {
-	r := pl.room
+func (pl *place) woken(seen uint64, alone bool) <-chan struct{} {
+	r := pl.queue
 	if r.changes > seen {
 		return past
 	}
@@ -90,7 +90,7 @@ func (pl *place) wait(seen uint64, alone bool) <-chan struct{} {
 
 // leave removes the place from its queue, and wakes the next allocation of that queue.
 func (pl *place) leave() {
-	r := pl.room
+	r := pl.queue
 	l := r.lines[pl.size]
 	if l.turn == pl {
 		l.turn = pl.next
