@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/internal/stream"
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -109,10 +109,10 @@ func (ch *Channel) send(ctx context.Context, try session.Attempt, l *Lease, o me
 		return 0, err
 	}
 	if l.client != ch.client {
-		return 0, situation.Of(ErrInvalid, "lease %d and the channel belong to different clients", l.Grant().ID)
+		return 0, typed.Errorf(ErrInvalid, "lease %d and the channel belong to different clients", l.Grant().ID)
 	}
 	if stream.IsLoan(&l.held) {
-		return 0, situation.Of(ErrInvalid, "lease %d is a loan of a publisher: publish it with Publisher.Publish", l.Grant().ID)
+		return 0, typed.Errorf(ErrInvalid, "lease %d is a loan of a publisher: publish it with Publisher.Publish", l.Grant().ID)
 	}
 	if l.client.tracer != nil {
 		var end func(uint64, error)

@@ -18,7 +18,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/program"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -92,12 +92,12 @@ func connect(ctx context.Context, try session.Attempt, path string) (*seqpacket.
 		case err == nil:
 			return conn, nil
 		case errors.Is(err, fs.ErrPermission):
-			return nil, situation.Of(ErrDenied, "user %[1]d may not open the socket %[2]s: %[3]v; start the service with --mode 0660, for a group, or "+
+			return nil, typed.Errorf(ErrDenied, "user %[1]d may not open the socket %[2]s: %[3]v; start the service with --mode 0660, for a group, or "+
 				"--mode 0666, for all, its socket in a folder that this user may enter, and make pools with uid=%[1]d or gid= for it", os.Getuid(), path, err)
 		case ctx.Err() != nil && missing != nil:
 			return nil, session.Late(ctx, missing)
 		case ctx.Err() != nil:
-			return nil, fmt.Errorf("connect to %s: %w", path, situation.Ended(ctx))
+			return nil, fmt.Errorf("connect to %s: %w", path, typed.Ended(ctx))
 		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED):
 			return nil, err
 		}

@@ -7,13 +7,13 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
 func TestEverySituationSurvivesTheWire(t *testing.T) {
 	for _, sentinel := range []error{ErrProtocol, ErrVersion, ErrUnsupported, ErrCancelled, ErrInvalid, ErrNotFound, ErrExists, ErrLimit, ErrOutOfMemory,
 		ErrDenied, ErrTimeout, ErrBusy, ErrReleased, ErrStale, ErrProducerDied, ErrContentFailed, ErrClosed, ErrUnavailable, ErrInternal} {
-		sent := convert.WireError(situation.Of(sentinel, "because"))
+		sent := convert.WireError(typed.Errorf(sentinel, "because"))
 		got := remoteError("get", sent)
 		assert.ErrorIs(t, got, sentinel)
 		assert.ErrorContains(t, got, "because")

@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/internal/stream"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -86,7 +86,7 @@ func (f *Frame) Ack() error { return f.settle(false) }
 // Errors: those of [Frame.Ack]; [ErrInvalid] in a broadcast.
 func (f *Frame) Requeue() error {
 	if ch := f.channel; ch.Mode != mempool.WorkQueue {
-		return situation.Of(ErrInvalid,
+		return typed.Errorf(ErrInvalid,
 			"frames of channel %q, a broadcast, cannot be requeued, because every subscriber gets its own; release the frame", ch.Name)
 	}
 	return f.settle(true)
@@ -98,13 +98,13 @@ func settle(l *Lease, again bool) error { return l.held.Holder().(*stream.Hand).
 func (f *Frame) settle(again bool) error {
 	switch {
 	case f.Lease == nil:
-		return situation.Of(ErrInvalid, "frame %d came without a lease: there is nothing to acknowledge", f.Seq)
+		return typed.Errorf(ErrInvalid, "frame %d came without a lease: there is nothing to acknowledge", f.Seq)
 	case !f.settled.CompareAndSwap(false, true):
-		return situation.Of(ErrSettled, "frame %d of channel %q was acknowledged or requeued before", f.Seq, f.channel.Name)
+		return typed.Errorf(ErrSettled, "frame %d of channel %q was acknowledged or requeued before", f.Seq, f.channel.Name)
 	}
 	err := settle(f.Lease, again)
 	if errors.Is(err, shmchannel.ErrReleased) || errors.Is(err, shmchannel.ErrLeft) {
-		return situation.Of(ErrSettled, "frame %d of channel %q was released before, which settled it", f.Seq, f.channel.Name)
+		return typed.Errorf(ErrSettled, "frame %d of channel %q was released before, which settled it", f.Seq, f.channel.Name)
 	}
 	return err
 }

@@ -87,7 +87,7 @@ func TestTheWallsBetweenThePackages(t *testing.T) {
 			if within(p.ImportPath, "mempool/service") {
 				assert.False(t, within(i, "cuda"), said)
 			}
-			if within(p.ImportPath, "internal/situation", "internal/sizeclass", "internal/bytesize", "internal/program") {
+			if within(p.ImportPath, "internal/typed", "internal/sizeclass", "internal/bytesize", "internal/program") {
 				assert.False(t, strings.HasPrefix(i, module), said)
 			}
 			if within(p.ImportPath, "cuda") {

@@ -7,7 +7,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -167,5 +167,5 @@ func (c *Client) DestroyPool(ctx context.Context, name string) error {
 			return c.session.Call(ctx, &wire.Destroy{Pool: p.Pool.ID}, &wire.EmptyReply{})
 		}
 	}
-	return situation.Of(ErrNotFound, "there is no pool %q that this user may use or destroy", name)
+	return typed.Errorf(ErrNotFound, "there is no pool %q that this user may use or destroy", name)
 }

@@ -6,7 +6,7 @@ import (
 	"strconv"
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
 // DefaultSocket returns the path on which the service listens and clients connect by default: $POOLBRIDGE_SOCKET, or else
@@ -36,7 +36,7 @@ func checkServer(conn *seqpacket.Conn, path string) error {
 		return err
 	}
 	if own := os.Getuid(); peer.UID != 0 && int(peer.UID) != own {
-		return situation.Of(ErrDenied, "the service at %s is of user %d, expected user %d or root: every user can make that folder; set POOLBRIDGE_SOCKET "+
+		return typed.Errorf(ErrDenied, "the service at %s is of user %d, expected user %d or root: every user can make that folder; set POOLBRIDGE_SOCKET "+
 			"to a path in a folder that only you can write; to use the service of user %[2]d, have it listen at a path without your number", path, peer.UID, own)
 	}
 	return nil

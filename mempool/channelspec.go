@@ -3,7 +3,7 @@ package mempool
 import (
 	"unicode/utf8"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
 // ChannelMode says how many subscribers get each frame of a channel.
@@ -41,7 +41,7 @@ func (p FullPolicy) Validate() error {
 	case Block, DropOldest, Latest, Fail:
 		return nil
 	}
-	return situation.Of(ErrInvalid, "unknown policy %q for a full channel (known: %s, %s, %s, %s)", string(p), Block, DropOldest, Latest, Fail)
+	return typed.Errorf(ErrInvalid, "unknown policy %q for a full channel (known: %s, %s, %s, %s)", string(p), Block, DropOldest, Latest, Fail)
 }
 
 // These are the limits of channels.
@@ -86,10 +86,10 @@ func (s ChannelSpec) Validate() error {
 		return err
 	}
 	if s.Mode != Broadcast && s.Mode != WorkQueue {
-		return situation.Of(ErrInvalid, "unknown mode %q of a channel (known: %s, %s)", string(s.Mode), Broadcast, WorkQueue)
+		return typed.Errorf(ErrInvalid, "unknown mode %q of a channel (known: %s, %s)", string(s.Mode), Broadcast, WorkQueue)
 	}
 	if s.Capacity < 1 || s.Capacity > MaxCapacity {
-		return situation.Of(ErrInvalid, "channel %q: a channel keeps 1 to %d frames, not %d", s.Name, MaxCapacity, s.Capacity)
+		return typed.Errorf(ErrInvalid, "channel %q: a channel keeps 1 to %d frames, not %d", s.Name, MaxCapacity, s.Capacity)
 	}
 	return s.Full.Validate()
 }
@@ -115,15 +115,15 @@ type FrameOptions struct {
 // Errors: [ErrInvalid].
 func (o FrameOptions) Validate() error {
 	if len(o.Meta) > MaxMetaEntries {
-		return situation.Of(ErrInvalid, "a frame's map has at most %d entries, this one has %d", MaxMetaEntries, len(o.Meta))
+		return typed.Errorf(ErrInvalid, "a frame's map has at most %d entries, this one has %d", MaxMetaEntries, len(o.Meta))
 	}
 	for k, v := range o.Meta {
 		if len(k) > MaxMetaText || len(v) > MaxMetaText {
-			return situation.Of(ErrInvalid, "the keys and values of a frame's map have at most %d bytes, %q has %d and %d", MaxMetaText,
+			return typed.Errorf(ErrInvalid, "the keys and values of a frame's map have at most %d bytes, %q has %d and %d", MaxMetaText,
 				k[:min(len(k), 32)], len(k), len(v))
 		}
 		if !utf8.ValidString(k) || !utf8.ValidString(v) {
-			return situation.Of(ErrInvalid, "the keys and values of a frame's map are texts in UTF-8, %q: %q is not; encode other bytes as text, "+
+			return typed.Errorf(ErrInvalid, "the keys and values of a frame's map are texts in UTF-8, %q: %q is not; encode other bytes as text, "+
 				"for example as base64", k, v)
 		}
 	}

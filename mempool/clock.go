@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/cuda"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
 // Clock writes a session's own timeline, in the process of that session. A Clock makes fences, and tells queues to mark these fences as
@@ -60,7 +60,7 @@ func (c *Clock) use() error {
 	c.life.RLock()
 	if c.closed {
 		c.life.RUnlock()
-		return situation.Of(ErrClosed, "the session of timeline %d has ended", c.id)
+		return typed.Errorf(ErrClosed, "the session of timeline %d has ended", c.id)
 	}
 	return nil
 }
@@ -106,7 +106,7 @@ func (c *Clock) take() (uint64, error) {
 		return word, nil
 	}
 	if c.words == TimelineWords {
-		return 0, situation.Of(ErrLimit, "all %d words of the session's timeline are taken: %d by content that has failed and is still leased, published or in a "+
+		return 0, typed.Errorf(ErrLimit, "all %d words of the session's timeline are taken: %d by content that has failed and is still leased, published or in a "+
 			"channel; release and unpublish such content, make many fences of one word, free words, or forget queues that are not needed",
 			TimelineWords, len(c.failed))
 	}
@@ -127,9 +127,9 @@ func (c *Clock) Free(word uint64) error {
 	defer c.mu.Unlock()
 	switch {
 	case word >= TimelineWords || !c.reserved[word]:
-		return situation.Of(ErrInvalid, "word %d is not reserved: free a word that Word has returned, and free it once", word)
+		return typed.Errorf(ErrInvalid, "word %d is not reserved: free a word that Word has returned, and free it once", word)
 	case !c.page.Passed(word, c.next[word]):
-		return situation.Of(ErrInvalid, "fence %d of word %d is neither reached nor failed: call Reach or Fail first", c.next[word], word)
+		return typed.Errorf(ErrInvalid, "fence %d of word %d is neither reached nor failed: call Reach or Fail first", c.next[word], word)
 	}
 	c.reserved[word] = false
 	holders := c.holders[word]
@@ -219,7 +219,7 @@ func (c *Clock) Reach(t Fence) error {
 	defer c.life.RUnlock()
 	c.page.raise(t.Word, t.Value) // raise changes nothing if the fence has failed
 	if c.page.Failed(t.Word, t.Value) && c.page.Reason(t.Word) != "" {
-		return situation.Of(ErrInvalid, "the content of fence %d of word %d has failed and cannot be completed any more", t.Value, t.Word)
+		return typed.Errorf(ErrInvalid, "the content of fence %d of word %d has failed and cannot be completed any more", t.Value, t.Word)
 	}
 	return nil
 }
@@ -241,7 +241,7 @@ func (c *Clock) Fail(t Fence, reason string) error {
 	c.mu.Lock() // only one goroutine at a time writes a reason
 	defer c.mu.Unlock()
 	if !c.page.fail(t.Word, t.Value, reason) {
-		return situation.Of(ErrInvalid, "fence %d of word %d is reached: its content is complete and cannot fail any more", t.Value, t.Word)
+		return typed.Errorf(ErrInvalid, "fence %d of word %d is reached: its content is complete and cannot fail any more", t.Value, t.Word)
 	}
 	return nil
 }
@@ -250,7 +250,7 @@ func (c *Clock) Fail(t Fence, reason string) error {
 // valid fence of this clock, useFor returns an error.
 func (c *Clock) useFor(t Fence) error {
 	if t.Timeline != c.id {
-		return situation.Of(ErrInvalid, "a fence of timeline %d cannot be reached by timeline %d", t.Timeline, c.id)
+		return typed.Errorf(ErrInvalid, "a fence of timeline %d cannot be reached by timeline %d", t.Timeline, c.id)
 	}
 	if err := t.Validate(); err != nil {
 		return err

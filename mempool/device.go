@@ -11,8 +11,8 @@ import (
 
 	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/internal/bytesize"
-	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/internal/sizeclass"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
@@ -44,18 +44,18 @@ func FindDevice(name string) (cuda.Device, error) {
 			return cuda.Device{}, deviceError("count the GPUs", err)
 		}
 		if ordinal < 0 || ordinal >= n {
-			return cuda.Device{}, situation.Of(ErrUnavailable, "there is no GPU %d: this process sees %d", ordinal, n)
+			return cuda.Device{}, typed.Errorf(ErrUnavailable, "there is no GPU %d: this process sees %d", ordinal, n)
 		}
 		d, err := cuda.DeviceAt(ordinal)
 		return d, deviceError("find GPU "+name, err)
 	}
 	uuid, err := cuda.ParseUUID(name)
 	if err != nil {
-		return cuda.Device{}, situation.Of(ErrInvalid, "a device is an ordinal or a UUID (GPU-…), not %q", name)
+		return cuda.Device{}, typed.Errorf(ErrInvalid, "a device is an ordinal or a UUID (GPU-…), not %q", name)
 	}
 	d, err := cuda.DeviceByUUID(uuid)
 	if err != nil {
-		return cuda.Device{}, situation.Of(ErrUnavailable, "this process sees no GPU %s: %v", name, err)
+		return cuda.Device{}, typed.Errorf(ErrUnavailable, "this process sees no GPU %s: %v", name, err)
 	}
 	return d, nil
 }
@@ -94,9 +94,9 @@ func probePools(d cuda.Device) error {
 func deviceLacks(d cuda.Device, feature string, err error) error {
 	name, _ := d.Name()
 	if err != nil {
-		return situation.Of(ErrUnavailable, "cannot tell whether GPU %d (%s) has %s: %v", d.Ordinal(), name, feature, err)
+		return typed.Errorf(ErrUnavailable, "cannot tell whether GPU %d (%s) has %s: %v", d.Ordinal(), name, feature, err)
 	}
-	return situation.Of(ErrUnavailable, "GPU %d (%s) has no %s", d.Ordinal(), name, feature)
+	return typed.Errorf(ErrUnavailable, "GPU %d (%s) has no %s", d.Ordinal(), name, feature)
 }
 
 // deviceError wraps a driver's error with a sentinel of this package and the name of the operation. errors.Is and errors.As still find the
@@ -223,7 +223,7 @@ func openDeviceArena(p PoolInfo, x Export) (ImportedArena, error) { return openP
 
 func openPool(p PoolInfo, x Export) (*importedDeviceArena, error) {
 	if len(x.Files) != 1 {
-		return nil, situation.Of(ErrInvalid, "a pool of kind %q comes with one file descriptor, this one with %d", p.Kind, len(x.Files))
+		return nil, typed.Errorf(ErrInvalid, "a pool of kind %q comes with one file descriptor, this one with %d", p.Kind, len(x.Files))
 	}
 	g, err := gpuOf(p)
 	if err != nil {
@@ -239,7 +239,7 @@ func openPool(p PoolInfo, x Export) (*importedDeviceArena, error) {
 func (a *importedDeviceArena) Import(x Export, size uint64) (Mapping, error) {
 	var data cuda.PtrExportData
 	if len(x.Data) != len(data) || len(x.Files) != 0 {
-		return nil, situation.Of(ErrInvalid, "a block of a CUDA memory pool is exported as %d bytes, not as %d bytes and %d file descriptors",
+		return nil, typed.Errorf(ErrInvalid, "a block of a CUDA memory pool is exported as %d bytes, not as %d bytes and %d file descriptors",
 			len(data), len(x.Data), len(x.Files))
 	}
 	copy(data[:], x.Data)
@@ -249,7 +249,7 @@ func (a *importedDeviceArena) Import(x Export, size uint64) (Mapping, error) {
 	}
 	m := &deviceMapping{deviceMemory: deviceMemory{a.gpu, ptr, size}, pool: a.pool}
 	if base, has, err := a.ctx.AddressRange(ptr); err == nil && size > has-uint64(ptr-base) {
-		err = situation.Of(ErrInvalid, "a block of %d bytes is more than the %d that its export names", size, has-uint64(ptr-base))
+		err = typed.Errorf(ErrInvalid, "a block of %d bytes is more than the %d that its export names", size, has-uint64(ptr-base))
 		return nil, errors.Join(err, insist(m.Close))
 	}
 	return m, nil

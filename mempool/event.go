@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/cuda"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
 // Event is an interprocess event of CUDA. One process records the event in a queue of a GPU: the event then marks the work that is in this
@@ -104,7 +104,7 @@ func eventError(err error) error {
 func EventOf(handle []byte) (*Event, error) {
 	e := new(Event)
 	if len(handle) != len(e.handle) {
-		return nil, situation.Of(ErrInvalid, "the handle of an interprocess event has %d bytes, not %d", len(e.handle), len(handle))
+		return nil, typed.Errorf(ErrInvalid, "the handle of an interprocess event has %d bytes, not %d", len(e.handle), len(handle))
 	}
 	copy(e.handle[:], handle)
 	return e, nil
@@ -120,7 +120,7 @@ func (e *Event) Handle() []byte { return e.handle[:] }
 func (e *Event) Record(q Queue) error {
 	s, ok := q.(*streamQueue)
 	if !ok || e.event == nil {
-		return situation.Of(ErrInvalid, "an event that this process made or opened is recorded in a queue of a GPU (%T)", q)
+		return typed.Errorf(ErrInvalid, "an event that this process made or opened is recorded in a queue of a GPU (%T)", q)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -137,7 +137,7 @@ func (e *Event) Record(q Queue) error {
 // Errors: if q is [CPU], the context's error, with [ErrBusy] at the context's deadline; [ErrInvalid] for an event that [EventOf] returned.
 func (e *Event) Before(ctx context.Context, q Queue) error {
 	if e.event == nil {
-		return situation.Of(ErrInvalid, "an event that this process only passes on cannot be waited for: open it")
+		return typed.Errorf(ErrInvalid, "an event that this process only passes on cannot be waited for: open it")
 	}
 	if s, ok := q.(*streamQueue); ok {
 		return deviceError("make a stream wait for an event", s.stream.WaitEvent(e.event))
@@ -182,9 +182,9 @@ func (e *Event) sendable() error {
 	defer e.mu.Unlock()
 	switch {
 	case e.event == nil:
-		return situation.Of(ErrInvalid, "this process only passes the event on, so it cannot make a fence of it: name a fence, or open the event")
+		return typed.Errorf(ErrInvalid, "this process only passes the event on, so it cannot make a fence of it: name a fence, or open the event")
 	case !e.recorded:
-		return situation.Of(ErrInvalid, "the event was never recorded, and would say that the content is complete: record it after the work")
+		return typed.Errorf(ErrInvalid, "the event was never recorded, and would say that the content is complete: record it after the work")
 	}
 	return nil
 }

@@ -3,7 +3,7 @@ package mempool
 import (
 	"math"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
 // If the process that writes a timeline is gone, the service adds letGo to each word of the timeline. If that process says that the content
@@ -25,9 +25,9 @@ type Fence struct {
 func (t Fence) Validate() error {
 	switch {
 	case t.Word >= TimelineWords:
-		return situation.Of(ErrInvalid, "a timeline has %d words, there is no word %d", TimelineWords, t.Word)
+		return typed.Errorf(ErrInvalid, "a timeline has %d words, there is no word %d", TimelineWords, t.Word)
 	case t.Value == 0 || t.Value > MaxFenceValue:
-		return situation.Of(ErrInvalid, "the value of a fence lies between 1 and 2^62-1, not %d", t.Value)
+		return typed.Errorf(ErrInvalid, "the value of a fence lies between 1 and 2^62-1, not %d", t.Value)
 	}
 	return nil
 }

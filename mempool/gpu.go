@@ -6,7 +6,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/internal/bytesize"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
 // gpu is a GPU that this process uses, with the GPU's context and two streams. This process allocates and frees memory in the stream
@@ -53,7 +53,7 @@ func gpuFor(spec PoolSpec, has func(cuda.Device) error) (*gpu, error) {
 		return nil, deviceError("read the GPU's memory size", err)
 	}
 	if spec.MaxBytes > total {
-		return nil, situation.Of(ErrOutOfMemory, "pool %q may take %s, but GPU %d has %s: make a smaller pool", spec.Name, bytesize.Text(spec.MaxBytes),
+		return nil, typed.Errorf(ErrOutOfMemory, "pool %q may take %s, but GPU %d has %s: make a smaller pool", spec.Name, bytesize.Text(spec.MaxBytes),
 			d.Ordinal(), bytesize.Text(total))
 	}
 	return openGPU(d)
@@ -72,7 +72,7 @@ func gpuOf(p PoolInfo) (*gpu, error) {
 // ordinals in different processes.
 func deviceOf(p PoolInfo) (cuda.Device, error) {
 	if p.Device.UUID == "" {
-		return cuda.Device{}, situation.Of(ErrInvalid, "pool %q of kind %q names no GPU", p.Name, p.Kind)
+		return cuda.Device{}, typed.Errorf(ErrInvalid, "pool %q of kind %q names no GPU", p.Name, p.Kind)
 	}
 	return FindDevice(p.Device.UUID)
 }
@@ -109,7 +109,7 @@ func peerAccess(d, owner cuda.Device) error {
 func unreachable(d, owner cuda.Device, err error) error {
 	text := fmt.Sprintf("GPU %s does not reach the memory of GPU %s", describeGPU(d), describeGPU(owner))
 	if err == nil {
-		return situation.Of(ErrUnavailable, "%s: the hardware has no peer access between them; work on the memory's own GPU, or copy", text)
+		return typed.Errorf(ErrUnavailable, "%s: the hardware has no peer access between them; work on the memory's own GPU, or copy", text)
 	}
 	return fmt.Errorf("%w: %s: %w", ErrUnavailable, text, err)
 }

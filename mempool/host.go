@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
-	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/internal/sizeclass"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
@@ -30,7 +30,7 @@ const hostSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 func probeHost(device string) error {
 	if device != "" {
-		return situation.Of(ErrInvalid, "memory of kind %q is on no device, not on %q", Host, device)
+		return typed.Errorf(ErrInvalid, "memory of kind %q is on no device, not on %q", Host, device)
 	}
 	return nil
 }
@@ -81,11 +81,11 @@ func sizeAndMap(f *os.File, size uint64) ([]byte, error) {
 
 func mapHost(f *os.File, size uint64) ([]byte, error) {
 	if size > math.MaxInt {
-		return nil, situation.Of(ErrInvalid, "%s are more than this process can map", bytesize.Text(size))
+		return nil, typed.Errorf(ErrInvalid, "%s are more than this process can map", bytesize.Text(size))
 	}
 	mem, err := unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if errors.Is(err, unix.ENOMEM) {
-		return nil, situation.Of(ErrOutOfMemory, "%s are more than this process can map at once: make a smaller pool, or look at ulimit -v and "+
+		return nil, typed.Errorf(ErrOutOfMemory, "%s are more than this process can map at once: make a smaller pool, or look at ulimit -v and "+
 			"vm.overcommit_memory (mmap: %v)", bytesize.Text(size), err)
 	}
 	if err != nil {
@@ -100,11 +100,11 @@ func HostError(call string, err error) error {
 	sentinel := ErrInternal
 	switch {
 	case noDescriptor(err):
-		return situation.Of(ErrLimit, "%v; %s", os.NewSyscallError(call, err), raiseFiles)
+		return typed.Errorf(ErrLimit, "%v; %s", os.NewSyscallError(call, err), raiseFiles)
 	case errors.Is(err, unix.EFBIG):
 		var limit unix.Rlimit
 		if unix.Getrlimit(unix.RLIMIT_FSIZE, &limit) == nil && limit.Cur != unix.RLIM_INFINITY {
-			return situation.Of(ErrLimit, "%v; no file of this process may have more than %s: raise that limit (LimitFSIZE= in a unit of systemd, "+
+			return typed.Errorf(ErrLimit, "%v; no file of this process may have more than %s: raise that limit (LimitFSIZE= in a unit of systemd, "+
 				"ulimit -f)", os.NewSyscallError(call, err), bytesize.Text(limit.Cur))
 		}
 		sentinel = ErrInvalid
@@ -128,7 +128,7 @@ func memoryError(err error) error {
 	case short:
 		return fmt.Errorf("%w: %w", ErrOutOfMemory, err)
 	case noDescriptor(err):
-		return situation.Of(ErrLimit, "%v; %s", err, raiseFiles)
+		return typed.Errorf(ErrLimit, "%v; %s", err, raiseFiles)
 	case errors.Is(err, hostmem.ErrUnknown):
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
@@ -206,7 +206,7 @@ func (a *hostArena) take(size uint64) (uint64, error) {
 		}
 	}
 	if best < 0 {
-		return 0, situation.Of(ErrOutOfMemory, "no contiguous %s are left in a pool of %s, of which %s are in use", bytesize.Text(size),
+		return 0, typed.Errorf(ErrOutOfMemory, "no contiguous %s are left in a pool of %s, of which %s are in use", bytesize.Text(size),
 			bytesize.Text(uint64(len(a.mem))), bytesize.Text(a.used))
 	}
 	off := a.free[best].off
@@ -309,11 +309,11 @@ type importedHostArena struct{ mem []byte }
 
 func openHostArena(p PoolInfo, x Export) (ImportedArena, error) {
 	if len(x.Files) != 1 {
-		return nil, situation.Of(ErrInvalid, "a pool of kind %q comes with one file descriptor, this one with %d", Host, len(x.Files))
+		return nil, typed.Errorf(ErrInvalid, "a pool of kind %q comes with one file descriptor, this one with %d", Host, len(x.Files))
 	}
 	f := x.Files[0]
 	if seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0); err != nil || seals&hostSeals != hostSeals {
-		return nil, situation.Of(ErrInvalid, "the file of pool %q must be a memfd whose size is sealed, and this one is not (seals %#x, %v)", p.Name, seals, err)
+		return nil, typed.Errorf(ErrInvalid, "the file of pool %q must be a memfd whose size is sealed, and this one is not (seals %#x, %v)", p.Name, seals, err)
 	}
 	st, err := f.Stat()
 	if err != nil {
@@ -328,12 +328,12 @@ func openHostArena(p PoolInfo, x Export) (ImportedArena, error) {
 
 func (a *importedHostArena) Import(x Export, size uint64) (Mapping, error) {
 	if len(x.Data) != 8 || len(x.Files) != 0 {
-		return nil, situation.Of(ErrInvalid, "a block of kind %q is exported as 8 bytes, not as %d bytes and %d file descriptors",
+		return nil, typed.Errorf(ErrInvalid, "a block of kind %q is exported as 8 bytes, not as %d bytes and %d file descriptors",
 			Host, len(x.Data), len(x.Files))
 	}
 	off, total := binary.LittleEndian.Uint64(x.Data), uint64(len(a.mem))
 	if off > total || size > total-off {
-		return nil, situation.Of(ErrInvalid, "a block of %d bytes at %d lies outside its pool of %d", size, off, total)
+		return nil, typed.Errorf(ErrInvalid, "a block of %d bytes at %d lies outside its pool of %d", size, off, total)
 	}
 	return hostMapping{hostMemory{a.mem[off : off+size : off+size]}}, nil
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
 // imports has the pools and blocks that this process has imported from services. The driver does not count imports: a second import of a
@@ -127,7 +127,7 @@ func (p *ImportedPool) Block(id, size uint64, x *Export) (*ImportedBlock, error)
 		return b, nil
 	}
 	if x == nil {
-		return nil, situation.Of(ErrNotFound, "block %d of pool %q is not mapped here, and its export did not come along", id, p.info.Name)
+		return nil, typed.Errorf(ErrNotFound, "block %d of pool %q is not mapped here, and its export did not come along", id, p.info.Name)
 	}
 	m, err := p.arena.Import(*x, size)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 
 	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/internal/bytesize"
-	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/internal/sizeclass"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
@@ -52,7 +52,7 @@ func Register(b Backend) { backends = append(backends, b) }
 func (k Kind) backend() (Backend, error) {
 	i := slices.IndexFunc(backends, func(b Backend) bool { return b.Kind == k })
 	if i < 0 {
-		return Backend{}, situation.Of(ErrInvalid, "unknown kind %q of memory (known: %v)", string(k), Kinds())
+		return Backend{}, typed.Errorf(ErrInvalid, "unknown kind %q of memory (known: %v)", string(k), Kinds())
 	}
 	return backends[i], nil
 }
@@ -121,7 +121,7 @@ func NewArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 		return nil, adviseWithoutGPU(err)
 	}
 	if least := max(sizeclass.Least, arena.Granularity()); spec.MaxBytes < least {
-		return nil, errors.Join(situation.Of(ErrInvalid, "pool %q could never hold a buffer: it may take %s, and the smallest block of kind %s "+
+		return nil, errors.Join(typed.Errorf(ErrInvalid, "pool %q could never hold a buffer: it may take %s, and the smallest block of kind %s "+
 			"has %s; sizes are in bytes, unless they have a unit (max=64MiB)", spec.Name, bytesize.Text(spec.MaxBytes), spec.Kind,
 			bytesize.Text(least)), arena.Close())
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/internal/bytesize"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
@@ -136,14 +136,14 @@ func openLegacyArenaFor(p PoolInfo, x Export, other string) (ImportedArena, erro
 
 func noFiles(pool Export) error {
 	if len(pool.Files) != 0 {
-		return situation.Of(ErrInvalid, "a pool of kind %q comes without file descriptors, this one with %d", Legacy, len(pool.Files))
+		return typed.Errorf(ErrInvalid, "a pool of kind %q comes without file descriptors, this one with %d", Legacy, len(pool.Files))
 	}
 	return nil
 }
 
 func (a importedLegacyArena) Import(x Export, size uint64) (Mapping, error) {
 	if len(x.Files) != 0 {
-		return nil, situation.Of(ErrInvalid, "a block of kind %q is exported as bytes, not as %d file descriptors", Legacy, len(x.Files))
+		return nil, typed.Errorf(ErrInvalid, "a block of kind %q is exported as bytes, not as %d file descriptors", Legacy, len(x.Files))
 	}
 	h, err := ParseLegacyHandle(x.Data)
 	if err != nil {

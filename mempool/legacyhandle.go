@@ -8,7 +8,7 @@ import (
 	"sync"
 
 	"github.com/poolbridge/poolbridge/cuda"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
 // ErrOwnerDead is joined with [ErrUnavailable] if the process that owns the memory of a legacy handle is gone. The memory is then gone too.
@@ -48,7 +48,7 @@ func ParseLegacyHandle(b []byte) (h LegacyHandle, err error) {
 		h.Offset = binary.LittleEndian.Uint64(b[HandleBytes:])
 	case HandleBytes:
 	default:
-		return h, situation.Of(ErrInvalid, "a legacy handle has %d bytes, or %d with the offset, not %d", HandleBytes, LegacyHandleBytes, len(b))
+		return h, typed.Errorf(ErrInvalid, "a legacy handle has %d bytes, or %d with the offset, not %d", HandleBytes, LegacyHandleBytes, len(b))
 	}
 	copy(h.Handle[:], b)
 	return h, nil
@@ -67,7 +67,7 @@ func (h LegacyHandle) Open(ctx *cuda.Context, size uint64) (*OpenedHandle, error
 	_, total, err := ctx.AddressRange(base)
 	err = deviceError("find the end of a legacy handle's memory", err)
 	if err == nil && (h.Offset > total || size > total-h.Offset) {
-		err = situation.Of(ErrInvalid, "%d bytes at %d lie outside the block of %d that the handle opens", size, h.Offset, total)
+		err = typed.Errorf(ErrInvalid, "%d bytes at %d lie outside the block of %d that the handle opens", size, h.Offset, total)
 	}
 	if err != nil {
 		return nil, errors.Join(err, insist(func() error { return ctx.CloseIPCMem(base) }))

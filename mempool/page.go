@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
 // The sizes of the two parts of a timeline's memory, in bytes. The first part has the words. The second part has one text for each word:
@@ -73,7 +73,7 @@ func SealPage(f *os.File) error {
 	if errors.Is(err, unix.EPERM) { // the client has the file too, and may have sealed the file
 		var seals int
 		if seals, err = unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0); err == nil && seals&wanted != wanted {
-			return situation.Of(ErrInvalid, "the client sealed the file of its timeline with F_SEAL_SEAL (seals %#x), so that the service "+
+			return typed.Errorf(ErrInvalid, "the client sealed the file of its timeline with F_SEAL_SEAL (seals %#x), so that the service "+
 				"cannot add F_SEAL_FUTURE_WRITE: a client adds no seals itself", seals)
 		}
 	}
@@ -105,16 +105,16 @@ func mapPage(f *os.File, write bool) (*Page, error) {
 // Errors: [ErrInvalid] if x does not have the file of a timeline.
 func MapPage(x Export, write bool) (*Page, error) {
 	if len(x.Files) != 1 {
-		return nil, situation.Of(ErrInvalid, "a timeline comes with one file descriptor, this one with %d", len(x.Files))
+		return nil, typed.Errorf(ErrInvalid, "a timeline comes with one file descriptor, this one with %d", len(x.Files))
 	}
 	f := x.Files[0]
 	const size = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
 	if err != nil || seals&size != size {
-		return nil, situation.Of(ErrInvalid, "the file of a timeline must be a memfd whose size is sealed, and this one is not (seals %#x, %v)", seals, err)
+		return nil, typed.Errorf(ErrInvalid, "the file of a timeline must be a memfd whose size is sealed, and this one is not (seals %#x, %v)", seals, err)
 	}
 	if st, err := f.Stat(); err != nil || st.Size() != pageBytes {
-		return nil, situation.Of(ErrInvalid, "the file of a timeline must have %d bytes, this one has not (%v)", pageBytes, err)
+		return nil, typed.Errorf(ErrInvalid, "the file of a timeline must have %d bytes, this one has not (%v)", pageBytes, err)
 	}
 	p, err := mapPage(f, write)
 	if err != nil {
@@ -246,7 +246,7 @@ func (p *Page) use(timeline uint64) error {
 }
 
 func unmapped(timeline uint64) error {
-	return situation.Of(ErrStale, "timeline %d is not needed any more and was unmapped", timeline)
+	return typed.Errorf(ErrStale, "timeline %d is not needed any more and was unmapped", timeline)
 }
 
 // Await returns when fence t is reached. The fence must belong to the timeline of this page.
@@ -280,9 +280,9 @@ func (p *Page) Await(ctx context.Context, t Fence) error {
 
 // busy returns the error of a wait for work, after ctx has ended the wait.
 func busy(ctx context.Context, format string, args ...any) error {
-	err := situation.Ended(ctx)
+	err := typed.Ended(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("%w (%w)", situation.Of(ErrBusy, "work on it is under way: "+format, args...), err)
+		err = fmt.Errorf("%w (%w)", typed.Errorf(ErrBusy, "work on it is under way: "+format, args...), err)
 	}
 	return err
 }
@@ -290,9 +290,9 @@ func busy(ctx context.Context, format string, args ...any) error {
 // lost returns the error that says why fence t will never be reached. The parameter `now` is the present value of the fence's word.
 func (p *Page) lost(t Fence, now uint64) error {
 	if reason := p.Reason(t.Word); reason != "" {
-		return situation.Of(ErrContentFailed, "its producer says: %s", reason)
+		return typed.Errorf(ErrContentFailed, "its producer says: %s", reason)
 	}
-	return situation.Of(ErrProducerDied, "word %d of timeline %d was to reach %d; its process is gone and left %d",
+	return typed.Errorf(ErrProducerDied, "word %d of timeline %d was to reach %d; its process is gone and left %d",
 		t.Word, t.Timeline, t.Value, now%letGo)
 }
 

@@ -5,7 +5,7 @@ import (
 	"sync"
 
 	"github.com/poolbridge/poolbridge/cuda"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
 // registration registers a page with the driver, once for all users of the page in this process.
@@ -29,7 +29,7 @@ func (r *registration) address(p *Page, q *streamQueue, word uint64) (cuda.Devic
 		}
 		var err error
 		if r.host, err = q.ctx.RegisterHost(p.mem[:wordBytes], flags); err != nil {
-			r.failure = situation.Of(ErrUnavailable, "the driver cannot register a timeline: %v", err)
+			r.failure = typed.Errorf(ErrUnavailable, "the driver cannot register a timeline: %v", err)
 		}
 		r.streams = make(map[*cuda.Stream]struct{})
 	}

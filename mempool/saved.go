@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 
 	"github.com/poolbridge/poolbridge/cuda"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
 // Saved says where a published buffer is, in a form that a file can hold. A Saved is for scripts, and for programs that are not clients of
@@ -43,7 +43,7 @@ func (s Saved) Tensor() Tensor {
 func (s Saved) Validate() error {
 	switch _, err := s.Kind.backend(); {
 	case s.Version != SavedVersion:
-		return situation.Of(ErrInvalid, "the saved buffer has version %d, this program reads version %d", s.Version, SavedVersion)
+		return typed.Errorf(ErrInvalid, "the saved buffer has version %d, this program reads version %d", s.Version, SavedVersion)
 	case err != nil:
 		return err
 	}
@@ -52,7 +52,7 @@ func (s Saved) Validate() error {
 		return err
 	}
 	if need > s.Bytes {
-		return situation.Of(ErrInvalid, "a %s of shape %v needs %d bytes, and the buffer has %d", s.DType, s.Shape, need, s.Bytes)
+		return typed.Errorf(ErrInvalid, "a %s of shape %v needs %d bytes, and the buffer has %d", s.DType, s.Shape, need, s.Bytes)
 	}
 	if s.Kind == Legacy {
 		_, err = ParseLegacyHandle(s.Handle)
@@ -71,7 +71,7 @@ func ParseSaved(file []byte) (s Saved, err error) {
 		}
 	}
 	if err := json.Unmarshal(file, &s); err != nil {
-		return s, situation.Of(ErrInvalid, "a file of %d bytes is no saved buffer: expected JSON, or a driver's handle of %d bytes, or %d with its offset (%v)",
+		return s, typed.Errorf(ErrInvalid, "a file of %d bytes is no saved buffer: expected JSON, or a driver's handle of %d bytes, or %d with its offset (%v)",
 			len(file), HandleBytes, LegacyHandleBytes, err)
 	}
 	return s, s.Validate()
@@ -82,7 +82,7 @@ func ParseSaved(file []byte) (s Saved, err error) {
 // Errors: [ErrInvalid] for another kind; the errors of [LegacyHandle.Open].
 func (s Saved) Open(ctx *cuda.Context) (*OpenedHandle, error) {
 	if s.Kind != Legacy {
-		return nil, situation.Of(ErrInvalid, "memory of kind %q has no handle that a file can hold: get %q from the service on %s", s.Kind, s.Name, s.Socket)
+		return nil, typed.Errorf(ErrInvalid, "memory of kind %q has no handle that a file can hold: get %q from the service on %s", s.Kind, s.Name, s.Socket)
 	}
 	h, err := ParseLegacyHandle(s.Handle)
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
 // PoolSpec describes a pool that a client wants to make.
@@ -40,21 +40,21 @@ func (s PoolSpec) Validate() error {
 		return err
 	}
 	if s.Kind == Host && s.Device != "" {
-		return situation.Of(ErrInvalid, "pool %q: memory of kind %q is on no device, not on %q: leave the device out", s.Name, Host, s.Device)
+		return typed.Errorf(ErrInvalid, "pool %q: memory of kind %q is on no device, not on %q: leave the device out", s.Name, Host, s.Device)
 	}
 	if s.MaxBytes == 0 || s.MaxBytes > math.MaxInt64 {
-		return situation.Of(ErrInvalid, "pool %q: the most bytes it may take must lie between 1 and 2^63-1, not %d", s.Name, s.MaxBytes)
+		return typed.Errorf(ErrInvalid, "pool %q: the most bytes it may take must lie between 1 and 2^63-1, not %d", s.Name, s.MaxBytes)
 	}
 	if s.SessionBytes > s.MaxBytes {
-		return situation.Of(ErrInvalid, "pool %q: a session's limit of %s is more than the pool's %s", s.Name, bytesize.Text(s.SessionBytes),
+		return typed.Errorf(ErrInvalid, "pool %q: a session's limit of %s is more than the pool's %s", s.Name, bytesize.Text(s.SessionBytes),
 			bytesize.Text(s.MaxBytes))
 	}
 	if s.UserBytes > s.MaxBytes {
-		return situation.Of(ErrInvalid, "pool %q: a user's limit of %s is more than the pool's %s", s.Name, bytesize.Text(s.UserBytes),
+		return typed.Errorf(ErrInvalid, "pool %q: a user's limit of %s is more than the pool's %s", s.Name, bytesize.Text(s.UserBytes),
 			bytesize.Text(s.MaxBytes))
 	}
 	if s.UserBytes > 0 && s.SessionBytes > s.UserBytes {
-		return situation.Of(ErrInvalid, "pool %q: a session's limit of %s is more than its user's %s", s.Name, bytesize.Text(s.SessionBytes),
+		return typed.Errorf(ErrInvalid, "pool %q: a session's limit of %s is more than its user's %s", s.Name, bytesize.Text(s.SessionBytes),
 			bytesize.Text(s.UserBytes))
 	}
 	return nil
@@ -67,15 +67,15 @@ func (s PoolSpec) Validate() error {
 func ValidateName(what, name string) error {
 	switch {
 	case name == "":
-		return situation.Of(ErrInvalid, "the name of a %s must not be empty", what)
+		return typed.Errorf(ErrInvalid, "the name of a %s must not be empty", what)
 	case len(name) > MaxNameBytes:
-		return situation.Of(ErrInvalid, "the name of a %s has at most %d bytes, this one has %d", what, MaxNameBytes, len(name))
+		return typed.Errorf(ErrInvalid, "the name of a %s has at most %d bytes, this one has %d", what, MaxNameBytes, len(name))
 	case !utf8.ValidString(name):
-		return situation.Of(ErrInvalid, "the name of a %s must be UTF-8", what)
+		return typed.Errorf(ErrInvalid, "the name of a %s must be UTF-8", what)
 	}
 	for _, r := range name {
 		if unicode.IsControl(r) {
-			return situation.Of(ErrInvalid, "the name %q of a %s has a control character", name, what)
+			return typed.Errorf(ErrInvalid, "the name %q of a %s has a control character", name, what)
 		}
 	}
 	return nil

@@ -5,7 +5,7 @@ import (
 	"errors"
 
 	"github.com/poolbridge/poolbridge/cuda"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
 // streamQueue is a stream of a GPU.
@@ -61,7 +61,7 @@ func (q *streamQueue) begin(page *Page, t Fence, op string, do func(cuda.DeviceP
 
 func (q *streamQueue) address(page *Page, t Fence) (cuda.DevicePtr, error) {
 	if !q.words {
-		return 0, situation.Of(ErrUnavailable, "GPU %d has no stream memory operations on host memory", q.ctx.Device().Ordinal())
+		return 0, typed.Errorf(ErrUnavailable, "GPU %d has no stream memory operations on host memory", q.ctx.Device().Ordinal())
 	}
 	return page.gpu.address(page, q, t.Word)
 }

@@ -5,7 +5,7 @@ import (
 	"math/bits"
 	"slices"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
 // Tensor describes how the elements of an array lie in a buffer.
@@ -53,7 +53,7 @@ func (t Tensor) Elements() (uint64, error) {
 	for _, d := range t.Shape {
 		hi, lo := bits.Mul64(n, d)
 		if hi != 0 || lo > math.MaxInt64 {
-			return 0, situation.Of(ErrInvalid, "shape %v has more than 2^63-1 elements", t.Shape)
+			return 0, typed.Errorf(ErrInvalid, "shape %v has more than 2^63-1 elements", t.Shape)
 		}
 		n = lo
 	}
@@ -68,16 +68,16 @@ func (t Tensor) Elements() (uint64, error) {
 func (t Tensor) Extent() (uint64, error) {
 	item := t.DType.ItemSize()
 	if item == 0 {
-		return 0, situation.Of(ErrInvalid, "unknown element type %q (known: %v)", string(t.DType), dtypes)
+		return 0, typed.Errorf(ErrInvalid, "unknown element type %q (known: %v)", string(t.DType), dtypes)
 	}
 	if len(t.Shape) > MaxDims {
-		return 0, situation.Of(ErrInvalid, "a tensor has at most %d dimensions, this one has %d", MaxDims, len(t.Shape))
+		return 0, typed.Errorf(ErrInvalid, "a tensor has at most %d dimensions, this one has %d", MaxDims, len(t.Shape))
 	}
 	if t.Strides != nil && len(t.Strides) != len(t.Shape) {
-		return 0, situation.Of(ErrInvalid, "%d strides for %d dimensions", len(t.Strides), len(t.Shape))
+		return 0, typed.Errorf(ErrInvalid, "%d strides for %d dimensions", len(t.Strides), len(t.Shape))
 	}
 	if t.ByteOffset%item != 0 || t.ByteOffset > math.MaxInt64 {
-		return 0, situation.Of(ErrInvalid, "byte offset %d is not a multiple of the %d bytes of a %s", t.ByteOffset, item, t.DType)
+		return 0, typed.Errorf(ErrInvalid, "byte offset %d is not a multiple of the %d bytes of a %s", t.ByteOffset, item, t.DType)
 	}
 	n, err := t.Elements()
 	if err != nil {
@@ -93,12 +93,12 @@ func (t Tensor) Extent() (uint64, error) {
 		}
 	}
 	if hi, before := bits.Mul64(low, item); hi != 0 || before > t.ByteOffset {
-		return 0, situation.Of(ErrInvalid, "strides %v reach before the start of the buffer", t.Strides)
+		return 0, typed.Errorf(ErrInvalid, "strides %v reach before the start of the buffer", t.Strides)
 	}
 	hi, after := bits.Mul64(high+1, item)
 	end, carry := bits.Add64(after, t.ByteOffset, 0)
 	if hi != 0 || carry != 0 || end > math.MaxInt64 {
-		return 0, situation.Of(ErrInvalid, "a tensor of shape %v, strides %v and offset %d is larger than 2^63-1 bytes",
+		return 0, typed.Errorf(ErrInvalid, "a tensor of shape %v, strides %v and offset %d is larger than 2^63-1 bytes",
 			t.Shape, t.Strides, t.ByteOffset)
 	}
 	return end, nil
@@ -115,7 +115,7 @@ func (t Tensor) reach() (low, high uint64, err error) {
 		hi, span := bits.Mul64(d-1, size)
 		sum, carry := bits.Add64(*side, span, 0)
 		if hi != 0 || carry != 0 || sum > math.MaxInt64 {
-			return 0, 0, situation.Of(ErrInvalid, "strides %v of shape %v overflow", t.Strides, t.Shape)
+			return 0, 0, typed.Errorf(ErrInvalid, "strides %v of shape %v overflow", t.Strides, t.Shape)
 		}
 		*side = sum
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/internal/bytesize"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
@@ -118,7 +118,7 @@ type importedVMMArena struct {
 
 func openVMMArena(p PoolInfo, x Export) (ImportedArena, error) {
 	if len(x.Files) != 0 {
-		return nil, situation.Of(ErrInvalid, "a pool of kind %q comes without file descriptors, this one with %d", VMM, len(x.Files))
+		return nil, typed.Errorf(ErrInvalid, "a pool of kind %q comes without file descriptors, this one with %d", VMM, len(x.Files))
 	}
 	g, err := gpuOf(p)
 	if err != nil {
@@ -129,7 +129,7 @@ func openVMMArena(p PoolInfo, x Export) (ImportedArena, error) {
 
 func (a *importedVMMArena) Import(x Export, size uint64) (Mapping, error) {
 	if len(x.Files) != 1 || len(x.Data) != 0 {
-		return nil, situation.Of(ErrInvalid, "a block of kind %q is exported as one file descriptor, not as %d bytes and %d file descriptors",
+		return nil, typed.Errorf(ErrInvalid, "a block of kind %q is exported as one file descriptor, not as %d bytes and %d file descriptors",
 			VMM, len(x.Data), len(x.Files))
 	}
 	physical, err := a.ctx.ImportPhysical(int(x.Files[0].Fd()), size)
@@ -213,7 +213,7 @@ func (m *vmmImport) Close() error {
 // mapping is read-only.
 type readOnlyMemory struct{ deviceMemory }
 
-var errReadOnly = situation.Of(ErrInvalid, "the memory is mapped read-only: ask for a write lease")
+var errReadOnly = typed.Errorf(ErrInvalid, "the memory is mapped read-only: ask for a write lease")
 
 func (readOnlyMemory) CopyFrom(uint64, []byte) error   { return errReadOnly }
 func (readOnlyMemory) Fill(uint64, uint64, byte) error { return errReadOnly }

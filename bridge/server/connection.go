@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/program"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -69,7 +69,7 @@ func (c *connection) serve() {
 	peer, err := c.peer, c.unknown
 	if err != nil {
 		c.server.complaints.warn(peer.UID, "a connection was refused: the kernel does not name its user and process", "error", err)
-		c.goodbye(situation.Of(mempool.ErrUnavailable, "the kernel does not say whose the connection is: %v", err))
+		c.goodbye(typed.Errorf(mempool.ErrUnavailable, "the kernel does not say whose the connection is: %v", err))
 		return
 	}
 	if allowed := c.server.config.MayConnect; allowed != nil && !allowed(peer) {
@@ -112,7 +112,7 @@ func unwatched(err error) error {
 	if errors.Is(err, seqpacket.ErrFDTableFull) {
 		sentinel = mempool.ErrLimit
 	}
-	return situation.Of(sentinel, "the service cannot watch the client's process, and so accepts no session: %v", err)
+	return typed.Errorf(sentinel, "the service cannot watch the client's process, and so accepts no session: %v", err)
 }
 
 // peerOf returns the peer's user, groups and process, as the kernel reports them.
@@ -134,7 +134,7 @@ func (c *connection) run(peer mempool.Peer) error {
 			return c.readingEnded(breach(err))
 		}
 		if came := fds.Len(); came > 0 {
-			err := situation.Of(convert.ErrProtocol, "%d file descriptors came along, and only the service sends any", came)
+			err := typed.Errorf(convert.ErrProtocol, "%d file descriptors came along, and only the service sends any", came)
 			packet.Free()
 			c.fail(0, err)
 			return errors.Join(err, fds.Close())
@@ -147,13 +147,13 @@ func (c *connection) run(peer mempool.Peer) error {
 		}
 		switch {
 		case c.waits(q): // two replies would have the same number, and the client could not tell them apart
-			err = situation.Of(convert.ErrProtocol, "request %d is still waiting: its number can be used again once its reply came", q)
+			err = typed.Errorf(convert.ErrProtocol, "request %d is still waiting: its number can be used again once its reply came", q)
 			q = 0
 		case err != nil:
 		case c.session == nil:
 			err = c.hello(q, r, peer)
 		case greets:
-			err = situation.Of(convert.ErrProtocol, "the session has said hello before")
+			err = typed.Errorf(convert.ErrProtocol, "the session has said hello before")
 		default:
 			c.handle(q, r)
 		}
@@ -168,7 +168,7 @@ func (c *connection) run(peer mempool.Peer) error {
 }
 
 func notAllowed(peer mempool.Peer) error {
-	return situation.Of(mempool.ErrDenied, "user %d may not use this service", peer.UID)
+	return typed.Errorf(mempool.ErrDenied, "user %d may not use this service", peer.UID)
 }
 
 // longAgo is a deadline in the past.
@@ -202,12 +202,12 @@ func (c *connection) readingEnded(err error) error {
 	case errors.Is(err, io.EOF), errors.Is(err, seqpacket.ErrPeerClosed): // ErrPeerClosed: the client did not read all packets before it left
 		return nil
 	case c.server.ctx.Err() != nil:
-		c.goodbye(situation.Of(mempool.ErrClosed, "the service is shutting down"))
+		c.goodbye(typed.Errorf(mempool.ErrClosed, "the service is shutting down"))
 	case c.ctx.Err() != nil:
 		err = context.Cause(c.ctx)
 		c.goodbye(err)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		err = situation.Of(convert.ErrProtocol, "no hello came within %v of the connection", c.server.limits.Hello)
+		err = typed.Errorf(convert.ErrProtocol, "no hello came within %v of the connection", c.server.limits.Hello)
 		c.goodbye(err)
 	case errors.Is(err, convert.ErrProtocol):
 		c.goodbye(err)
@@ -234,13 +234,13 @@ func (c *connection) ending(err error) (how mempool.SessionEnding, why string) {
 func (c *connection) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 	h, ok := r.(*wire.Hello)
 	if !ok || q == 0 {
-		return situation.Of(convert.ErrProtocol, "the first request of a session is a numbered hello, not %s", r.Op())
+		return typed.Errorf(convert.ErrProtocol, "the first request of a session is a numbered hello, not %s", r.Op())
 	}
 	if c.denied {
 		return notAllowed(peer)
 	}
 	if !slices.Contains(h.Versions, wire.Version) {
-		return situation.Of(convert.ErrVersion, "the service is poolsvc %s and speaks version %d of the protocol, the client %v", program.Version(),
+		return typed.Errorf(convert.ErrVersion, "the service is poolsvc %s and speaks version %d of the protocol, the client %v", program.Version(),
 			wire.Version, h.Versions)
 	}
 	session, err := c.server.svc.OpenSession(peer, c.notify)

@@ -8,7 +8,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -78,7 +78,7 @@ func (c *connection) create(q uint32, r *wire.Create) {
 
 func (c *connection) open(q uint32, r *wire.Open) {
 	if (r.Pool != 0) == (r.Name != "") {
-		c.fail(q, situation.Of(mempool.ErrInvalid, "a pool is opened by its name or by its id; exactly one of them, not name %q and id %d", r.Name, r.Pool))
+		c.fail(q, typed.Errorf(mempool.ErrInvalid, "a pool is opened by its name or by its id; exactly one of them, not name %q and id %d", r.Name, r.Pool))
 		return
 	}
 	c.pool(q, func(ctx context.Context) (*service.Pool, error) {
@@ -91,7 +91,7 @@ func (c *connection) open(q uint32, r *wire.Open) {
 
 // errWaits means that the service cannot answer a request for a pool without waiting. The goroutine that reads requests does not wait, so
 // that later requests do not wait either.
-var errWaits = situation.Of(mempool.ErrBusy, "the pool is not there yet")
+var errWaits = typed.Errorf(mempool.ErrBusy, "the pool is not there yet")
 
 // atOnce is a context that is cancelled. A call with this context does not wait.
 var atOnce = func() context.Context {
@@ -150,7 +150,7 @@ func (c *connection) alloc(q uint32, r *wire.Alloc) {
 		c.grant(q, r.Wait, get)
 		return
 	}
-	c.waitFor(q, situation.Of(mempool.ErrBusy, "an allocation of %d bytes counts as a request that waits", n), func(ctx context.Context) func() {
+	c.waitFor(q, typed.Errorf(mempool.ErrBusy, "an allocation of %d bytes counts as a request that waits", n), func(ctx context.Context) func() {
 		defer c.tellWorking(q)()
 		g, err := get(ctx, 0)
 		g, err = c.retryGet(ctx, g, err, r.Wait, get)
@@ -226,7 +226,7 @@ func (c *connection) needsRetry(g service.GrantedLease, err error, wait uint64) 
 	}
 	switch {
 	case awaits:
-		return limit, situation.Of(mempool.ErrBusy, "work on the buffer is under way")
+		return limit, typed.Errorf(mempool.ErrBusy, "work on the buffer is under way")
 	case limit > 0 && waitable:
 		return limit, err
 	}
@@ -286,7 +286,7 @@ func (c *connection) startWaiting(q uint32, cancel context.CancelFunc) (key uint
 		key = wire.MaxQuery + c.unnamed
 	}
 	if len(c.waiting) >= c.server.limits.Waiting {
-		return 0, situation.Of(mempool.ErrLimit, "%d requests of this session wait, which is the limit: wait for an answer, or cancel one", len(c.waiting))
+		return 0, typed.Errorf(mempool.ErrLimit, "%d requests of this session wait, which is the limit: wait for an answer, or cancel one", len(c.waiting))
 	}
 	if most := int(c.server.maxWaits.Load()); c.server.waits.Add(1) > int64(most-c.server.reserve(c.peer, most)) {
 		c.server.waits.Add(-1)

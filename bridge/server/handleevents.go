@@ -6,7 +6,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -25,7 +25,7 @@ func (c *connection) events(q uint32, r *wire.Events) {
 		answer(page, err)
 		return
 	}
-	c.waitFor(q, situation.Of(mempool.ErrBusy, "nothing has happened since event %d", r.After), func(ctx context.Context) func() {
+	c.waitFor(q, typed.Errorf(mempool.ErrBusy, "nothing has happened since event %d", r.After), func(ctx context.Context) func() {
 		page, err := c.session.View().Events(ctx, page.Next, most, milliseconds(r.Wait))
 		return func() { answer(page, err) }
 	})
@@ -39,7 +39,7 @@ func (c *connection) bye(q uint32, _ *wire.Bye) {
 }
 
 // errEnded is the reason of the goodbye to a client whose session an operator ends.
-var errEnded = situation.Of(mempool.ErrClosed, "an operator ended this session (poolsvc session end)")
+var errEnded = typed.Errorf(mempool.ErrClosed, "an operator ended this session (poolsvc session end)")
 
 // endSession ends the session of another client. The service uses the memory of that session again only after the process of that client
 // has ended.
@@ -51,14 +51,14 @@ func (c *connection) endSession(q uint32, r *wire.EndSession) {
 		c.fail(q, err)
 		return
 	case conn == nil:
-		c.fail(q, situation.Of(mempool.ErrInvalid, "session %d is the service's own, and ends with it", r.Session))
+		c.fail(q, typed.Errorf(mempool.ErrInvalid, "session %d is the service's own, and ends with it", r.Session))
 		return
 	}
 	conn.cancel(errEnded)
 	if q == 0 {
 		return
 	}
-	c.waitFor(q, situation.Of(mempool.ErrBusy, "session %d is about to end", r.Session), func(ctx context.Context) func() {
+	c.waitFor(q, typed.Errorf(mempool.ErrBusy, "session %d is about to end", r.Session), func(ctx context.Context) func() {
 		select {
 		case <-target.Over():
 		case <-ctx.Done():

@@ -9,7 +9,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -33,7 +33,7 @@ func (c *connection) list(q uint32, r *wire.List) {
 	case wire.ListLeases:
 		reply.Leases, reply.Next, err = entries(v.Leases, r.After, most, &m.leases, reply.Leases, convert.WireLeaseInfo)
 	default:
-		err = situation.Of(mempool.ErrInvalid, "there is no list of %q: expected %s, %s, %s, %s or %s", r.What, wire.ListSessions, wire.ListChannels, wire.ListNames, wire.ListBuffers, wire.ListLeases)
+		err = typed.Errorf(mempool.ErrInvalid, "there is no list of %q: expected %s, %s, %s, %s or %s", r.What, wire.ListSessions, wire.ListChannels, wire.ListNames, wire.ListBuffers, wire.ListLeases)
 	}
 	if err != nil {
 		c.fail(q, err)

@@ -4,7 +4,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/program"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
@@ -61,7 +61,7 @@ func (c *connection) handle(q uint32, r wire.Request) {
 		c.fail(q, unknown(r.Op()))
 		return
 	case o.feature != "" && !c.features[o.feature]:
-		c.fail(q, situation.Of(convert.ErrUnsupported, "the service is poolsvc %s; %q belongs to the feature %q, which this session does not have",
+		c.fail(q, typed.Errorf(convert.ErrUnsupported, "the service is poolsvc %s; %q belongs to the feature %q, which this session does not have",
 			program.Version(), r.Op(), o.feature))
 		return
 	}
@@ -111,5 +111,5 @@ func byName(all ...operation) map[string]operation {
 
 // unknown returns the error of an operation that this version of the service does not know.
 func unknown(op string) error {
-	return situation.Of(convert.ErrUnsupported, "the service is poolsvc %s and does not know the operation %q", program.Version(), op)
+	return typed.Errorf(convert.ErrUnsupported, "the service is poolsvc %s and does not know the operation %q", program.Version(), op)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -23,7 +23,7 @@ func (c *connection) notify(n service.Notice) {
 	if limit := c.server.limits.Notices; !c.notices.add(n, limit) {
 		// The client does not read its notices, so it does not unmap the blocks that the service recalled. The service gets these blocks back
 		// only if the server ends the session.
-		c.cancel(situation.Of(mempool.ErrLimit, "%d notices wait for a client that reads none", limit))
+		c.cancel(typed.Errorf(mempool.ErrLimit, "%d notices wait for a client that reads none", limit))
 	}
 }
 
@@ -98,7 +98,7 @@ func sendingFailed(err error) error {
 	case errors.Is(err, convert.ErrProtocol):
 		return err
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, seqpacket.ErrFDsInFlight):
-		return situation.Of(mempool.ErrLimit, "the client does not take what it is sent: %v", err)
+		return typed.Errorf(mempool.ErrLimit, "the client does not take what it is sent: %v", err)
 	}
 	return fmt.Errorf("sending failed: %w", err)
 }
@@ -198,7 +198,7 @@ func (c *connection) send(files []*os.File, appendTo func([]byte) ([]byte, error
 func (c *connection) sendLocked(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
 	packet, err := appendTo(c.out[:0])
 	if err != nil {
-		return situation.Of(mempool.ErrLimit, "the answer does not fit into a packet: %v", err)
+		return typed.Errorf(mempool.ErrLimit, "the answer does not fit into a packet: %v", err)
 	}
 	c.out = packet
 	err = seqpacket.WithFiles(files, func(fds []int) error {
@@ -209,7 +209,7 @@ func (c *connection) sendLocked(files []*os.File, appendTo func([]byte) ([]byte,
 		return nil
 	})
 	if err != nil {
-		return situation.Of(mempool.ErrClosed, "its memory is being given back to the system: %v", err)
+		return typed.Errorf(mempool.ErrClosed, "its memory is being given back to the system: %v", err)
 	}
 	return nil
 }

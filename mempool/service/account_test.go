@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -182,7 +182,7 @@ func TestWhereThereIsNoMemoryForANewBlockOneWithWorkUnderWayIsTaken(t *testing.T
 	p, arena := fakePool(t, open(t, svc), 4096)
 	w := hire(t, svc)
 	stalled, unreached := stall(t, w, p, 512)
-	arena.set("Allocate", situation.Of(mempool.ErrOutOfMemory, "none"))
+	arena.set("Allocate", typed.Errorf(mempool.ErrOutOfMemory, "none"))
 	l := allocate(t, w.Session, p, 512)
 	assert.Equal(t, stalled, l.Grant().Block)
 	assert.Equal(t, []mempool.Fence{unreached}, l.Grant().Wait)

@@ -1,7 +1,7 @@
 package service
 
 import (
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
@@ -30,7 +30,7 @@ func (s *Service) crowded(b *ledger.Buffer, write bool) error {
 	if n() <= maxFences {
 		return nil
 	}
-	return situation.Of(mempool.ErrBusy, "work with %d fences is under way on buffer %d, and a lease comes with at most %d", n(), b.ID, maxFences)
+	return typed.Errorf(mempool.ErrBusy, "work with %d fences is under way on buffer %d, and a lease comes with at most %d", n(), b.ID, maxFences)
 }
 
 // changedBuffer wakes the requests that wait for a buffer. The caller holds s.mu.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
 )
@@ -45,7 +45,7 @@ func (s *Service) LastEvent() uint64 { return s.journal.Last() }
 func (v View) Events(ctx context.Context, after uint64, most int, wait time.Duration) (mempool.EventPage, error) {
 	s := v.session
 	if last := s.svc.LastEvent(); after > last {
-		return mempool.EventPage{}, situation.Of(mempool.ErrInvalid, "there is no event %d yet, the newest is %d: events are numbered anew when the service starts",
+		return mempool.EventPage{}, typed.Errorf(mempool.ErrInvalid, "there is no event %d yet, the newest is %d: events are numbered anew when the service starts",
 			after, last)
 	}
 	select {
@@ -58,7 +58,7 @@ func (v View) Events(ctx context.Context, after uint64, most int, wait time.Dura
 	}
 	if s.eventWaits.Add(1) > MaxEventWaits {
 		s.eventWaits.Add(-1)
-		return mempool.EventPage{}, situation.Of(mempool.ErrLimit, "%d requests of session %d wait for events, which is the limit: wait for an answer, or cancel one",
+		return mempool.EventPage{}, typed.Errorf(mempool.ErrLimit, "%d requests of session %d wait for events, which is the limit: wait for an answer, or cancel one",
 			MaxEventWaits, s.rec.ID)
 	}
 	defer s.eventWaits.Add(-1)

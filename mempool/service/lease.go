@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
@@ -97,7 +97,7 @@ func (s *Session) lease(ctx context.Context, text string, write bool, wait time.
 		}
 		if !w.wait(again.next()) {
 			if b == nil && wait > 0 {
-				err = situation.Of(mempool.ErrTimeout, "waited %v: %v", wait, err)
+				err = typed.Errorf(mempool.ErrTimeout, "waited %v: %v", wait, err)
 			}
 			return g, w.cause(err)
 		}
@@ -214,7 +214,7 @@ func (l Lease) AwaitWork(ctx context.Context, limit time.Duration) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-timer.C:
-			return situation.Of(mempool.ErrBusy, "work on buffer %d is under way after %v", b.ID, limit)
+			return typed.Errorf(mempool.ErrBusy, "work on buffer %d is under way after %v", b.ID, limit)
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
@@ -165,7 +165,7 @@ func listByID[V ledger.Visible, T any](s *Session, all *ledger.Index[uint64, V],
 	if after != "" {
 		var err error
 		if from, err = strconv.ParseUint(after, 10, 64); err != nil {
-			return Page[T]{}, situation.Of(mempool.ErrInvalid, "%q is no cursor: expected the one that came with the page before", after)
+			return Page[T]{}, typed.Errorf(mempool.ErrInvalid, "%q is no cursor: expected the one that came with the page before", after)
 		}
 	}
 	return list(s, all, from, most, into, func(id uint64) string { return strconv.FormatUint(id, 10) }, describe)

@@ -5,7 +5,7 @@ import (
 	"os"
 	"slices"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 	"github.com/poolbridge/poolbridge/mempool/service/streams"
@@ -70,7 +70,7 @@ func (c Channel) Join(spec MemberSpec) (Joined, error) {
 	case ch.Closed && (!ch.Drains() || spec.Role != Consumer):
 		return Joined{}, ch.ErrClosed()
 	case s.notify == nil:
-		return Joined{}, situation.Of(mempool.ErrInvalid, "session %d gets no notices, and cannot join channel %q", s.rec.ID, ch.Info.Name)
+		return Joined{}, typed.Errorf(mempool.ErrInvalid, "session %d gets no notices, and cannot join channel %q", s.rec.ID, ch.Info.Name)
 	}
 	if err := svc.ledger.MayJoin(s.rec, rec, spec); err != nil {
 		return Joined{}, err
@@ -192,7 +192,7 @@ func (ch *channel) endLendingLocked(m *ledger.Member) error {
 	lent := streams.Lending{}.Lend(ch.Stream, producers) // what the channel needs now: these producers publish no more frames
 	done, ok := ch.ConsumersDone()                       // fences for the blocks that the channel does not need any more
 	if lent.Unsure() || !ok {
-		return situation.Of(mempool.ErrBusy, "a consumer of channel %q takes or releases a frame at this moment; try again", ch.Info.Name)
+		return typed.Errorf(mempool.ErrBusy, "a consumer of channel %q takes or releases a frame at this moment; try again", ch.Info.Name)
 	}
 	ch.Leave(m, true)
 	for _, l := range slices.Collect(maps.Values(m.Session.Leases)) {
@@ -220,7 +220,7 @@ func (of Member) Doubt(number uint64) error {
 		return err
 	}
 	if m.Role != Consumer {
-		return situation.Of(mempool.ErrInvalid, "member %d of channel %q is no consumer", m.ID, m.Channel.Info.Name)
+		return typed.Errorf(mempool.ErrInvalid, "member %d of channel %q is no consumer", m.ID, m.Channel.Info.Name)
 	}
 	svc.channelOfLocked(m.Channel).Doubt(m.Session, number)
 	return nil

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
@@ -34,11 +34,11 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 	}
 	switch {
 	case !l.Write:
-		return situation.Of(mempool.ErrInvalid, "lease %d is a read lease: only a write lease can be published", l.ID)
+		return typed.Errorf(mempool.ErrInvalid, "lease %d is a read lease: only a write lease can be published", l.ID)
 	case b.Block.Pool.Closing:
 		return b.Block.Pool.Ending()
 	case p.Event != nil && p.Ready == nil:
-		return situation.Of(mempool.ErrInvalid, "an interprocess event comes beside a fence, and this one comes without")
+		return typed.Errorf(mempool.ErrInvalid, "an interprocess event comes beside a fence, and this one comes without")
 	}
 	b.Ready = svc.timelines.Pending(b.Ready) // the fences of earlier writers
 	ready := b.Ready
@@ -98,7 +98,7 @@ func (s *Session) Unpublish(text string) error {
 		return s.rec.Unpublished(text)
 	}
 	if n.UID != s.rec.Peer.UID {
-		return situation.Of(mempool.ErrDenied, "the name %q belongs to user %d", text, n.UID)
+		return typed.Errorf(mempool.ErrDenied, "the name %q belongs to user %d", text, n.UID)
 	}
 	svc.removeNameLocked(n)
 	return nil
@@ -144,9 +144,9 @@ func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, 
 		b := ledger.Find(s.rec, svc.ledger.Buffers.Get(id))
 		switch {
 		case b == nil:
-			return nil, nil, situation.Of(mempool.ErrStale, "there is no buffer %d in a pool that user %d may use: it is gone, or it never was there", id, s.rec.Peer.UID)
+			return nil, nil, typed.Errorf(mempool.ErrStale, "there is no buffer %d in a pool that user %d may use: it is gone, or it never was there", id, s.rec.Peer.UID)
 		case b.Generation != generation:
-			return nil, nil, situation.Of(mempool.ErrStale, "buffer %d is of generation %d, not %d", id, b.Generation, generation)
+			return nil, nil, typed.Errorf(mempool.ErrStale, "buffer %d is of generation %d, not %d", id, b.Generation, generation)
 		}
 		return b, nil, nil
 	})

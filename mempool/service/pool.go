@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
@@ -61,7 +61,7 @@ func (p *Pool) alike(peer mempool.Peer, spec mempool.PoolSpec) error {
 		}
 	}
 	if differs != nil {
-		return situation.Of(mempool.ErrExists, "there is a pool %q already, which differs from what was asked for: %s; open it as it is, or choose another name",
+		return typed.Errorf(mempool.ErrExists, "there is a pool %q already, which differs from what was asked for: %s; open it as it is, or choose another name",
 			info.Name, strings.Join(differs, "; "))
 	}
 	return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -147,7 +147,7 @@ func TestASmallerAllocationThatFailsWakesWhoWaitsForItsRoom(t *testing.T) {
 		s := open(t, svc)
 		p, arena := fakePool(t, s, 1024)
 		inside, letGo := arena.block()
-		arena.set("Allocate", situation.Of(mempool.ErrInternal, "broken"))
+		arena.set("Allocate", typed.Errorf(mempool.ErrInternal, "broken"))
 		failed := make(chan error, 2)
 		go func() {
 			_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1024), 0)

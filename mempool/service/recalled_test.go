@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -44,7 +44,7 @@ func TestAnAllocationWithoutMemoryEndsAfterTheLeastTimeIfNoBlockIsOnItsWayBack(t
 		svc := newService(t)
 		s := open(t, svc)
 		p, arena := fakePool(t, s, 4096)
-		arena.set("Allocate", situation.Of(mempool.ErrOutOfMemory, "none"))
+		arena.set("Allocate", typed.Errorf(mempool.ErrOutOfMemory, "none"))
 		began := time.Now()
 		_, err := s.Allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(512), 0, time.Hour)
 		require.ErrorIs(t, err, mempool.ErrOutOfMemory)
@@ -53,7 +53,7 @@ func TestAnAllocationWithoutMemoryEndsAfterTheLeastTimeIfNoBlockIsOnItsWayBack(t
 }
 
 func TestAnAllocationWaitsForBlocksThatAreRecalledWhileItWaits(t *testing.T) {
-	for what, failure := range map[string]error{"the pool is full": nil, "there is no memory": situation.Of(mempool.ErrOutOfMemory, "none")} {
+	for what, failure := range map[string]error{"the pool is full": nil, "there is no memory": typed.Errorf(mempool.ErrOutOfMemory, "none")} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				svc := newService(t)

@@ -11,17 +11,17 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-var errDriver = situation.Of(mempool.ErrInternal, "the driver is in a bad mood")
+var errDriver = typed.Errorf(mempool.ErrInternal, "the driver is in a bad mood")
 
 func TestAnAllocationThatTheDriverRefusesLeavesNoTrace(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	p, arena := fakePool(t, s, 1024)
-	for _, why := range []error{errDriver, situation.Of(mempool.ErrOutOfMemory, "none left")} {
+	for _, why := range []error{errDriver, typed.Errorf(mempool.ErrOutOfMemory, "none left")} {
 		arena.set("Allocate", why)
 		_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1024), 0)
 		assert.ErrorIs(t, err, errors.Unwrap(why))
@@ -72,7 +72,7 @@ func TestOutOfMemoryWaitsForWhatIsBeingAskedBack(t *testing.T) {
 		l := allocate(t, c.Session, p, 512)
 		block := mapBlock(t, l)
 		release(t, l)
-		arena.set("Allocate", situation.Of(mempool.ErrOutOfMemory, "none left"))
+		arena.set("Allocate", typed.Errorf(mempool.ErrOutOfMemory, "none left"))
 		_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1024), 0)
 		require.ErrorIs(t, err, mempool.ErrOutOfMemory)
 		require.ErrorIs(t, err, mempool.ErrRecalling)
@@ -169,7 +169,7 @@ func TestADestroyedPoolIsClosedEvenIfItsBlocksCannotBeFreed(t *testing.T) {
 func TestAPoolThatCannotBeMadeLeavesItsNameFree(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	fakeFaults.Store(t.Name(), situation.Of(mempool.ErrUnavailable, "no such thing here"))
+	fakeFaults.Store(t.Name(), typed.Errorf(mempool.ErrUnavailable, "no such thing here"))
 	defer fakeFaults.Delete(t.Name())
 	_, err := s.CreatePool(mempool.PoolSpec{Name: "p", Kind: fake, Device: t.Name(), MaxBytes: 512})
 	require.ErrorIs(t, err, mempool.ErrUnavailable)

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -21,7 +21,7 @@ func TestSteadyWorkMakesNoDriverCalls(t *testing.T) {
 		release(t, allocate(t, s, p, 1000))
 	}
 	assert.Equal(t, 1, svc.Stats().Pools[0].Blocks)
-	arena.set("Allocate", situation.Of(mempool.ErrInternal, "no call expected"))
+	arena.set("Allocate", typed.Errorf(mempool.ErrInternal, "no call expected"))
 	release(t, allocate(t, s, p, 1000))
 }
 
@@ -132,8 +132,8 @@ func TestAFullPoolAsksForWhatIsMappedAndTheAllocationWaits(t *testing.T) {
 }
 
 func TestAnAllocationWaitsBeyondItsLimitForMemoryThatIsBeingGivenBack(t *testing.T) {
-	for name, failure := range map[string]error{"the pool is full": nil, "there is no memory": situation.Of(mempool.ErrOutOfMemory, "none")} {
-		for free, fault := range map[string]error{"freed": nil, "stuck": situation.Of(mempool.ErrInternal, "stuck")} {
+	for name, failure := range map[string]error{"the pool is full": nil, "there is no memory": typed.Errorf(mempool.ErrOutOfMemory, "none")} {
+		for free, fault := range map[string]error{"freed": nil, "stuck": typed.Errorf(mempool.ErrInternal, "stuck")} {
 			t.Run(name+", "+free, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					svc := newService(t)
@@ -208,7 +208,7 @@ func TestMemoryThatCouldNotBeGivenBackKeepsNoOther(t *testing.T) {
 	s := open(t, svc)
 	p, arena := fakePool(t, s, 4096)
 	first, second := allocate(t, s, p, 1024), allocate(t, s, p, 512)
-	arena.set("Free", situation.Of(mempool.ErrInternal, "stuck"))
+	arena.set("Free", typed.Errorf(mempool.ErrInternal, "stuck"))
 	release(t, first)
 	_, err := s.TrimPool(p.rec.Info.ID, 0)
 	require.ErrorIs(t, err, mempool.ErrInternal)

@@ -6,7 +6,7 @@ import (
 	"reflect"
 	"time"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
@@ -36,13 +36,13 @@ func (s *Session) MayEnd(id uint64) (*Session, error) {
 	target := ledger.Find(s.rec, svc.ledger.Sessions.Get(id))
 	switch {
 	case !s.rec.Owner:
-		return nil, situation.Of(mempool.ErrDenied, "user %d may not end sessions: only the user that the service runs as may, user %d, and root", s.rec.Peer.UID, svc.uid)
+		return nil, typed.Errorf(mempool.ErrDenied, "user %d may not end sessions: only the user that the service runs as may, user %d, and root", s.rec.Peer.UID, svc.uid)
 	case target == s.rec:
-		return nil, situation.Of(mempool.ErrInvalid, "session %d is the asking one: close its connection instead", id)
+		return nil, typed.Errorf(mempool.ErrInvalid, "session %d is the asking one: close its connection instead", id)
 	case target == nil && (id == 0 || id > svc.ledger.Last.Session):
-		return nil, situation.Of(mempool.ErrNotFound, "no session ever had the id %d", id)
+		return nil, typed.Errorf(mempool.ErrNotFound, "no session ever had the id %d", id)
 	case target == nil:
-		return nil, situation.Of(mempool.ErrNotFound, "session %d has ended already", id)
+		return nil, typed.Errorf(mempool.ErrNotFound, "session %d has ended already", id)
 	}
 	return svc.sessionOf(target), nil
 }
@@ -109,7 +109,7 @@ func (s *Session) Compare(seen mempool.Grant) error {
 	if same && reflect.DeepEqual(have, seen) {
 		return nil
 	}
-	return situation.Of(mempool.ErrInvalid, "the client describes lease %d as %+v, the service as %+v", l.ID, seen, s.svc.describe(l))
+	return typed.Errorf(mempool.ErrInvalid, "the client describes lease %d as %+v, the service as %+v", l.ID, seen, s.svc.describe(l))
 }
 
 // Release ends leases of the session. It ends every lease that it can end, and returns the error of the first lease that it cannot end. The

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
@@ -139,7 +139,7 @@ func (s *Session) namedPoolLocked(ctx context.Context, name string) (*Pool, erro
 func (s *Service) reservePoolLocked(of *ledger.Session, spec mempool.PoolSpec, creator bool) (*ledger.Pool, error) {
 	switch {
 	case !creator:
-		return nil, situation.Of(mempool.ErrDenied, "user %d may not create pools", of.Peer.UID)
+		return nil, typed.Errorf(mempool.ErrDenied, "user %d may not create pools", of.Peer.UID)
 	case s.closed:
 		return nil, errShutdown
 	}
@@ -195,12 +195,12 @@ func (s *Session) poolLocked(id uint64) (*Pool, error) {
 	return s.svc.poolOf(p), nil
 }
 
-// missing returns the error of a request that names something that the session does not see. The arguments are those of [situation.Of].
+// missing returns the error of a request that names something that the session does not see. The arguments are those of [typed.Errorf].
 func missing(wait time.Duration, format string, args ...any) error {
 	if wait > 0 {
-		return situation.Of(mempool.ErrTimeout, "waited %v: %s", wait, fmt.Sprintf(format, args...))
+		return typed.Errorf(mempool.ErrTimeout, "waited %v: %s", wait, fmt.Sprintf(format, args...))
 	}
-	return situation.Of(mempool.ErrNotFound, format, args...)
+	return typed.Errorf(mempool.ErrNotFound, format, args...)
 }
 
 // DestroyPool ends a pool: no session can allocate buffers in the pool any more, the service removes the names of its buffers immediately,
@@ -221,7 +221,7 @@ func (s *Session) DestroyPool(id uint64) error {
 		return err
 	}
 	if p.Maker != s.rec.Peer.UID && !s.rec.Owner && !creator {
-		return situation.Of(mempool.ErrDenied, "user %d may not destroy pool %q: its maker (user %d) may, the service's user, and users who may use it and may make "+
+		return typed.Errorf(mempool.ErrDenied, "user %d may not destroy pool %q: its maker (user %d) may, the service's user, and users who may use it and may make "+
 			"pools", s.rec.Peer.UID, p.Info.Name, p.Maker)
 	}
 	svc.destroyLocked(svc.poolOf(p), s)

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
@@ -53,7 +53,7 @@ type Service struct {
 	drains     sync.WaitGroup // goroutines that check something again and again
 }
 
-var errShutdown = situation.Of(mempool.ErrClosed, "the service is shutting down")
+var errShutdown = typed.Errorf(mempool.ErrClosed, "the service is shutting down")
 
 // Session is the service's state of one connection. When the session ends, for any reason, its leases end. Service.mu guards the
 // session.

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
 func TestEveryCodeHasOneError(t *testing.T) {
@@ -17,7 +17,7 @@ func TestEveryCodeHasOneError(t *testing.T) {
 	for _, c := range codes {
 		assert.False(t, seen[c.code], "%s stands twice", c.code)
 		seen[c.code] = true
-		assert.Equal(t, c.code, WireError(situation.Of(c.sentinel, "because")).Code)
+		assert.Equal(t, c.code, WireError(typed.Errorf(c.sentinel, "because")).Code)
 		assert.Equal(t, c.sentinel, Sentinel(c.code))
 	}
 	assert.Len(t, codes, 19)

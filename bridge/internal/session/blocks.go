@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -101,7 +101,7 @@ func (b *Blocks) importPool(came wire.PoolInfo, files []*os.File) (*Pool, error)
 		return nil, ErrClientClosed
 	}
 	if came.Export == nil {
-		return nil, situation.Of(convert.ErrProtocol, "pool %q came without its export", info.Name)
+		return nil, typed.Errorf(convert.ErrProtocol, "pool %q came without its export", info.Name)
 	}
 	mem, err := mempool.ImportPool(b.session.Epoch, info, convert.Export(came.Export, files), b.Device)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -112,7 +112,7 @@ func (c *Call) await(ctx context.Context) (err error, answered bool) {
 
 // ended returns the error of a call whose context ended before the reply came.
 func ended(ctx context.Context, op string) error {
-	return fmt.Errorf("poolbridge %s: %w", op, situation.Ended(ctx))
+	return fmt.Errorf("poolbridge %s: %w", op, typed.Ended(ctx))
 }
 
 // answered tells the caller of a call that the reply, or an error, has come. If no caller waits, answered undoes what the service granted.
@@ -147,7 +147,7 @@ func (s *Session) send(ctx context.Context, q uint32, r wire.Request) error {
 	defer outgoing.Put(buf)
 	packet, err := wire.AppendRequest((*buf)[:0], q, r)
 	if err != nil {
-		return situation.Of(mempool.ErrInvalid, "%v", err)
+		return typed.Errorf(mempool.ErrInvalid, "%v", err)
 	}
 	*buf = packet
 	select {

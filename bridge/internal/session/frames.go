@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -75,7 +75,7 @@ func (b *Blocks) hold(l *Lease, pool uint64, came *shmchannel.Frame) (known bool
 	case of == nil || of.mem == nil:
 		return false, nil
 	case of.pool != pool:
-		return false, situation.Of(ErrCorruptRecord, "block %d is of pool %d, not of pool %d", came.Block, of.pool, pool)
+		return false, typed.Errorf(ErrCorruptRecord, "block %d is of pool %d, not of pool %d", came.Block, of.pool, pool)
 	}
 	d, ok := of.frames[came.Description]
 	if !ok || d.info.Buffer != came.Buffer || d.info.Bytes != came.Bytes || d.info.Generation != of.use {
@@ -102,11 +102,11 @@ func (b *block) describeLocked(came *shmchannel.Frame) (described, error) {
 	n, err := t.Extent()
 	switch {
 	case err != nil:
-		return described{}, situation.Of(ErrCorruptRecord, "%s%v in memory of %d bytes: %v", t.DType, t.Shape, came.Bytes, err)
+		return described{}, typed.Errorf(ErrCorruptRecord, "%s%v in memory of %d bytes: %v", t.DType, t.Shape, came.Bytes, err)
 	case n > came.Bytes:
-		return described{}, situation.Of(ErrCorruptRecord, "%s%v of %d bytes in memory of %d", t.DType, t.Shape, n, came.Bytes)
+		return described{}, typed.Errorf(ErrCorruptRecord, "%s%v of %d bytes in memory of %d", t.DType, t.Shape, n, came.Bytes)
 	case d.Base > b.bytes || came.Bytes > b.bytes-d.Base:
-		return described{}, situation.Of(ErrCorruptRecord, "%d bytes at %d in a block of %d", came.Bytes, d.Base, b.bytes)
+		return described{}, typed.Errorf(ErrCorruptRecord, "%d bytes at %d in a block of %d", came.Bytes, d.Base, b.bytes)
 	}
 	if b.view == nil {
 		if b.view, err = b.mem.Memory(false); err != nil {
@@ -140,7 +140,7 @@ func (b *Blocks) mapBlock(ctx context.Context, channel, pool, id uint64) error {
 		},
 		Undo: func() { _ = b.Ended(id) }})
 	if errors.Is(err, mempool.ErrNotFound) {
-		return situation.Of(ErrCorruptRecord, "block %d, which the pool does not have in use: %v", id, err)
+		return typed.Errorf(ErrCorruptRecord, "block %d, which the pool does not have in use: %v", id, err)
 	}
 	if err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -210,7 +210,7 @@ func (l *Lease) AliveLocked() error {
 
 // HasEnded returns the error of a call on a lease that has ended. If the session has ended too, the error says so.
 func (s *Session) HasEnded(info *mempool.Grant) error {
-	err := situation.Of(mempool.ErrReleased, "lease %d, of %s%v, has ended", info.ID, info.Tensor.DType, info.Tensor.Shape)
+	err := typed.Errorf(mempool.ErrReleased, "lease %d, of %s%v, has ended", info.ID, info.Tensor.DType, info.Tensor.Shape)
 	if why := context.Cause(s.working); why != nil {
 		return fmt.Errorf("%w: %w", err, why)
 	}
@@ -226,9 +226,9 @@ func (l *Lease) With(ctx context.Context, off, n uint64, write bool, f func(memp
 	case l.ended:
 		return l.session.HasEnded(l.info)
 	case write && !l.info.Write:
-		return situation.Of(mempool.ErrInvalid, "lease %d is a read lease; ask for a write lease", l.info.ID)
+		return typed.Errorf(mempool.ErrInvalid, "lease %d is a read lease; ask for a write lease", l.info.ID)
 	case off > l.info.Bytes || n > l.info.Bytes-off:
-		return situation.Of(mempool.ErrInvalid, "%d bytes at %d lie outside a buffer of %d", n, off, l.info.Bytes)
+		return typed.Errorf(mempool.ErrInvalid, "%d bytes at %d lie outside a buffer of %d", n, off, l.info.Bytes)
 	}
 	m, err := l.reachLocked()
 	if err != nil {
@@ -286,7 +286,7 @@ func (l *Lease) CheckLocked(ctx context.Context) error {
 		err = o.Check(ctx)
 	}
 	if l.failed.Load() && !errors.Is(err, mempool.ErrContentFailed) {
-		return situation.Of(mempool.ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", l.buffer)
+		return typed.Errorf(mempool.ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", l.buffer)
 	}
 	return err
 }

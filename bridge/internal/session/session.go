@@ -14,7 +14,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -22,7 +22,7 @@ import (
 var ErrDisconnected = errors.New("disconnected from the service")
 
 // ErrClientClosed is the error of every call after [Session.BeginClose].
-var ErrClientClosed = situation.Of(mempool.ErrClosed, "the client was closed")
+var ErrClientClosed = typed.Errorf(mempool.ErrClosed, "the client was closed")
 
 const (
 	// closeGrace is how long a session that is being closed waits for a service that does not answer.
@@ -94,7 +94,7 @@ func (s *Session) Hello(ctx context.Context, program string) error {
 	err := s.Call(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: program,
 		Features: []string{wire.FeatureTimelines, wire.FeatureChannels}}, &reply)
 	if err == nil && reply.Version != wire.Version {
-		err = situation.Of(convert.ErrVersion, "the service chose version %d, which this client did not offer", reply.Version)
+		err = typed.Errorf(convert.ErrVersion, "the service chose version %d, which this client did not offer", reply.Version)
 	}
 	if err != nil {
 		err = errors.Join(err, s.Conn.Close())
@@ -166,7 +166,7 @@ func (s *Session) handle(packet []byte, fds *seqpacket.FDs, goodbye *error) erro
 	if h.Q != 0 {
 		c := s.calls.remove(h.Q)
 		if c == nil {
-			return situation.Of(convert.ErrProtocol, "a reply to request %d, but there is no such request", h.Q)
+			return typed.Errorf(convert.ErrProtocol, "a reply to request %d, but there is no such request", h.Q)
 		}
 		defer s.Leave() // Leave comes after the undo of the reply has become a task
 		return s.answered(c, fds, h.DecodeReply(c.Into))

@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -49,7 +49,7 @@ func (t *Timelines) Order() *mempool.Order {
 // Clock returns the clock of the session's own timeline. It makes the timeline if necessary.
 func (t *Timelines) Clock(ctx context.Context) (*mempool.Clock, error) {
 	if !t.available {
-		return nil, situation.Of(mempool.ErrUnavailable, "the service has no timelines")
+		return nil, typed.Errorf(mempool.ErrUnavailable, "the service has no timelines")
 	}
 	if clock := t.Own(); clock != nil {
 		return clock, nil

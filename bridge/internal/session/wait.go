@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -68,7 +68,7 @@ func (r *refusal) late() *refusal {
 
 // Late returns the error of a wait that ended at the deadline of ctx. missing says what the call waited for.
 func Late(ctx context.Context, missing error) error {
-	why := situation.Ended(ctx)
+	why := typed.Ended(ctx)
 	if why == nil { // the context's own timer is about to fire
 		why = context.DeadlineExceeded
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -99,7 +99,7 @@ func (s *Consumer) take(caller context.Context) (err error) {
 // doubt tells the service about a corrupt frame, and returns the frame's error.
 func (s *Consumer) doubt(number uint64, why error) error {
 	_ = s.session.Send(&wire.Doubt{Channel: s.channel.ID, Member: s.id, Sequence: number}) // Send fails only if the connection is gone
-	return situation.Of(ErrFrameCorrupt, "frame %d of channel %q: %v", number, s.channel.Name, why)
+	return typed.Errorf(ErrFrameCorrupt, "frame %d of channel %q: %v", number, s.channel.Name, why)
 }
 
 // Adopt puts a frame that Take has returned into the user's hand, and makes l its lease. If the content will never be complete, Adopt
@@ -131,11 +131,11 @@ func (s *Consumer) ready(ctx context.Context, came *shmchannel.Frame) ([]mempool
 		return nil, nil
 	}
 	if came.Ready.Timeline == 0 {
-		return nil, situation.Of(session.ErrCorruptRecord, "a producer without a timeline published a frame with a fence")
+		return nil, typed.Errorf(session.ErrCorruptRecord, "a producer without a timeline published a frame with a fence")
 	}
 	t := mempool.Fence{Timeline: came.Ready.Timeline, Word: came.Ready.Word, Value: came.Ready.Value}
 	died := func() error {
-		return situation.Of(mempool.ErrProducerDied, "frame %d of channel %q is incomplete: the process that wrote it died before finishing",
+		return typed.Errorf(mempool.ErrProducerDied, "frame %d of channel %q is incomplete: the process that wrote it died before finishing",
 			came.Number, s.channel.Name)
 	}
 	page, err := s.session.Timelines.Page(ctx, t.Timeline)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -28,7 +28,7 @@ func (t *Hand) Number() uint64 { return t.hand.Number }
 
 // Nameless returns an error: the memory of a frame cannot be published.
 func (*Hand) Nameless() error {
-	return situation.Of(mempool.ErrInvalid, "the lease of a frame is a read lease; ask for a write lease")
+	return typed.Errorf(mempool.ErrInvalid, "the lease of a frame is a read lease; ask for a write lease")
 }
 
 // Settle requeues the frame if `again` is true, and acknowledges the frame otherwise.
@@ -96,7 +96,7 @@ func (t *Hand) End(_ *session.Lease, incomplete bool, done []mempool.Fence) erro
 	}
 	s.leaveNative()
 	if errors.Is(released, shmchannel.ErrReleased) {
-		released = situation.Of(mempool.ErrReleased, "the subscription of channel %q has given the frame up", s.channel.Name)
+		released = typed.Errorf(mempool.ErrReleased, "the subscription of channel %q has given the frame up", s.channel.Name)
 	}
 	return errors.Join(err, released)
 }

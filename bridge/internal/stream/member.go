@@ -13,8 +13,8 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
-	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/internal/spin"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -70,7 +70,7 @@ func (m *member) join(ctx context.Context, r *wire.Join, open func(shmchannel.Me
 	m.id = reply.Member
 	if len(files) != 3 {
 		m.sendLeave()
-		return situation.Of(convert.ErrProtocol, "a member of channel %q comes with three files, this one with %d", m.channel.Name, len(files))
+		return typed.Errorf(convert.ErrProtocol, "a member of channel %q comes with three files, this one with %d", m.channel.Name, len(files))
 	}
 	err = open(shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Slot: slotOf(reply.Slot), ID: reply.Member,
 		Spin: spin.Time, Spinner: new(spinner)})
@@ -118,7 +118,7 @@ func (m *member) meet(n *wire.MemberCame, files []*os.File) {
 	case len(files) == 1:
 		err = m.add(slot, n.Member, files[0])
 	default:
-		err = situation.Of(convert.ErrProtocol, "the file of a member of channel %q did not come along", m.channel.Name)
+		err = typed.Errorf(convert.ErrProtocol, "the file of a member of channel %q did not come along", m.channel.Name)
 	}
 	if err != nil && !errors.Is(err, shmchannel.ErrLeft) && m.role == shmchannel.ProducerRole {
 		m.broken = err // a producer needs the files of all consumers; a consumer can do without, and the frames of that producer fail
@@ -153,7 +153,7 @@ func (m *member) over(ctx context.Context) error {
 		return err
 	}
 	if ctx.Err() != nil {
-		return situation.Ended(ctx)
+		return typed.Ended(ctx)
 	}
 	return nil
 }
@@ -166,22 +166,22 @@ func (m *member) failure(ctx context.Context, err error) error {
 	}
 	switch {
 	case errors.Is(err, shmchannel.ErrClosed) || m.forgotten.Load():
-		return situation.Of(mempool.ErrClosed, "channel %q is closed", ch)
+		return typed.Errorf(mempool.ErrClosed, "channel %q is closed", ch)
 	case errors.Is(err, shmchannel.ErrDestroyed):
-		return situation.Of(mempool.ErrClosed, "channel %q is gone: it was closed, or its pool was destroyed", ch)
+		return typed.Errorf(mempool.ErrClosed, "channel %q is gone: it was closed, or its pool was destroyed", ch)
 	case errors.Is(err, shmchannel.ErrInHand):
-		return situation.Of(mempool.ErrLimit, "channel %q: %v", ch, err)
+		return typed.Errorf(mempool.ErrLimit, "channel %q: %v", ch, err)
 	case errors.Is(err, shmchannel.ErrCorrupt):
-		return situation.Of(convert.ErrProtocol, "channel %q: %v", ch, err)
+		return typed.Errorf(convert.ErrProtocol, "channel %q: %v", ch, err)
 	case errors.Is(err, shmchannel.ErrInvalid):
-		return situation.Of(mempool.ErrInvalid, "channel %q: %v", ch, err)
+		return typed.Errorf(mempool.ErrInvalid, "channel %q: %v", ch, err)
 	case errors.Is(err, shmchannel.ErrLeft): // the service removes members when the session ends; the session's error says why
 		working := m.session.Working()
 		select {
 		case <-working.Done():
 			return context.Cause(working)
 		case <-ctx.Done():
-			return situation.Ended(ctx)
+			return typed.Ended(ctx)
 		}
 	}
 	return err

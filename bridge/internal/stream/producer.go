@@ -10,7 +10,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -56,7 +56,7 @@ func (ch *Channel) producer(ctx context.Context) (*Producer, error) {
 		select {
 		case <-p.joined:
 		case <-ctx.Done():
-			return nil, situation.Ended(ctx)
+			return nil, typed.Ended(ctx)
 		}
 	}
 	if p.err == nil {

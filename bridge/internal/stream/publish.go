@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -64,16 +64,16 @@ func (ch *Channel) Publish(ctx context.Context, try session.Attempt, l *session.
 func (ch *Channel) fits(info *mempool.Grant, t *mempool.Tensor) (*mempool.Tensor, error) {
 	switch {
 	case !info.Write:
-		return nil, situation.Of(mempool.ErrInvalid, "lease %d is a read lease; a frame is sent with a write lease", info.ID)
+		return nil, typed.Errorf(mempool.ErrInvalid, "lease %d is a read lease; a frame is sent with a write lease", info.ID)
 	case info.Pool != ch.Identity.Pool:
-		return nil, situation.Of(mempool.ErrInvalid, "lease %d is of pool %d; channel %q carries buffers of pool %d", info.ID, info.Pool, ch.Identity.Name,
+		return nil, typed.Errorf(mempool.ErrInvalid, "lease %d is of pool %d; channel %q carries buffers of pool %d", info.ID, info.Pool, ch.Identity.Name,
 			ch.Identity.Pool)
 	case t == nil:
 		return &info.Tensor, nil
 	}
 	n, err := t.Extent()
 	if err == nil && n > info.Bytes {
-		err = situation.Of(mempool.ErrInvalid, "%s%v needs %d bytes, the buffer of lease %d has %d", t.DType, t.Shape, n, info.ID, info.Bytes)
+		err = typed.Errorf(mempool.ErrInvalid, "%s%v needs %d bytes, the buffer of lease %d has %d", t.DType, t.Shape, n, info.ID, info.Bytes)
 	}
 	return t, err
 }
@@ -90,7 +90,7 @@ func (r *frameRecord) fill(o *mempool.FrameOptions, ready *mempool.Fence, own ui
 	r.Event, r.Ready = o.Handle(ready), shmchannel.Fence{}
 	if ready != nil {
 		if ready.Timeline != own {
-			return situation.Of(mempool.ErrInvalid, "a fence of timeline %d cannot say when content of this session is complete: its own is %d", ready.Timeline, own)
+			return typed.Errorf(mempool.ErrInvalid, "a fence of timeline %d cannot say when content of this session is complete: its own is %d", ready.Timeline, own)
 		}
 		if err := ready.Validate(); err != nil {
 			return err
@@ -98,7 +98,7 @@ func (r *frameRecord) fill(o *mempool.FrameOptions, ready *mempool.Fence, own ui
 		r.Ready = shmchannel.Fence{Timeline: own, Word: ready.Word, Value: ready.Value}
 	}
 	if r.Meta, err = shmchannel.AppendMeta(r.Meta[:0], o.Meta); err != nil {
-		return situation.Of(mempool.ErrInvalid, "%v", err)
+		return typed.Errorf(mempool.ErrInvalid, "%v", err)
 	}
 	return nil
 }
@@ -164,6 +164,6 @@ func (p *Producer) behind(full *shmchannel.FullError) error {
 	case p.channel.Mode == mempool.WorkQueue:
 		why = "its consumers have not acknowledged the frames that they took"
 	}
-	return situation.Of(mempool.ErrLimit, "channel %q is full: it keeps %s, and %s; release frames sooner, or make a channel with a larger Capacity or with a Full that drops frames",
+	return typed.Errorf(mempool.ErrLimit, "channel %q is full: it keeps %s, and %s; release frames sooner, or make a channel with a larger Capacity or with a Full that drops frames",
 		p.channel.Name, count.Of(p.channel.Capacity, "frame"), why)
 }

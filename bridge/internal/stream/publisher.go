@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -94,7 +94,7 @@ func (p *Publisher) usable() error {
 		return err
 	}
 	if p.closed.Load() {
-		return situation.Of(mempool.ErrClosed, "this publisher of channel %q was closed", p.channel.Identity.Name)
+		return typed.Errorf(mempool.ErrClosed, "this publisher of channel %q was closed", p.channel.Identity.Name)
 	}
 	return nil
 }
@@ -195,7 +195,7 @@ func (p *Publisher) none() error {
 		slots += len(a.slots)
 		free += len(a.free)
 	}
-	err := situation.Of(mempool.ErrLimit, "no memory for a frame of channel %q: of the %s of this publisher, %d are on loan, and %d have frames that the channel keeps or "+
+	err := typed.Errorf(mempool.ErrLimit, "no memory for a frame of channel %q: of the %s of this publisher, %d are on loan, and %d have frames that the channel keeps or "+
 		"subscribers hold; publish or release loans, release frames sooner, or make a pool with a larger max_bytes",
 		p.channel.Identity.Name, count.Of(slots, "slot"), loans, slots-free-loans)
 	if p.refusal != nil {
@@ -208,7 +208,7 @@ func (p *Publisher) none() error {
 func (p *Publisher) Publish(ctx context.Context, try session.Attempt, l *session.Lease, o mempool.FrameOptions) (number uint64, err error) {
 	s, isLoan := l.Holder().(*slot)
 	if !isLoan || s.arena.of != p {
-		return 0, situation.Of(mempool.ErrInvalid, "lease %d is not a loan of this publisher: publish a loan with the publisher that lent it, and any other "+
+		return 0, typed.Errorf(mempool.ErrInvalid, "lease %d is not a loan of this publisher: publish a loan with the publisher that lent it, and any other "+
 			"lease with Channel.Publish", l.Info().ID)
 	}
 	l.Lock()
@@ -343,7 +343,7 @@ func (s *slot) End(l *session.Lease, _ bool, done []mempool.Fence) error {
 
 // Nameless returns an error: a loan cannot be published under a name.
 func (s *slot) Nameless() error {
-	return situation.Of(mempool.ErrInvalid, "a loan of a publisher can only be published by this publisher; allocate a lease for content with a name")
+	return typed.Errorf(mempool.ErrInvalid, "a loan of a publisher can only be published by this publisher; allocate a lease for content with a name")
 }
 
 // since returns a function that reports whether the slot has become free since the call of since.
@@ -390,7 +390,7 @@ func (p *Publisher) first(ctx context.Context, try session.Attempt) error {
 	select {
 	case p.making <- struct{}{}:
 	case <-ctx.Done():
-		return situation.Ended(ctx)
+		return typed.Ended(ctx)
 	case <-p.from.session.Working().Done():
 		return p.from.session.Over()
 	}

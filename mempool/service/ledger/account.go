@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -184,10 +184,10 @@ func (s *Session) Within(p *Pool, size uint64) error {
 	user := p.UserBytes(s.Peer.UID)
 	switch session, most := p.Info.SessionBytes, p.Info.UserBytes; {
 	case session > 0 && bytes+size > session:
-		err = situation.Of(mempool.ErrLimit, "session %d has %s, asks for %s more, and one session may take %s in pool %q: release some, or make a pool with a "+
+		err = typed.Errorf(mempool.ErrLimit, "session %d has %s, asks for %s more, and one session may take %s in pool %q: release some, or make a pool with a "+
 			"larger session_bytes", s.ID, bytesize.Text(bytes), bytesize.Text(size), bytesize.Text(session), p.Info.Name)
 	case most > 0 && user+size > most:
-		err = situation.Of(mempool.ErrLimit, "%v has %s, asks for %s more, and one user may take %s in pool %q: release some in any session of that user, or "+
+		err = typed.Errorf(mempool.ErrLimit, "%v has %s, asks for %s more, and one user may take %s in pool %q: release some in any session of that user, or "+
 			"make a pool with a larger user_bytes", s.Peer, bytesize.Text(user), bytesize.Text(size), bytesize.Text(most), p.Info.Name)
 	default:
 		return nil

@@ -1,7 +1,7 @@
 package ledger
 
 import (
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -116,7 +116,7 @@ func (s *Session) MayDrop(ids []uint64) (map[*Block]struct{}, error) {
 	if used { // check all leases only in this case; recalled blocks have none
 		for _, l := range s.Leases {
 			if _, ok := dropped[l.Buffer.Block]; ok {
-				return nil, situation.Of(mempool.ErrBusy, "session %d has lease %d on block %d, which it says it dropped", s.ID, l.ID, l.Buffer.Block.ID)
+				return nil, typed.Errorf(mempool.ErrBusy, "session %d has lease %d on block %d, which it says it dropped", s.ID, l.ID, l.Buffer.Block.ID)
 			}
 		}
 	}

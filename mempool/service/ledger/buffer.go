@@ -5,7 +5,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/internal/count"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -81,9 +81,9 @@ func (l *Ledger) Fail(b *Buffer, reason string) {
 // Incomplete returns the error of a buffer that has failed.
 func (l *Ledger) Incomplete(b *Buffer) error {
 	if reason, ok := l.reasons[b.ID]; ok {
-		return situation.Of(mempool.ErrContentFailed, "buffer %d is incomplete; its producer says: %s", b.ID, reason)
+		return typed.Errorf(mempool.ErrContentFailed, "buffer %d is incomplete; its producer says: %s", b.ID, reason)
 	}
-	return situation.Of(mempool.ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", b.ID)
+	return typed.Errorf(mempool.ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", b.ID)
 }
 
 // Available returns nil if the buffer can be leased now, ErrBusy if a later lease may be possible, and another error if no lease will
@@ -93,14 +93,14 @@ func (l *Ledger) Available(b *Buffer, write bool) error {
 	case b.Failed:
 		return l.Incomplete(b)
 	case b.Doubted:
-		return situation.Of(mempool.ErrBusy, "the session that wrote buffer %d has ended, and it is not known yet whether the buffer is complete", b.ID)
+		return typed.Errorf(mempool.ErrBusy, "the session that wrote buffer %d has ended, and it is not known yet whether the buffer is complete", b.ID)
 	case b.Writer != nil:
-		return situation.Of(mempool.ErrBusy, "buffer %d is being written by session %d (pid %d)", b.ID, b.Writer.Session.ID, b.Writer.Session.Peer.PID)
+		return typed.Errorf(mempool.ErrBusy, "buffer %d is being written by session %d (pid %d)", b.ID, b.Writer.Session.ID, b.Writer.Session.Peer.PID)
 	case write && b.Readers.Len() > 0:
-		return situation.Of(mempool.ErrBusy, "buffer %d has %s, which a write lease excludes: release them first, or write another buffer", b.ID,
+		return typed.Errorf(mempool.ErrBusy, "buffer %d has %s, which a write lease excludes: release them first, or write another buffer", b.ID,
 			count.Of(b.Readers.Len(), "read lease"))
 	case write && b.Frames > 0:
-		return situation.Of(mempool.ErrBusy, "buffer %d is in a channel, whose consumers a write lease excludes: write another buffer", b.ID)
+		return typed.Errorf(mempool.ErrBusy, "buffer %d is in a channel, whose consumers a write lease excludes: write another buffer", b.ID)
 	}
 	return nil
 }
@@ -153,7 +153,7 @@ func (b *Buffer) Fits(t mempool.Tensor) error {
 		return err
 	}
 	if b.Bytes < need {
-		return situation.Of(mempool.ErrInvalid, "a %s of shape %v needs %s, buffer %d has %s", t.DType, t.Shape, bytesize.Text(need), b.ID,
+		return typed.Errorf(mempool.ErrInvalid, "a %s of shape %v needs %s, buffer %d has %s", t.DType, t.Shape, bytesize.Text(need), b.ID,
 			bytesize.Text(b.Bytes))
 	}
 	return nil
@@ -209,7 +209,7 @@ func (l *Ledger) EndLease(of *Lease) (gone []*Timeline) {
 
 // Released returns the error of a lease that has ended.
 func (of *Lease) Released() error {
-	return situation.Of(mempool.ErrReleased, "lease %d of session %d has ended", of.ID, of.Session.ID)
+	return typed.Errorf(mempool.ErrReleased, "lease %d of session %d has ended", of.ID, of.Session.ID)
 }
 
 // Lease finds one of the session's own leases by the lease's id.
@@ -219,5 +219,5 @@ func (s *Session) Lease(id uint64) (*Lease, error) {
 	if l := s.Leases[id]; l != nil {
 		return l, nil
 	}
-	return nil, situation.Of(mempool.ErrReleased, "session %d has no lease %d: it has ended, or it is another session's, or it never was", s.ID, id)
+	return nil, typed.Errorf(mempool.ErrReleased, "session %d has no lease %d: it has ended, or it is another session's, or it never was", s.ID, id)
 }

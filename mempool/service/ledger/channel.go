@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -66,14 +66,14 @@ func (l *Ledger) MayMakeChannel(s *Session, spec mempool.ChannelSpec, p *Pool) (
 	case err != nil:
 		return nil, err
 	case old != nil && old.Info.ChannelSpec != spec:
-		return nil, situation.Of(mempool.ErrExists, "there is a channel %q already, in pool %q, with mode %s, capacity %d and policy %s",
+		return nil, typed.Errorf(mempool.ErrExists, "there is a channel %q already, in pool %q, with mode %s, capacity %d and policy %s",
 			spec.Name, old.Pool.Info.Name, old.Info.Mode, old.Info.Capacity, old.Info.Full)
 	case old != nil:
 		return old, nil
 	case p.Closing:
 		return nil, p.Ending()
 	case p.Channels >= mempool.MaxChannels:
-		return nil, situation.Of(mempool.ErrLimit, "pool %q has %d channels, which is the limit", p.Info.Name, p.Channels)
+		return nil, typed.Errorf(mempool.ErrLimit, "pool %q has %d channels, which is the limit", p.Info.Name, p.Channels)
 	case have >= most:
 		return nil, &LimitError{"channels", most, "the service", "channels", have, "close some"}
 	}
@@ -122,7 +122,7 @@ func (l *Ledger) Channel(s *Session, id uint64) (*Channel, error) {
 	ch := Find(s, l.Channels.Get(id))
 	switch {
 	case ch == nil:
-		return nil, situation.Of(mempool.ErrClosed, "there is no channel %d in a pool that user %d may use: it is closed, or it never was there", id, s.Peer.UID)
+		return nil, typed.Errorf(mempool.ErrClosed, "there is no channel %d in a pool that user %d may use: it is closed, or it never was there", id, s.Peer.UID)
 	case !ch.Pool.Access.Allows(s.Peer):
 		return nil, ch.Pool.Denied(s.Peer)
 	}
@@ -135,9 +135,9 @@ func (l *Ledger) Channel(s *Session, id uint64) (*Channel, error) {
 func (ch *Channel) MayClose(s *Session) error {
 	switch {
 	case ch.Closed:
-		return situation.Of(mempool.ErrClosed, "channel %q is closed", ch.Info.Name)
+		return typed.Errorf(mempool.ErrClosed, "channel %q is closed", ch.Info.Name)
 	case ch.UID != s.Peer.UID:
-		return situation.Of(mempool.ErrDenied, "channel %q belongs to user %d", ch.Info.Name, ch.UID)
+		return typed.Errorf(mempool.ErrDenied, "channel %q belongs to user %d", ch.Info.Name, ch.UID)
 	}
 	return nil
 }
@@ -148,11 +148,11 @@ func (ch *Channel) MayClose(s *Session) error {
 func (l *Ledger) MayJoin(s *Session, ch *Channel, spec MemberSpec) error {
 	switch {
 	case spec.Role == Consumer && ch.Info.Mode == mempool.WorkQueue && spec.Full != "":
-		return situation.Of(mempool.ErrInvalid, "channel %q is a queue, which has one policy for all: a consumer cannot choose its own", ch.Info.Name)
+		return typed.Errorf(mempool.ErrInvalid, "channel %q is a queue, which has one policy for all: a consumer cannot choose its own", ch.Info.Name)
 	case spec.Role != Consumer && spec.Role != Producer:
-		return situation.Of(mempool.ErrInvalid, "unknown role %q of a member (known: %s, %s)", string(spec.Role), Producer, Consumer)
+		return typed.Errorf(mempool.ErrInvalid, "unknown role %q of a member (known: %s, %s)", string(spec.Role), Producer, Consumer)
 	case spec.Role == Producer && (spec.Oldest || spec.Full != ""):
-		return situation.Of(mempool.ErrInvalid, "full and oldest are for consumers, and the member is a producer: leave them out")
+		return typed.Errorf(mempool.ErrInvalid, "full and oldest are for consumers, and the member is a producer: leave them out")
 	}
 	if err := cmp.Or(spec.Full, ch.Info.Full).Validate(); err != nil {
 		return err
@@ -161,7 +161,7 @@ func (l *Ledger) MayJoin(s *Session, ch *Channel, spec MemberSpec) error {
 		return &LimitError{"members", most, "the service", "members of channels", have, "wait until some have left"}
 	}
 	if n := len(s.Members); n >= mempool.MaxMembers {
-		return situation.Of(mempool.ErrLimit, "session %d has %d members of channels, which is the limit: leave some channels, or drop "+
+		return typed.Errorf(mempool.ErrLimit, "session %d has %d members of channels, which is the limit: leave some channels, or drop "+
 			"arrays of closed subscriptions, or connect once more", s.ID, n)
 	}
 	return nil
@@ -238,9 +238,9 @@ func (l *Ledger) Member(s *Session, channel, id uint64) (*Member, error) {
 	m := ch.Members[id]
 	switch {
 	case m == nil && (id == 0 || id > ch.LastMember):
-		return nil, situation.Of(mempool.ErrNotFound, "channel %q has no member %d", ch.Info.Name, id)
+		return nil, typed.Errorf(mempool.ErrNotFound, "channel %q has no member %d", ch.Info.Name, id)
 	case m == nil || m.Session != s:
-		return nil, situation.Of(mempool.ErrClosed, "session %d has no member %d in channel %q: it has left, or it is another session's", s.ID, id, ch.Info.Name)
+		return nil, typed.Errorf(mempool.ErrClosed, "session %d has no member %d in channel %q: it has left, or it is another session's", s.ID, id, ch.Info.Name)
 	}
 	return m, nil
 }
@@ -251,9 +251,9 @@ func (l *Ledger) Member(s *Session, channel, id uint64) (*Member, error) {
 func (m *Member) MayEnter() error {
 	switch {
 	case m.Left:
-		return situation.Of(mempool.ErrClosed, "member %d of channel %q has left", m.ID, m.Channel.Info.Name)
+		return typed.Errorf(mempool.ErrClosed, "member %d of channel %q has left", m.ID, m.Channel.Info.Name)
 	case m.Entered:
-		return situation.Of(mempool.ErrInvalid, "member %d of channel %q has entered before", m.ID, m.Channel.Info.Name)
+		return typed.Errorf(mempool.ErrInvalid, "member %d of channel %q has entered before", m.ID, m.Channel.Info.Name)
 	}
 	return nil
 }
@@ -350,11 +350,11 @@ func (l *Ledger) MapLent(s *Session, channel, id uint64) (*Block, error) {
 		return nil, err
 	}
 	if !s.ConsumesFrom(ch) {
-		return nil, situation.Of(mempool.ErrDenied, "session %d is no consumer of channel %q", s.ID, ch.Info.Name)
+		return nil, typed.Errorf(mempool.ErrDenied, "session %d is no consumer of channel %q", s.ID, ch.Info.Name)
 	}
 	b := l.Blocks.Get(id)
 	if b == nil || b.Pool != ch.Pool || b.State != BlockLeased {
-		return nil, situation.Of(mempool.ErrNotFound, "no buffer of pool %q uses block %d", ch.Pool.Info.Name, id)
+		return nil, typed.Errorf(mempool.ErrNotFound, "no buffer of pool %q uses block %d", ch.Pool.Info.Name, id)
 	}
 	if s.Mapped[id] == nil {
 		if err := l.MayMap(s); err != nil {

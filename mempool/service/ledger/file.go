@@ -12,7 +12,7 @@ import (
 
 	"github.com/vmihailenco/msgpack/v5"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -305,14 +305,14 @@ func Decode(data []byte) (*Ledger, error) {
 	d := msgpack.NewDecoder(bytes.NewReader(data))
 	version, err := d.DecodeInt()
 	if err != nil {
-		return nil, situation.Of(mempool.ErrInvalid, "these %d bytes are no ledger: %v", len(data), err)
+		return nil, typed.Errorf(mempool.ErrInvalid, "these %d bytes are no ledger: %v", len(data), err)
 	}
 	if version != Version {
 		return nil, &VersionError{version, Version}
 	}
 	var c content
 	if err := d.Decode(&c); err != nil {
-		return nil, situation.Of(mempool.ErrInvalid, "the ledger cannot be read: %v", err)
+		return nil, typed.Errorf(mempool.ErrInvalid, "the ledger cannot be read: %v", err)
 	}
 	r := &reader{Ledger: New(c.Limits), keepers: make(map[uint64]*Keeper), accounts: make(map[[2]uint64]*Account),
 		forgotten: make(map[uint64]*Session), removed: make(map[uint64]*Pool)}
@@ -326,7 +326,7 @@ func Decode(data []byte) (*Ledger, error) {
 		wrong = r.Check()
 	}
 	if wrong != nil {
-		return nil, situation.Of(mempool.ErrInvalid, "the ledger contradicts itself: %s", strings.Join(wrong, "; "))
+		return nil, typed.Errorf(mempool.ErrInvalid, "the ledger contradicts itself: %s", strings.Join(wrong, "; "))
 	}
 	return r.Ledger, nil
 }

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -67,9 +67,9 @@ func (l *Limits) Set(name string, n int) error {
 	i := slices.IndexFunc(all, func(one limit) bool { return one.name == name })
 	switch {
 	case i < 0:
-		return situation.Of(mempool.ErrInvalid, "there is no limit %q: expected one of %s", name, strings.Join(LimitNames(), ", "))
+		return typed.Errorf(mempool.ErrInvalid, "there is no limit %q: expected one of %s", name, strings.Join(LimitNames(), ", "))
 	case n < 1:
-		return situation.Of(mempool.ErrInvalid, "the limit %s must be 1 or more, not %d", name, n)
+		return typed.Errorf(mempool.ErrInvalid, "the limit %s must be 1 or more, not %d", name, n)
 	}
 	*all[i].value = n
 	return nil
@@ -168,7 +168,7 @@ func (l *Ledger) MayMakePool(s *Session, name string) error {
 	case err != nil:
 		return err
 	case old != nil:
-		return situation.Of(mempool.ErrExists, "there is a pool %q already; open it (EnsurePool in Go and exist_ok=True in Python "+
+		return typed.Errorf(mempool.ErrExists, "there is a pool %q already; open it (EnsurePool in Go and exist_ok=True in Python "+
 			"open one that is alike), or choose another name", name)
 	}
 	if have, most := l.poolsOf[s.Peer.UID], l.Limits.UserPools; have >= most {

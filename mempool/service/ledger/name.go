@@ -1,7 +1,7 @@
 package ledger
 
 import (
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -62,14 +62,14 @@ func (l *Ledger) MayName(s *Session, b *Buffer, text string, replace bool) error
 	case old == nil:
 		return l.mayName(s)
 	case old.UID != s.Peer.UID:
-		return situation.Of(mempool.ErrDenied, "the name %q belongs to user %d", text, old.UID)
+		return typed.Errorf(mempool.ErrDenied, "the name %q belongs to user %d", text, old.UID)
 	case !replace && old.Buffer != b:
-		return situation.Of(mempool.ErrExists, "the name %q is taken; replace it explicitly, or unpublish it first", text)
+		return typed.Errorf(mempool.ErrExists, "the name %q is taken; replace it explicitly, or unpublish it first", text)
 	}
 	return nil
 }
 
 // Unpublished returns the error of a session that sees no such name.
 func (s *Session) Unpublished(text string) error {
-	return situation.Of(mempool.ErrNotFound, "nothing is published as %q in a pool that user %d may use", text, s.Peer.UID)
+	return typed.Errorf(mempool.ErrNotFound, "nothing is published as %q in a pool that user %d may use", text, s.Peer.UID)
 }

@@ -4,8 +4,8 @@ import (
 	"fmt"
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
-	"github.com/poolbridge/poolbridge/internal/situation"
 	"github.com/poolbridge/poolbridge/internal/sizeclass"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -98,7 +98,7 @@ func (l *Ledger) SeenPool(s *Session, id uint64) (*Pool, error) {
 	if p := Find(s, l.Pools[id]); p != nil && !p.Closed {
 		return p, nil
 	}
-	return nil, situation.Of(mempool.ErrNotFound, "there is no pool %d that user %d may use", id, s.Peer.UID)
+	return nil, typed.Errorf(mempool.ErrNotFound, "there is no pool %d that user %d may use", id, s.Peer.UID)
 }
 
 // UsablePool finds a pool that a session may use.
@@ -119,7 +119,7 @@ func (p *Pool) BlockSize(n uint64) (uint64, error) {
 		size = sizeclass.RoundUp(max(n, 1), p.Granularity)
 	}
 	if size > p.Info.MaxBytes {
-		return 0, situation.Of(mempool.ErrLimit, "pool %q is too small for %s, which need a block of %s: its max_bytes is %s; make a pool with a larger max_bytes",
+		return 0, typed.Errorf(mempool.ErrLimit, "pool %q is too small for %s, which need a block of %s: its max_bytes is %s; make a pool with a larger max_bytes",
 			p.Info.Name, bytesize.Text(n), bytesize.Text(size), bytesize.Text(p.Info.MaxBytes))
 	}
 	return size, nil
@@ -142,12 +142,12 @@ func (p *Pool) Stuck() bool { return len(p.stuck) > 0 }
 
 // Ending returns the error of a pool that is being destroyed.
 func (p *Pool) Ending() error {
-	return situation.Of(mempool.ErrClosed, "pool %q is being destroyed", p.Info.Name)
+	return typed.Errorf(mempool.ErrClosed, "pool %q is being destroyed", p.Info.Name)
 }
 
 // Full returns the error that says why the pool has no room for size bytes.
 func (p *Pool) Full(size uint64) error {
-	err := situation.Of(mempool.ErrLimit, "no room for %s in pool %q: %s of %s are reserved, of which %s are leased and %s are free but still "+
+	err := typed.Errorf(mempool.ErrLimit, "no room for %s in pool %q: %s of %s are reserved, of which %s are leased and %s are free but still "+
 		"mapped or being given back; release some, wait longer, or make a pool with a larger max_bytes", bytesize.Text(size), p.Info.Name, bytesize.Text(p.Reserved),
 		bytesize.Text(p.Info.MaxBytes), bytesize.Text(p.Leased), bytesize.Text(p.Held))
 	if p.Held > 0 {
@@ -158,7 +158,7 @@ func (p *Pool) Full(size uint64) error {
 
 // Denied returns the error of a peer that sees the pool, because it made the pool or owns the service, and may not use it.
 func (p *Pool) Denied(peer mempool.Peer) error {
-	return situation.Of(mempool.ErrDenied, "user %[2]d (group %[3]d) may not use pool %[1]q: its maker gives it an access list that names the user or the group "+
+	return typed.Errorf(mempool.ErrDenied, "user %[2]d (group %[3]d) may not use pool %[1]q: its maker gives it an access list that names the user or the group "+
 		"(uid=%[2]d or gid=%[3]d in --pool, uids and gids in Python)", p.Info.Name, peer.UID, peer.GID)
 }
 

@@ -1,7 +1,7 @@
 package ledger
 
 import (
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -75,7 +75,7 @@ func (s *Session) MaySeal() error {
 		return err
 	}
 	if s.Timeline == nil {
-		return situation.Of(mempool.ErrInvalid, "session %d has no timeline to seal; ask for it first", s.ID)
+		return typed.Errorf(mempool.ErrInvalid, "session %d has no timeline to seal; ask for it first", s.ID)
 	}
 	return nil
 }
@@ -97,7 +97,7 @@ func (l *Ledger) FindTimeline(s *Session, id uint64) (*Timeline, error) {
 	}
 	t := Find(s, l.Timelines[id])
 	if t == nil {
-		return nil, situation.Of(mempool.ErrStale, "timeline %d is gone, and every fence of it is reached or will never be; or session %d was never sent "+
+		return nil, typed.Errorf(mempool.ErrStale, "timeline %d is gone, and every fence of it is reached or will never be; or session %d was never sent "+
 			"a fence of it", id, s.ID)
 	}
 	return t, nil
@@ -113,9 +113,9 @@ func (s *Session) PromiseFence(f mempool.Fence) error {
 	own := s.Timeline
 	switch {
 	case own == nil || own.ID != f.Timeline:
-		return situation.Of(mempool.ErrInvalid, "timeline %d is not session %d's own: a session may name only fences of its own timeline", f.Timeline, s.ID)
+		return typed.Errorf(mempool.ErrInvalid, "timeline %d is not session %d's own: a session may name only fences of its own timeline", f.Timeline, s.ID)
 	case !own.Sealed:
-		return situation.Of(mempool.ErrInvalid, "timeline %d is not sealed yet", f.Timeline)
+		return typed.Errorf(mempool.ErrInvalid, "timeline %d is not sealed yet", f.Timeline)
 	}
 	own.Promise(f.Word, f.Value)
 	return nil
@@ -124,7 +124,7 @@ func (s *Session) PromiseFence(f mempool.Fence) error {
 // PromiseFences does the same as PromiseFence for all fences that come with the release of a lease.
 func (s *Session) PromiseFences(named []mempool.Fence) (ts Fences, err error) {
 	if len(named) > mempool.MaxDone {
-		return nil, situation.Of(mempool.ErrInvalid, "%d fences for one lease; at most %d", len(named), mempool.MaxDone)
+		return nil, typed.Errorf(mempool.ErrInvalid, "%d fences for one lease; at most %d", len(named), mempool.MaxDone)
 	}
 	for _, f := range named {
 		if err := s.PromiseFence(f); err != nil {

@@ -3,7 +3,7 @@ package ledger
 import (
 	"fmt"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -28,7 +28,7 @@ func Find[V Visible](s *Session, v V) (none V) {
 // Claim returns an error, because names of a kind are unique in the service. The error says nothing about v but that.
 func Claim[V Visible](s *Session, kind, text string, v V) (old V, err error) {
 	if old = Find(s, v); old != v {
-		err = situation.Of(mempool.ErrExists, "the %s name %q is taken: choose another name", kind, text)
+		err = typed.Errorf(mempool.ErrExists, "the %s name %q is taken: choose another name", kind, text)
 	}
 	return old, err
 }
@@ -89,5 +89,5 @@ func (s *Session) Alive() error {
 
 // HasEnded returns the error of a session that has ended.
 func (s *Session) HasEnded() error {
-	return situation.Of(mempool.ErrClosed, "session %d has ended", s.ID)
+	return typed.Errorf(mempool.ErrClosed, "session %d has ended", s.ID)
 }

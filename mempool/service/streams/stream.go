@@ -8,7 +8,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
@@ -187,7 +187,7 @@ func (st *Stream) Free() {
 
 // ErrClosed returns the error of a request that needs an open channel, or a queue that is not drained.
 func (st *Stream) ErrClosed() error {
-	return situation.Of(mempool.ErrClosed, "channel %q is closed", st.Info.Name)
+	return typed.Errorf(mempool.ErrClosed, "channel %q is closed", st.Info.Name)
 }
 
 // failed converts an error of package shmchannel to an error that this package returns. If the error says that the channel's memory is
@@ -201,13 +201,13 @@ func (st *Stream) failed(err error) error {
 		st.note(mempool.HistoryEvent{Kind: mempool.ChannelFailed, Text: fmt.Sprintf("channel %q ends because a member corrupted its shared memory: %v; restart its "+
 			"members", name, err)})
 		st.destroy("its memory is corrupt")
-		return situation.Of(mempool.ErrClosed, "channel %q is closed: %v", name, err)
+		return typed.Errorf(mempool.ErrClosed, "channel %q is closed: %v", name, err)
 	case errors.Is(err, shmchannel.ErrClosed):
 		return st.ErrClosed()
 	case errors.Is(err, shmchannel.ErrNoSlot):
-		return situation.Of(mempool.ErrLimit, "channel %q: %v", name, err)
+		return typed.Errorf(mempool.ErrLimit, "channel %q: %v", name, err)
 	case errors.Is(err, shmchannel.ErrInvalid), errors.Is(err, shmchannel.ErrFile):
-		return situation.Of(mempool.ErrInvalid, "channel %q: %v", name, err)
+		return typed.Errorf(mempool.ErrInvalid, "channel %q: %v", name, err)
 	}
 	return mempool.HostError("share the memory of a channel", err)
 }

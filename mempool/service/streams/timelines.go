@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/poolbridge/poolbridge/internal/situation"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
@@ -34,7 +34,7 @@ var Probe = sync.OnceValue(func() error {
 	}
 	err = mempool.SealPage(file)
 	if errors.Is(err, unix.EINVAL) {
-		err = situation.Of(mempool.ErrUnavailable, "the kernel is older than 5.1 and has no F_SEAL_FUTURE_WRITE")
+		err = typed.Errorf(mempool.ErrUnavailable, "the kernel is older than 5.1 and has no F_SEAL_FUTURE_WRITE")
 	}
 	return errors.Join(err, page.Close(), file.Close())
 })

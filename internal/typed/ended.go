@@ -1,4 +1,4 @@
-package situation
+package typed
 
 import (
 	"context"
