@@ -137,7 +137,8 @@ func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Du
 
 // Lease leases a buffer by its id and generation.
 //
-// Errors: [mempool.ErrStale] for a buffer that the session does not see, or that has another generation, [mempool.ErrBusy], [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's error.
+// Errors: [mempool.ErrStale] for a buffer that the session does not see, or that has another generation, [mempool.ErrBusy],
+// [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's error.
 func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, wait time.Duration) (GrantedLease, error) {
 	svc := s.svc
 	return s.lease(ctx, "", write, wait, func() (*ledger.Buffer, *signal, error) {

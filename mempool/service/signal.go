@@ -1,6 +1,7 @@
 package service
 
-// signal tells goroutines that something changed. A caller of its methods holds the lock that guards the changed state.
+// signal tells goroutines that something changed. A caller of its methods holds the lock that guards the changed state. Few goroutines wait
+// for one signal, so broadcast wakes them at once, and not when the lock is released, as roomQueue does.
 type signal struct{ ch chan struct{} }
 
 // next returns a channel that the next broadcast closes.

@@ -25,7 +25,7 @@ type Blocks struct {
 	Checked bool
 	// Allocated and AllocatedBytes count the buffers that the service has granted to [Blocks.Allocate].
 	Allocated, AllocatedBytes atomic.Uint64
-	// MemoryWaits are the waits for memory.
+	// MemoryWaits are the waits for memory. A wait counts also if the memory did not come.
 	MemoryWaits Waits
 
 	session *Session

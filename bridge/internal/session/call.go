@@ -33,8 +33,9 @@ func (s *Session) Call(ctx context.Context, r wire.Request, into wire.Reply) err
 	return s.Do(ctx, r, &Call{Into: into})
 }
 
-// Do is like [Session.Call], for a reply with files, or one that must be undone if nobody waits for it any more. If ctx ends before the reply
-// comes, Do cancels the request; if ctx ends at its deadline, Do first waits up to c.grace longer. If the service has granted something to the request nevertheless, the session calls c.Undo.
+// Do is like [Session.Call], for a reply with files, or one that must be undone if nobody waits for it any more. If ctx ends before the
+// reply comes, Do cancels the request; if ctx ends at its deadline, Do first waits up to c.grace longer. If the service has granted
+// something to the request nevertheless, the session calls c.Undo.
 func (s *Session) Do(ctx context.Context, r wire.Request, c *Call) error {
 	return s.explain(s.do(ctx, r, c))
 }

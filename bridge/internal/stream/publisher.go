@@ -43,7 +43,8 @@ type Publisher struct {
 const (
 	// slotAlign is the number of bytes of which the size of a slot is a multiple.
 	slotAlign = 512
-	// ArenaMore is how many slots more an arena has than the channel keeps frames.
+	// ArenaMore is how many slots more an arena has than the channel keeps frames: one for a loan, and one for a frame that the channel keeps
+	// no more and a consumer still uses.
 	ArenaMore = 2
 	// For small frames, of at most smallFrame bytes, an arena has SmallMore slots more, or streamMore slots if streams write the memory. Then
 	// the Publisher looks less often for slots that have come back, and the work of readers on them has more often ended.
@@ -108,7 +109,7 @@ func (p *Publisher) Lend(ctx context.Context, try session.Attempt, l *session.Le
 	if !p.used.Load() {
 		p.used.Store(true)
 	}
-	s := p.take(1)
+	s := p.take(1) // from the oldest arena; before a younger one is used, await looks what came back, so that younger arenas empty
 	if s == nil {
 		var err error
 		if s, err = p.await(ctx, try); err != nil {
