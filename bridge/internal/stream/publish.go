@@ -119,8 +119,8 @@ func (p *Producer) publish(ctx context.Context, try session.Attempt, r *shmchann
 		number, err = p.publishInTime(ctx, try, r)
 		p.waits.Over(began, err == nil)
 	}
-	if err == nil && p.wanted.Load() > 0 {
-		p.beginDrain() // the notice came when the channel had no memory
+	if _, isLease := r.Owner.(*sending); isLease && err == nil && p.wanted.Load() > 0 {
+		p.beginDrain() // the notice came when the channel had no memory; a slot's arena is in use, so it does not go back
 	}
 	return number, err
 }
