@@ -2,8 +2,8 @@ package seqpacket
 
 import "errors"
 
-// FDs are the descriptors of one packet, in the order in which they were sent. Whoever gets the packet takes descriptors in this order with
-// Next, and closes the rest with Close. A nil *FDs is empty.
+// FDs are the descriptors of one packet, in the order in which they were sent. The program that receives the packet takes
+// descriptors in this order with Next, and closes the rest with Close. A nil *FDs is empty.
 type FDs struct {
 	list []*FD
 }

@@ -132,7 +132,8 @@ func newLists() []*cobra.Command {
 			short: "Show the channels of a running service",
 			long: `Show the channels that you may use, with how many producers and consumers take part now. Of CAPACITY places USED are taken up: where all are, the
 channel is full, and the next frame waits, fails, or drops another. WAITING is how many frames the consumer of SLOWEST has still to take; in a
-queue, how many frames are not acknowledged, of which SLOWEST has the oldest; but no more than CAPACITY (--json has the whole number). DROPPED are frames that consumers missed.`,
+queue, how many frames are not acknowledged, of which SLOWEST has the oldest; but no more than CAPACITY (--json has the whole number). DROPPED
+are frames that consumers missed.`,
 			entries: (*bridge.Client).Channels,
 			head:    "CHANNEL\tID\tPOOL\tMODE\tCAPACITY\tFULL\tPRODUCERS\tCONSUMERS\tFRAMES\tDROPPED\tUSED\tWAITING\tSLOWEST\tSTATE",
 			row: func(ch mempool.ChannelInfo, l *listed) string {
@@ -225,7 +226,7 @@ func (l listing[T]) command() *cobra.Command {
 			for _, p := range stats.Pools {
 				with.pools[p.Pool.ID] = p.Pool.Name
 			}
-			if l.named {
+			if l.named && !v.json {
 				for s, err := range client.Sessions(ctx) {
 					if err != nil {
 						return err

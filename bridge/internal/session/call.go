@@ -80,7 +80,7 @@ func (s *Session) do(ctx context.Context, r wire.Request, c *Call) error {
 		err = ended(ctx, c.op)
 	}
 	if !answered || errors.Is(err, ErrClientClosed) { // err is not an answer of the service
-		s.tasks.add(func() { _ = s.Send(&wire.Cancel{Request: uint64(q)}) })
+		s.tasks.add(func() { _ = s.Send(&wire.Cancel{Request: uint64(q)}) }) // Send fails only if the connection is gone
 	}
 	return err
 }

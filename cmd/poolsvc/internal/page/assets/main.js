@@ -1,7 +1,7 @@
 // The page: what comes from the service, and where it is shown.
 
 import { Timeline } from "./charts.js";
-import { age, byId, bytes, clock, count, percent, rate, say, who } from "./format.js";
+import { age, byId, bytes, clock, count, percent, rate, say } from "./format.js";
 import { showGraph } from "./graph.js";
 import { redraw, showPools } from "./pools.js";
 import { behindIn, blocksIn, showChannels, showEvents, showSessions, troubles } from "./tables.js";
