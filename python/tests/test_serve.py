@@ -21,6 +21,7 @@ from realservice import POOLSVC, RealService, until
 
 import poolbridge
 from poolbridge._client import program as _program, starter as _starter
+from poolbridge._client.client_state import ClientState
 
 pytestmark = pytest.mark.skipif(not os.access(POOLSVC, os.X_OK), reason="poolsvc is not built: make build")
 
@@ -60,8 +61,12 @@ def python(text, *arguments, **options):
 
 
 @pytest.fixture
-def looking():
-    """Start a service for this test, and give a client that stays connected to it during the test."""
+def looking(monkeypatch):
+    """Start a service for this test, and give a client that stays connected to it during the test.
+
+    In the test, `close` waits for the service as long as it takes: on a busy machine, that can be more than one second.
+    """
+    monkeypatch.setattr(ClientState, "_close_timeout", 60.0)
     with poolbridge.serve(pools=POOLS) as service, poolbridge.connect(service.path) as client:
         yield client
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Never, Self, TypeVar
 
 from poolbridge._client import makers as _makers, operations as _operations
 from poolbridge._client.channel import AsyncChannel
-from poolbridge._client.client_state import CLOSE_TIMEOUT, ClientState
+from poolbridge._client.client_state import ClientState
 from poolbridge._client.entries import PoolInfo, ServiceStats
 from poolbridge._client.lease import AsyncLease
 from poolbridge._client.listing import AsyncLists
@@ -215,9 +215,9 @@ class AsyncClient(AsyncLists, ClientState):
             self._check_loop()
             try:
                 if not self._session.closed and not self._session.returns.release_arenas():
-                    await asyncio.to_thread(self._session.returns.release_within, CLOSE_TIMEOUT)
+                    await asyncio.to_thread(self._session.returns.release_within, self._close_timeout)
                 if (left := self._session.begin_close()) is not None:
-                    await self._reader.wait(left, CLOSE_TIMEOUT)
+                    await self._reader.wait(left, self._close_timeout)
             finally:
                 self._end()
         else:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from poolbridge._client import makers as _makers, operations as _operations
 from poolbridge._client.channel import Channel
-from poolbridge._client.client_state import CLOSE_TIMEOUT, ClientState
+from poolbridge._client.client_state import ClientState
 from poolbridge._client.entries import PoolInfo, ServiceStats
 from poolbridge._client.lease import Lease
 from poolbridge._client.listing import Lists
@@ -586,9 +586,9 @@ class Client(Lists, ClientState):
         session = self._session
         if session.ended is None and os.getpid() == session.pid:
             if not session.closed:
-                session.returns.release_within(CLOSE_TIMEOUT)
+                session.returns.release_within(self._close_timeout)
             if (left := session.begin_close()) is not None:
-                self._reader.wait(left, CLOSE_TIMEOUT)
+                self._reader.wait(left, self._close_timeout)
             if session.lingers:
                 return
         session.close()

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 FEATURES = ("timelines", *(("channels",) if NATIVE is not None else ()))
 DEFAULT_TIMEOUT = 10.0
-CLOSE_TIMEOUT = 1.0
 
 
 def _allocates(client: ClientState, *_of: Any, pool: PoolInfo | str | None, **_options: Any) -> Operation:
@@ -76,6 +75,7 @@ class ClientState:
     """
 
     _channel_type: ClassVar[Any]
+    _close_timeout = 1.0  # how many seconds `close` waits for the service
     _run: Any
 
     def __init__(self, session: Session, path: str, timeout: float) -> None:
