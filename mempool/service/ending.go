@@ -33,6 +33,7 @@ func (s *Session) End(how mempool.SessionEnding, why string, gone <-chan struct{
 	s.ending = &ending{Session: s, how: how, at: time.Now()}
 	s.ending.noteLocked(why)
 	close(s.over)
+	svc.removeNamesLocked(s.rec)
 	lent := svc.expelLocked(s.rec)
 	leases := slices.Collect(maps.Values(s.rec.Leases))
 	slices.SortFunc(leases, func(a, b *ledger.Lease) int { return cmp.Compare(a.ID, b.ID) })
@@ -43,7 +44,6 @@ func (s *Session) End(how mempool.SessionEnding, why string, gone <-chan struct{
 		svc.endLeaseLocked(l, l.Write && !lent.Keep(l), nil)
 	}
 	svc.tidyChannelsLocked(s.rec)
-	svc.removeNamesLocked(s.rec)
 	svc.endTimelineIfDoneLocked(s.rec.Timeline)
 	svc.noteBrokenLocked(s.rec)
 	if gone == nil || !s.ending.holdsLocked() {
@@ -149,7 +149,7 @@ func (e *ending) noteLocked(why string) {
 	ended.Ending = e.how
 	ended.Bytes = s.rec.Bytes()
 	ended.Text = fmt.Sprintf("%s ended after %v with %s and %s: %s", s.rec.Who(), e.at.Sub(s.rec.Began).Round(time.Millisecond), count.Of(len(s.rec.Leases), "lease"),
-		bytesize.Text(ended.Bytes), text)
+		s.rec.Holdings(), text)
 	s.svc.note(ended, nil)
 }
 

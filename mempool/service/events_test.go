@@ -217,7 +217,6 @@ func TestABeginningIsToldOfAtTheFirstUseOfMemoryOrAChannel(t *testing.T) {
 	maker := begin(t, svc, mempool.Self(), "maker")
 	p, _ := fakePool(t, maker, 1<<20)
 	began := one(t, svc, mempool.SessionBegan)
-	assert.True(t, began.At.Equal(maker.rec.Began))
 	assert.Less(t, began.Number, one(t, svc, mempool.PoolMade).Number)
 	ch, err := maker.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: p.rec.Info.ID, Capacity: 2})
 	require.NoError(t, err)
@@ -383,6 +382,54 @@ func TestAWriterThatDiesIsToldOfIfOthersCanReachWhatItWrote(t *testing.T) {
 	assert.EqualValues(t, 512, e.Bytes)
 	_, err = s.Get(t.Context(), "weights", false, 0)
 	assert.ErrorIs(t, err, mempool.ErrProducerDied)
+}
+
+func TestAWriterThatDiesAloneIsNoNews(t *testing.T) {
+	svc := newService(t)
+	s := begin(t, svc, mempool.Self(), "lonely")
+	p, _ := fakePool(t, s, 1<<20)
+	l := allocate(t, s, p, 512)
+	publish(t, l, mempool.Publication{Name: "mine"}) // the name ends with the session
+	release(t, l)
+	_, err := s.Get(t.Context(), "mine", true, 0)
+	require.NoError(t, err)
+	s.End(mempool.SessionLost, "", nil)
+
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
+	camera := r.produce(hire(t, r.svc))
+	allocate(t, camera.Session, r.pool, 512) // the channel keeps it when the camera dies, but no frame is in it
+	camera.End(mempool.SessionLost, "", nil)
+	for _, svc := range []*Service{svc, r.svc} {
+		assert.Empty(t, happened(t, svc, mempool.WriterDied))
+	}
+}
+
+func TestTheLogHasALineForAKilledClientThatHeldMemory(t *testing.T) {
+	var log bytes.Buffer
+	svc := New(Config{Log: slog.New(slog.NewTextHandler(&log, nil))}) // of level info
+	t.Cleanup(svc.Close)
+	maker := begin(t, svc, mempool.Self(), "maker")
+	var pools []*Pool
+	for _, name := range []string{"small", "large"} {
+		p := createPool(t, maker, mempool.PoolSpec{Name: name, Kind: fake, MaxBytes: 1 << 21})
+		pools = append(pools, p)
+	}
+	end := func(program string, how mempool.SessionEnding, sizes ...uint64) {
+		s := begin(t, svc, mempool.Peer{UID: mempool.Self().UID, PID: 4711}, program)
+		s.noteUse()
+		for i, size := range sizes {
+			allocate(t, s, pools[i], size)
+		}
+		<-s.End(how, "", nil)
+	}
+	end("leaves.py", mempool.SessionLeft, 512)
+	end("empty.py", mempool.SessionLost)
+	assert.Empty(t, log.String())
+	end("killed.py", mempool.SessionLost, 512, 1<<20)
+	assert.Equal(t, 1, strings.Count(log.String(), "\n"), "%s", log.String())
+	for _, part := range []string{"level=INFO", "killed.py", "pid=4711", "2 leases", `1048576 bytes (1 MiB) in pool \"large\", 512 bytes in pool \"small\"`} {
+		assert.Contains(t, log.String(), part)
+	}
 }
 
 func TestTroubleWithTheDriverIsToldOf(t *testing.T) {

@@ -169,7 +169,7 @@ func (s *Service) endLeaseLocked(l *ledger.Lease, incomplete bool, done ledger.F
 	gone := s.ledger.EndLease(l)
 	if l.Write {
 		if incomplete && !b.Failed && l.Session.Ended {
-			s.breaksLocked(l.Session, b)
+			s.breaksLocked(l.Session, b, false) // a channel that keeps the buffer does not need it
 		}
 		b.Failed = b.Failed || incomplete
 		b.Ready = s.timelines.Add(b.Ready, done)

@@ -19,14 +19,13 @@ func (s *Session) noteUse() {
 		return
 	}
 	s.told = true
-	e := s.rec.About(mempool.SessionBegan, "%s began", s.rec.Who())
-	e.At = s.rec.Began
-	s.svc.note(e, nil)
+	s.svc.note(s.rec.About(mempool.SessionBegan, "%s began", s.rec.Who()), nil)
 }
 
-// breaksLocked counts a buffer that an ended session has left incomplete, if other sessions could read it or wait for it.
-func (s *Service) breaksLocked(of *ledger.Session, b *ledger.Buffer) {
-	if b.Names == 0 && b.Frames == 0 && b.Readers.Len() == 0 && s.changed[b.ID] == nil {
+// breaksLocked counts a buffer that an ended session has left incomplete, if other sessions could read it or wait for it. The argument
+// `framed` says whether consumers of a channel could read it.
+func (s *Service) breaksLocked(of *ledger.Session, b *ledger.Buffer, framed bool) {
+	if b.Names == 0 && !framed && b.Readers.Len() == 0 && s.changed[b.ID] == nil {
 		return
 	}
 	at := slices.IndexFunc(s.broken[of], func(n *broken) bool { return n.pool == b.Block.Pool })

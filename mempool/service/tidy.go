@@ -58,7 +58,7 @@ func (ch *channel) releaseKeptLocked() {
 	for _, b := range free {
 		writer := ch.Kept[b][0].Session
 		if ch.Release(b) {
-			svc.breaksLocked(writer, b)
+			svc.breaksLocked(writer, b, false)
 			defer svc.noteBrokenLocked(writer)
 		}
 		svc.recycleUnused(b)

@@ -109,7 +109,7 @@ func (s *Service) failBuffersLocked(t *ledger.Timeline, unreached func(mempool.F
 		s.ledger.Fail(b, s.timelines.Reason(b.Ready[at]))
 		s.changedBuffer(b)
 		told.add(b)
-		s.breaksLocked(t.Session, b)
+		s.breaksLocked(t.Session, b, b.Frames > 0)
 	}
 	for of, ids := range told {
 		s.sessionOf(of).tellLocked(Failed{Buffers: ids})

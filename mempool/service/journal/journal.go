@@ -49,14 +49,12 @@ func New(log *slog.Logger) *Journal {
 	return &Journal{log: log, watchers: make(map[*watcher]struct{}), counts: newCounts(), leftOut: make(map[cause]*leftOut), refused: make(map[string]*Gap)}
 }
 
-// Note adds an event. The next call of Log logs the event: as a warning if [mempool.EventKind].Trouble returns true for its kind. If the
-// event has no time, Note sets its time to now. If too many events of this kind come from one user, Note counts the event instead.
+// Note adds an event. The next call of Log logs the event: as a warning if [mempool.EventKind].Trouble returns true for its kind. The
+// event's time is when the journal records it, so events are in the order of their times. If too many events of this kind come from one
+// user, Note counts the event instead.
 func (j *Journal) Note(one Entry) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if one.At.IsZero() {
-		one.At = time.Now()
-	}
 	one.Count = max(one.Count, 1)
 	key := cause{one.UID, one.Session != 0, one.Kind}
 	if j.rations.Take(key, time.Now()) {
@@ -128,7 +126,7 @@ func (j *Journal) Close() {
 // record adds an event to the ring, counts it, and wakes the callers that wait for it. The caller holds j.mu.
 func (j *Journal) record(one Entry) {
 	j.last++
-	one.Number = j.last
+	one.Number, one.At = j.last, time.Now()
 	j.unlogged = append(j.unlogged, one)
 	one.Text = Cut(one.Text, maxText)
 	if len(j.ring) < Kept {
@@ -158,9 +156,12 @@ func (j *Journal) Log() {
 
 // log writes the event's text to the log, with attributes that programs can search for.
 func (e *Entry) log(to *slog.Logger) {
-	level := slog.LevelDebug
-	if e.Kind.Trouble() || e.Ending == mempool.SessionFailed && e.Kind == mempool.SessionEnded {
+	level, ended := slog.LevelDebug, e.Kind == mempool.SessionEnded
+	switch {
+	case e.Kind.Trouble() || ended && e.Ending == mempool.SessionFailed:
 		level = slog.LevelWarn
+	case ended && e.Ending == mempool.SessionLost && e.Bytes > 0:
+		level = slog.LevelInfo
 	}
 	ctx := context.Background()
 	if !to.Enabled(ctx, level) {

@@ -2,6 +2,7 @@ package journal
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -138,5 +139,21 @@ func TestWhatIsFullStaysFullWhileItHasRoomForOnlyOneMore(t *testing.T) {
 		l.Told = true
 		assert.False(t, l.Look(2, 4))
 		assert.Equal(t, Lag{}, l)
+	})
+}
+
+func TestEventsAreInTheOrderOfTheirTimes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := New(nil)
+		for range ration.Burst + 1 { // the last is left out, and recorded later
+			j.Note(Entry{HistoryEvent: mempool.HistoryEvent{Kind: mempool.FrameLost}})
+		}
+		time.Sleep(Rest / 2)
+		j.Note(Entry{HistoryEvent: mempool.HistoryEvent{Kind: mempool.LimitMet, At: time.Now().Add(-time.Hour)}})
+		time.Sleep(Rest)
+		synctest.Wait()
+		events := j.Read(0, Kept, everything).Events
+		require.Len(t, events, ration.Burst+2)
+		assert.True(t, slices.IsSortedFunc(events, func(a, b mempool.HistoryEvent) int { return a.At.Compare(b.At) }))
 	})
 }

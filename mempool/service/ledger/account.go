@@ -1,12 +1,15 @@
 package ledger
 
 import (
+	"cmp"
 	"fmt"
 	"iter"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
+	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -44,6 +47,25 @@ func (s *Session) Account(p *Pool) *Account {
 	}
 	return a
 }
+
+// Holdings says for people how many bytes the buffers of the session take in each pool.
+func (s *Session) Holdings() string {
+	held := slices.DeleteFunc(slices.Collect(maps.Values(s.Accounts)), func(a *Account) bool { return a.bytes == 0 })
+	slices.SortFunc(held, func(a, b *Account) int {
+		return cmp.Or(cmp.Compare(b.bytes, a.bytes), cmp.Compare(a.pool.Info.ID, b.pool.Info.ID))
+	})
+	var texts []string
+	for _, a := range held[:min(len(held), maxHoldings)] {
+		texts = append(texts, fmt.Sprintf("%s in pool %q", bytesize.Text(a.bytes), a.pool.Info.Name))
+	}
+	if more := len(held) - len(texts); more > 0 {
+		texts = append(texts, "memory in "+count.Of(more, "other pool"))
+	}
+	return cmp.Or(strings.Join(texts, ", "), "no memory")
+}
+
+// maxHoldings is how many pools [Session.Holdings] names.
+const maxHoldings = 4
 
 func (a *Account) add(size uint64) {
 	a.bytes += size

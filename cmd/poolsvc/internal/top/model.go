@@ -101,7 +101,11 @@ func (m *Model) took(l looked) {
 	had := len(m.events)
 	if m.before != nil && m.before.epoch != m.now.epoch {
 		m.before = nil // the ids in the earlier snapshot are ids of another epoch
-		m.events = append(m.events, mempool.HistoryEvent{At: m.now.at, Text: "another service answers: it was started again"})
+		restart := mempool.HistoryEvent{At: m.now.at, Text: "another service answers: it was started again"}
+		if len(m.now.events) > 0 {
+			restart.At = m.now.events[0].At
+		}
+		m.events = append(m.events, restart)
 	}
 	m.events = append(m.events, m.now.events...)
 	if m.row[eventsPane] > 0 { // the cursor stays at the same event

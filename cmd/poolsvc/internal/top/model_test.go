@@ -2,6 +2,7 @@ package top
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -127,10 +128,12 @@ func TestTheLastLinesSayWhatHappened(t *testing.T) {
 }
 
 func TestAServiceThatWasStartedAgainIsSaidAndNotCompared(t *testing.T) {
-	_, draw := screen(t, 80, 24, busy(), after(busy(), time.Second, func(s *snapshot) {
+	m, draw := screen(t, 80, 24, busy(), after(busy(), time.Second, func(s *snapshot) {
 		s.epoch[0] = 1
 		s.sessions = nil
+		s.events = []mempool.HistoryEvent{{Kind: mempool.PoolMade, At: s.at.Add(-time.Second / 2)}}
 	}))
+	assert.True(t, slices.IsSortedFunc(m.events, func(a, b mempool.HistoryEvent) int { return a.At.Compare(b.At) }))
 	text := strings.Join(draw(), "\n")
 	assert.Contains(t, text, "another service answers: it was started again")
 	assert.NotContains(t, text, "ended")
