@@ -3,6 +3,7 @@ package metrics
 
 import (
 	"strconv"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -53,27 +54,38 @@ var totals = []gauge[mempool.ServiceStats]{
 	{describe("names", "Names under which buffers are published."), prometheus.GaugeValue, func(s mempool.ServiceStats) float64 { return float64(s.Names) }},
 }
 
-func ofChannel(name, help string, kind prometheus.ValueType, of func(mempool.ChannelInfo) float64) gauge[mempool.ChannelInfo] {
-	return gauge[mempool.ChannelInfo]{describe("channel_"+name, help, "channel", "pool"), kind, of}
+// The labels mode and full of a channel say what happens when the channel is full.
+var channelLabels = []string{"channel", "pool", "mode", "full"}
+
+func ofChannel(name, help string, kind prometheus.ValueType, of func(service.Flow) float64) gauge[service.Flow] {
+	return gauge[service.Flow]{describe("channel_"+name, help, channelLabels...), kind, of}
 }
 
-var channels = []gauge[mempool.ChannelInfo]{
-	ofChannel("frames_total", "Frames that were published.", prometheus.CounterValue, func(ch mempool.ChannelInfo) float64 { return float64(ch.Published) }),
+var channels = []gauge[service.Flow]{
+	ofChannel("frames_total", "Frames that were published.", prometheus.CounterValue, func(ch service.Flow) float64 { return float64(ch.Published) }),
 	ofChannel("dropped_frames_total", "Frames that consumers missed because they were behind; of a queue, frames that no consumer got.",
-		prometheus.CounterValue, func(ch mempool.ChannelInfo) float64 { return float64(ch.Dropped) }),
+		prometheus.CounterValue, func(ch service.Flow) float64 { return float64(ch.Dropped) }),
 	ofChannel("used_frames", "Places of the channel that are taken up: if that is the capacity, the next frame waits, fails, or drops another.",
-		prometheus.GaugeValue, func(ch mempool.ChannelInfo) float64 { return float64(ch.Used) }),
+		prometheus.GaugeValue, func(ch service.Flow) float64 { return float64(ch.Used) }),
 	ofChannel("waiting_frames", "In a broadcast, frames that the slowest consumer has not taken; in a queue, frames that are not acknowledged.",
-		prometheus.GaugeValue, func(ch mempool.ChannelInfo) float64 { return float64(ch.Waiting) }),
-	ofChannel("capacity_frames", "Frames that the channel keeps.", prometheus.GaugeValue, func(ch mempool.ChannelInfo) float64 { return float64(ch.Capacity) }),
-	ofChannel("producers", "Producers that take part.", prometheus.GaugeValue, func(ch mempool.ChannelInfo) float64 { return float64(ch.Producers) }),
-	ofChannel("consumers", "Consumers that take part.", prometheus.GaugeValue, func(ch mempool.ChannelInfo) float64 { return float64(ch.Consumers) }),
+		prometheus.GaugeValue, func(ch service.Flow) float64 { return float64(ch.Waiting) }),
+	ofChannel("blocked_seconds", "How long producers have waited for room because consumers are behind; 0: they do not wait.", prometheus.GaugeValue, blocked),
+	ofChannel("capacity_frames", "Frames that the channel keeps.", prometheus.GaugeValue, func(ch service.Flow) float64 { return float64(ch.Capacity) }),
+	ofChannel("producers", "Producers that take part.", prometheus.GaugeValue, func(ch service.Flow) float64 { return float64(ch.Producers) }),
+	ofChannel("consumers", "Consumers that take part.", prometheus.GaugeValue, func(ch service.Flow) float64 { return float64(ch.Consumers) }),
+}
+
+func blocked(ch service.Flow) float64 {
+	if ch.Blocked.IsZero() {
+		return 0
+	}
+	return time.Since(ch.Blocked).Seconds()
 }
 
 // lag has one series for each consumer of a broadcast channel, if the slot number of the consumer is less than maxSubscribers. A new
 // consumer gets the slot of a consumer that has left, so each channel has at most maxSubscribers series.
 var lag = describe("channel_subscriber_lag_frames", "Frames that a consumer of a broadcast has not taken; subscriber is its slot in the channel.",
-	"channel", "pool", "subscriber")
+	append(channelLabels, "subscriber")...)
 
 const maxSubscribers = 64
 
@@ -158,15 +170,16 @@ func (c Collector) Collect(to chan<- prometheus.Metric) {
 		if ch.Closed {
 			continue // another channel may have the same name
 		}
+		labels := []string{ch.Name, names[ch.Pool], string(ch.Mode), string(ch.Full)}
 		for _, g := range channels {
-			to <- prometheus.MustNewConstMetric(g.desc, g.kind, g.of(ch.ChannelInfo), ch.Name, names[ch.Pool])
+			to <- prometheus.MustNewConstMetric(g.desc, g.kind, g.of(ch), labels...)
 		}
 		if ch.Mode != mempool.Broadcast {
 			continue
 		}
 		for _, m := range ch.Members {
 			if m.Role == service.Consumer && m.Slot < maxSubscribers {
-				to <- prometheus.MustNewConstMetric(lag, prometheus.GaugeValue, float64(m.Behind), ch.Name, names[ch.Pool], strconv.Itoa(m.Slot))
+				to <- prometheus.MustNewConstMetric(lag, prometheus.GaugeValue, float64(m.Behind), append(labels, strconv.Itoa(m.Slot))...)
 			}
 		}
 	}

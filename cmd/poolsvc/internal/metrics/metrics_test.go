@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -34,7 +35,7 @@ func (f *fake) Flows() []service.Flow       { return f.channels }
 func (f *fake) Counts() mempool.Counts      { return f.counts }
 
 func channel(id uint64, name string, mode mempool.ChannelMode) mempool.ChannelIdentity {
-	return mempool.ChannelIdentity{ID: id, ChannelSpec: mempool.ChannelSpec{Name: name, Pool: 2, Mode: mode, Capacity: 8}}
+	return mempool.ChannelIdentity{ID: id, ChannelSpec: mempool.ChannelSpec{Name: name, Pool: 2, Mode: mode, Capacity: 8, Full: mempool.Block}}
 }
 
 func busy() *fake {
@@ -82,24 +83,24 @@ func TestEveryNumberOfAServiceIsASeries(t *testing.T) {
 	want := `
 # HELP poolbridge_channel_capacity_frames Frames that the channel keeps.
 # TYPE poolbridge_channel_capacity_frames gauge
-poolbridge_channel_capacity_frames{channel="camera",pool="frames"} 8
-poolbridge_channel_capacity_frames{channel="jobs",pool="frames"} 8
+poolbridge_channel_capacity_frames{channel="camera",full="block",mode="broadcast",pool="frames"} 8
+poolbridge_channel_capacity_frames{channel="jobs",full="block",mode="queue",pool="frames"} 8
 # HELP poolbridge_channel_dropped_frames_total Frames that consumers missed because they were behind; of a queue, frames that no consumer got.
 # TYPE poolbridge_channel_dropped_frames_total counter
-poolbridge_channel_dropped_frames_total{channel="camera",pool="frames"} 40
-poolbridge_channel_dropped_frames_total{channel="jobs",pool="frames"} 0
+poolbridge_channel_dropped_frames_total{channel="camera",full="block",mode="broadcast",pool="frames"} 40
+poolbridge_channel_dropped_frames_total{channel="jobs",full="block",mode="queue",pool="frames"} 0
 # HELP poolbridge_channel_subscriber_lag_frames Frames that a consumer of a broadcast has not taken; subscriber is its slot in the channel.
 # TYPE poolbridge_channel_subscriber_lag_frames gauge
-poolbridge_channel_subscriber_lag_frames{channel="camera",pool="frames",subscriber="0"} 5
-poolbridge_channel_subscriber_lag_frames{channel="camera",pool="frames",subscriber="63"} 1
+poolbridge_channel_subscriber_lag_frames{channel="camera",full="block",mode="broadcast",pool="frames",subscriber="0"} 5
+poolbridge_channel_subscriber_lag_frames{channel="camera",full="block",mode="broadcast",pool="frames",subscriber="63"} 1
 # HELP poolbridge_channel_used_frames Places of the channel that are taken up: if that is the capacity, the next frame waits, fails, or drops another.
 # TYPE poolbridge_channel_used_frames gauge
-poolbridge_channel_used_frames{channel="camera",pool="frames"} 6
-poolbridge_channel_used_frames{channel="jobs",pool="frames"} 0
+poolbridge_channel_used_frames{channel="camera",full="block",mode="broadcast",pool="frames"} 6
+poolbridge_channel_used_frames{channel="jobs",full="block",mode="queue",pool="frames"} 0
 # HELP poolbridge_channel_frames_total Frames that were published.
 # TYPE poolbridge_channel_frames_total counter
-poolbridge_channel_frames_total{channel="camera",pool="frames"} 100
-poolbridge_channel_frames_total{channel="jobs",pool="frames"} 0
+poolbridge_channel_frames_total{channel="camera",full="block",mode="broadcast",pool="frames"} 100
+poolbridge_channel_frames_total{channel="jobs",full="block",mode="queue",pool="frames"} 0
 # HELP poolbridge_driver_calls_total Calls of the driver or the system for pools and blocks.
 # TYPE poolbridge_driver_calls_total counter
 poolbridge_driver_calls_total{call="allocate"} 7
@@ -137,6 +138,21 @@ poolbridge_sessions 3
 		"poolbridge_channel_subscriber_lag_frames", "poolbridge_pool_leased_bytes", "poolbridge_pool_held_bytes", "poolbridge_sessions", "poolbridge_events_total",
 		"poolbridge_sessions_ended_total", "poolbridge_reclaim_duration_seconds", "poolbridge_waiting_requests", "poolbridge_driver_calls_total",
 		"poolbridge_driver_errors_total"))
+}
+
+func TestASeriesSaysHowLongProducersHaveWaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		from := busy()
+		from.channels[2].Blocked = time.Now()
+		time.Sleep(90 * time.Second)
+		want := `
+# HELP poolbridge_channel_blocked_seconds How long producers have waited for room because consumers are behind; 0: they do not wait.
+# TYPE poolbridge_channel_blocked_seconds gauge
+poolbridge_channel_blocked_seconds{channel="camera",full="block",mode="broadcast",pool="frames"} 0
+poolbridge_channel_blocked_seconds{channel="jobs",full="block",mode="queue",pool="frames"} 90
+`
+		require.NoError(t, testutil.GatherAndCompare(registry(t, from), strings.NewReader(want), "poolbridge_channel_blocked_seconds"))
+	})
 }
 
 func TestRequestsAreCountedByOperationAndResult(t *testing.T) {
