@@ -191,6 +191,9 @@ type poolText struct {
 	max, session, user byteSize
 }
 
+// poolKeys are the keys of a pool.
+var poolKeys = []string{"name", "kind", "device", "max", "session", "user", "uid", "gid"}
+
 func (p *poolText) set(key, value string) (err error) {
 	switch key {
 	case "name":
@@ -210,7 +213,7 @@ func (p *poolText) set(key, value string) (err error) {
 	case "gid":
 		p.said.Access.GIDs, err = appendID(p.said.Access.GIDs, value)
 	default:
-		return fmt.Errorf("unknown key %q: expected name, kind, device, max, session, user, uid or gid", key)
+		return fmt.Errorf("unknown key %q: expected one of %s", key, strings.Join(poolKeys, ", "))
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", key, err)

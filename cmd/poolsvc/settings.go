@@ -330,7 +330,7 @@ func (p *plan) say(s setting, at place, what string, texts ...string) {
 //
 // Errors: errors of the file system; a [config.Problem] if other users may change the file.
 func (p *plan) read(path string) error {
-	file, err := config.Read(path)
+	file, err := config.Read(path, keysOf)
 	var problems config.Problems
 	if err != nil && !errors.As(err, &problems) {
 		return err
@@ -348,7 +348,6 @@ func (p *plan) read(path string) error {
 // value adds one value of a file to the plan.
 func (p *plan) value(at place, v config.Value) {
 	name, limit := strings.CutPrefix(v.Key, "limits.")
-	var keys []string
 	for _, s := range settings() {
 		switch {
 		case limit && s.key == "limits":
@@ -361,9 +360,6 @@ func (p *plan) value(at place, v config.Value) {
 				v.Texts[i] = name + "=" + v.Texts[i]
 			}
 		case s.key != v.Key:
-			if strings.Contains(s.key, ".") {
-				keys = append(keys, s.key)
-			}
 			continue
 		}
 		switch {
@@ -377,7 +373,26 @@ func (p *plan) value(at place, v config.Value) {
 		}
 		return
 	}
-	p.wrong(at, "%s: there is no such key: expected one of %s, limits.NAME, or pools", v.Key, strings.Join(keys, ", "))
+}
+
+// keysOf returns the keys of a section of a configuration file. For "", it returns the names of the sections.
+func keysOf(section string) (names []string) {
+	switch section {
+	case "limits":
+		return limitNames()
+	case "pools":
+		return poolKeys
+	}
+	for _, s := range settings() {
+		of, name, _ := strings.Cut(s.key, ".")
+		switch {
+		case section == "" && !slices.Contains(names, of):
+			names = append(names, of)
+		case section == of:
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // pool adds a pool from a file to the plan.

@@ -85,8 +85,8 @@ pools:
 	assert.Equal(t, 1, check.ProcessState.ExitCode())
 	serve, err := poolsvc(t, "serve", "--config", path)
 	require.Error(t, err)
-	for _, want := range []string{`:2: socket.mode: "999" is no file mode`, ":3: socket.pth: there is no such key: expected one of socket.path",
-		`:4: limits.sesions: there is no limit "sesions"`, `:4: limits.sessions: expected a number, not "5,waits=3"`, `:5: log.level: "loud" is no level`, `:6: http.pprof: expected true or false, not "maybe"`,
+	for _, want := range []string{`:2: socket.mode: "999" is no file mode`, ":3: socket.pth: there is no such key: did you mean socket.path?",
+		`:4: limits.sesions: there is no such key: did you mean limits.sessions?`, `:4: limits.sessions: expected a number, not "5,waits=3"`, `:5: log.level: "loud" is no level`, `:6: http.pprof: expected true or false, not "maybe"`,
 		`:8: pool "p": max: "lots" is no size`, `:9: pool "q": session: a session's limit`, `:11: pool "r": two pools have this name, the first at ` + path + ":10",
 		":12: pool 5 of the list: name: expected one value, not 2", `:14: pool "u": device: memory of kind "host" is on no device, not on "0"`,
 		`:15: pool "v": kind: unknown kind "hots"`} {
@@ -131,7 +131,7 @@ pools:
 			":9: limits.sessions: the limit sessions must be 1 or more", `:11: access.creators: "bob" is no user`, `:11: access.creators: "alice" is no user`,
 			`:13: pool "a": max: "64MB" is no size`, `:13: pool "a": kind: unknown kind "hots"`, `:15: pool "b": kind: unknown kind "tape"`,
 			`:17: pool "b": user: a user's limit`, `:18: pool "b": session: a session's limit`, `:19: pool "b": max: expected a value`,
-			`:19: pool "b": unknown key "colour"`, `:19: pool "b": two pools have this name, the first at ` + path + ":14",
+			`:19: pool "b": colour: there is no such key`, `:19: pool "b": two pools have this name, the first at ` + path + ":14",
 			":20: pool 4 of the list: expected keys with values", ":21: pool 5 of the list: name: the name of a pool must not be empty",
 			":21: pool 5 of the list: max: "} {
 			assert.Contains(t, out, path+want)

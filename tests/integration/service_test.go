@@ -99,7 +99,7 @@ func TestPoolsThatTheCommandLineCannotMakeAreExplained(t *testing.T) {
 		"name=p,kind=host,max=lots":        "is no size",
 		"name=p,kind=host,max=900TiB":      "can ever be available",
 		"name=p,kind=host,max=1,size=2":    "unknown key",
-		"frames:kind=host":                 "uid or gid, as in name=frames,kind=host,max=1GiB",
+		"frames:kind=host":                 "uid, gid, as in name=frames,kind=host,max=1GiB",
 		"name=p,kind=host,device=0,max=1":  "on no device",
 		"name=p,kind=host,max=1,session=2": "more than the pool's",
 	} {

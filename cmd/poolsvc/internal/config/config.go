@@ -89,11 +89,12 @@ type File struct {
 }
 
 // Read reads a YAML file. The file has sections, and a section has keys. The value of a key is a text or a list of texts. The file may
-// also have the list "pools". Each element of this list has keys, like a section.
+// also have the list "pools". Each element of this list has keys, like a section. The function `keys` returns the keys that a section may
+// have, and for "" the sections themselves.
 //
 // Errors: [Problems] if the content has mistakes (Read then also returns the values that it could read); a [Problem] if load refuses the
 // file, for example because other users may change it; errors of the file system.
-func Read(path string) (*File, error) {
+func Read(path string, keys func(section string) []string) (*File, error) {
 	text, err := load(path)
 	if err != nil {
 		return nil, err
@@ -110,7 +111,7 @@ func Read(path string) (*File, error) {
 	case err != nil:
 		return f, Problems{broken(path, err)}
 	}
-	r := reader{file: f}
+	r := reader{file: f, keys: keys}
 	r.root(root.Content[0])
 	var second yaml.Node
 	if err := loader.Load(&second); err == nil {
@@ -159,6 +160,7 @@ func broken(path string, err error) *Problem {
 // reader reads a YAML tree.
 type reader struct {
 	file     *File
+	keys     func(section string) []string
 	problems Problems
 }
 
@@ -174,9 +176,11 @@ func (r *reader) root(node *yaml.Node) {
 		switch {
 		case section == "pools":
 			r.pools(value)
+		case !slices.Contains(r.keys(""), section):
+			r.wrong(key, "%s: %s", section, noSuchKey(section, r.keys(""), ""))
 		case !null(value):
 			r.pairs(value, section, func(name string, key, value *yaml.Node) {
-				r.value(&r.file.Values, section+"."+name, section+"."+name, key, value)
+				r.value(&r.file.Values, section, name, section+".", key, value)
 			})
 		}
 	})
@@ -193,7 +197,7 @@ func (r *reader) pools(list *yaml.Node) {
 	for i, node := range list.Content {
 		item := Item{Called: called(i+1, node), Line: node.Line}
 		if r.pairs(node, item.Called, func(name string, key, value *yaml.Node) {
-			r.value(&item.Values, name, item.Called+": "+name, key, value)
+			r.value(&item.Values, "pools", name, item.Called+": ", key, value)
 		}) {
 			r.file.Pools = append(r.file.Pools, item)
 		}
@@ -234,16 +238,28 @@ func called(number int, pool *yaml.Node) string {
 	return fmt.Sprintf("pool %d of the list", number)
 }
 
-// value adds a value to a list of values. what is the name of the value in problems.
-func (r *reader) value(to *[]Value, name, what string, key, value *yaml.Node) {
-	v := Value{Key: name, Line: key.Line}
+// value adds a value to a list of values. In problems, `before` stands before its name. If the section has no key with this name, value adds a
+// broken value for the key that was probably meant.
+func (r *reader) value(to *[]Value, section, name, before string, key, value *yaml.Node) {
+	prefix := ""
+	if section != "pools" {
+		prefix = section + "."
+	}
+	if known := r.keys(section); !slices.Contains(known, name) {
+		r.wrong(key, "%s%s: %s", before, name, noSuchKey(name, known, prefix))
+		if meant := nearest(name, known); meant != "" {
+			*to = append(*to, Value{Key: prefix + meant, Line: key.Line, Broken: true})
+		}
+		return
+	}
+	v := Value{Key: prefix + name, Line: key.Line}
 	nodes := []*yaml.Node{value}
 	if value.Kind == yaml.SequenceNode {
 		nodes = value.Content
 	}
 	for _, node := range nodes {
 		if node.Kind != yaml.ScalarNode || null(node) {
-			r.wrong(key, "%s: expected a value, or a list of values, not %s", what, said(node))
+			r.wrong(key, "%s%s: expected a value, or a list of values, not %s", before, name, said(node))
 			v.Texts, v.Broken = nil, true
 			break
 		}

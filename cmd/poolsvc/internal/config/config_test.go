@@ -17,8 +17,35 @@ func file(t *testing.T, text string) string {
 	return path
 }
 
+// read reads a file with the keys of this test.
+func read(path string) (*File, error) {
+	return Read(path, func(section string) []string {
+		return map[string][]string{"": {"socket", "http", "limits", "access", "pools", "a", "c", "d"}, "socket": {"mode"}, "http": {"address", "pprof"}, "limits": {"sessions"},
+			"access": {"creators"}, "a": {"b", "c"}, "c": {"d"}, "pools": {"name", "gid", "uid", "max"}}[section]
+	})
+}
+
+func TestAWrongKeyIsToldOnceWithTheNearestRightKey(t *testing.T) {
+	for text, want := range map[string]string{
+		"htpp: {address: x, pprof: true}\n":        "1: htpp: there is no such key: did you mean http?",
+		"htpp: 3\n":                                "1: htpp: there is no such key: did you mean http?",
+		"http:\n  addr-ess: x\n":                   "2: http.addr-ess: there is no such key: did you mean http.address?",
+		"http:\n  tls: {certificate: x}\n":         "2: http.tls: there is no such key: expected one of http.address, http.pprof",
+		"colours: red\n":                           "1: colours: there is no such key: expected one of socket, http, limits, access, pools, a, c, d",
+		"pools:\n  - {name: x, gdi: 4}\n":          `2: pool "x": gdi: there is no such key: did you mean gid?`,
+		"pools:\n  - {name: x, size: 4, max: 1}\n": `2: pool "x": size: there is no such key: expected one of name, gid, uid, max`,
+	} {
+		path := file(t, text)
+		_, err := read(path)
+		assert.EqualError(t, err, path+":"+want)
+	}
+	f, _ := read(file(t, "socket: {moed: 1}\npools:\n  - {nam: x}\n"))
+	assert.Equal(t, []Value{{Key: "socket.mode", Line: 1, Broken: true}}, f.Values, "nobody says that it is missing")
+	assert.Equal(t, []Value{{Key: "name", Line: 3, Broken: true}}, f.Pools[0].Values)
+}
+
 func TestValuesAreReadAsTheyStandWithTheirLines(t *testing.T) {
-	f, err := Read(file(t, `
+	f, err := read(file(t, `
 # a comment
 socket:
   mode: 0660
@@ -39,7 +66,7 @@ pools:
 }
 
 func TestWhatStandsBesideAMistakeIsReadAllTheSame(t *testing.T) {
-	f, err := Read(file(t, `
+	f, err := read(file(t, `
 socket: 1
 http:
   address: {a: 1}
@@ -67,7 +94,7 @@ func TestOfVeryManyMistakesTheFirstAreTold(t *testing.T) {
 
 func TestAnEmptyFileIsOne(t *testing.T) {
 	for _, text := range []string{"", "# nothing\n", "---\n", "pools:\n"} {
-		f, err := Read(file(t, text))
+		f, err := read(file(t, text))
 		require.NoError(t, err, text)
 		assert.Empty(t, f.Values)
 		assert.Empty(t, f.Pools)
@@ -92,7 +119,7 @@ func TestABrokenFileIsToldByLineAndReason(t *testing.T) {
 		"a:\n  b: 1\n  b: 2\na:\n  c: 1\nd:": {":3: a: b is given twice, first in line 2", ":4: the configuration: a is given twice, first in line 1"},
 	} {
 		path := file(t, text)
-		_, err := Read(path)
+		_, err := read(path)
 		var problems Problems
 		require.ErrorAs(t, err, &problems, text)
 		require.Len(t, problems, len(want), "%v", err)
@@ -107,22 +134,22 @@ func TestAFileThatOthersMayChangeIsRefused(t *testing.T) {
 	for _, mode := range []os.FileMode{0o620, 0o602, 0o666} {
 		path := file(t, "")
 		require.NoError(t, os.Chmod(path, mode))
-		_, err := Read(path)
+		_, err := read(path)
 		require.ErrorContains(t, err, path+": users other than its owner may change it")
 	}
 	if os.Geteuid() == 0 {
 		path := file(t, "")
 		require.NoError(t, os.Chown(path, 4242, 4242))
-		_, err := Read(path)
+		_, err := read(path)
 		require.ErrorContains(t, err, "user 4242 owns it")
 	}
 }
 
 func TestWhatIsNoFileIsRefused(t *testing.T) {
-	_, err := Read(t.TempDir())
+	_, err := read(t.TempDir())
 	require.ErrorContains(t, err, "expected a regular file")
-	_, err = Read(filepath.Join(t.TempDir(), "missing"))
+	_, err = read(filepath.Join(t.TempDir(), "missing"))
 	require.ErrorIs(t, err, os.ErrNotExist)
-	_, err = Read(file(t, strings.Repeat("#", maxBytes+1)))
+	_, err = read(file(t, strings.Repeat("#", maxBytes+1)))
 	require.ErrorContains(t, err, "at most 1048576")
 }
