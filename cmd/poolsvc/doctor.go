@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/doctor"
+	"github.com/poolbridge/poolbridge/mempool"
 )
 
 // verdict returns errReported if a finding has the status Missing. The command has already printed the findings, so the error does not
@@ -23,16 +24,20 @@ func verdict(findings []doctor.Finding) error {
 func newDoctor() *cobra.Command {
 	var (
 		o      doctor.Options
+		kinds  []string
 		asJSON bool
 	)
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say what this machine has, and what to do about what it lacks",
 		Long: `Check the driver, the GPUs and what they can share, namespaces, limits, the Python packages and the service. For each thing
-that is missing, say what to do. It changes nothing. Its exit status is 1 if anything is missing. On a machine without a GPU
-that is the driver, which kind host does not need.`,
+that is missing, say what to do. It changes nothing. Its exit status is 1 if anything is missing. With --kind, only those kinds
+of memory must work; without it, kind host is enough on a machine without a GPU.`,
 		Args: arguments(0, 0),
-		RunE: func(c *cobra.Command, _ []string) error {
+		RunE: func(c *cobra.Command, _ []string) (err error) {
+			if o.Kinds, err = kindsOf(kinds); err != nil {
+				return err
+			}
 			findings := doctor.Examine(c.Context(), o)
 			if asJSON {
 				return cmp.Or(writeJSON(c.OutOrStdout(), map[string]any{"findings": findings}), verdict(findings))
@@ -49,6 +54,8 @@ that is the driver, which kind host does not need.`,
 	}
 	socketFlag(c, &o.Socket)
 	c.Flags().StringVar(&o.Python, "python", defaultPython(), "the workers' Python interpreter")
+	c.Flags().StringSliceVar(&kinds, "kind", nil, fmt.Sprintf("kinds of memory that must work, of %v", mempool.Kinds()))
+	completeKinds(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return c
 }

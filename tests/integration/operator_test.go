@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -99,9 +100,27 @@ func TestDoctorSaysWhetherThePackageHasItsNativeModule(t *testing.T) {
 	assert.Contains(t, said, "install a C compiler and the headers of Python, and then poolbridge again")
 }
 
+func TestDoctorWithoutAGPUNamesOneCauseInOneLine(t *testing.T) {
+	for kind, works := range map[string]bool{"": true, "host": true, "device": false, "host,vmm": false} {
+		c := exec.Command(rig.Poolsvc(t), "doctor", "--kind="+kind, "--python", rig.Python(t).Path, "--socket", filepath.Join(t.TempDir(), "s"))
+		c.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES=")
+		out, err := c.Output()
+		assert.Equal(t, works, err == nil, "%s", out)
+		assert.Equal(t, 1, strings.Count(string(out), "CUDA_VISIBLE_DEVICES is empty"), "%s", out)
+		for _, rest := range []string{"nvml", "/dev/nvidia", "kind device", "cupy"} {
+			assert.NotContains(t, string(out), rest)
+		}
+	}
+	out, _ := exec.Command(rig.Poolsvc(t), "doctor", "--python", rig.Python(t).Path).Output()
+	if strings.Contains(string(out), "NO_DRIVER") { // this machine has no driver
+		assert.Equal(t, 1, strings.Count(string(out), "libcuda"), "%s", out)
+		assert.Contains(t, string(out), "pip install 'poolbridge[cuda]'")
+	}
+}
+
 func TestTheExitStatusOfDoctorSaysWhetherAnythingIsMissing(t *testing.T) {
 	doctor := func(env ...string) (missing bool, err error) {
-		c := exec.Command(rig.Poolsvc(t), "doctor", "--json", "--socket", filepath.Join(t.TempDir(), "s"))
+		c := exec.Command(rig.Poolsvc(t), "doctor", "--kind=host,device", "--json", "--socket", filepath.Join(t.TempDir(), "s"))
 		c.Env = append(os.Environ(), env...)
 		out, err := c.Output()
 		var report struct{ Findings []struct{ Status string } }

@@ -27,6 +27,9 @@ print(json.dumps({"python": sys.version.split()[0], "native": bool(module("_nati
     "packages": {n: cupy if n == "cupy" else found.get(n) for n in sys.argv[1:]}}))
 `
 
+// installCUDA is how a user installs what the Python package needs for memory of a GPU.
+const installCUDA = "pip install 'poolbridge[cuda]'"
+
 // native has texts that say whether the poolbridge package has its native module.
 var native = map[bool]string{true: " (native module)", false: " (no native module)"}
 
@@ -71,16 +74,16 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 		c.warn("packages", "install a C compiler and the headers of Python, and then poolbridge again with -v, which says what failed",
 			"poolbridge is installed without its native module: it can use no channels")
 	}
-	if slices.Contains(lack, "cuda-core") {
-		c.warn("packages", "pip install 'cuda-core>=1.1,<2,!=1.3.0' 'cuda-bindings>=12.9,<14' to use GPU memory", "cuda-core is not installed")
+	if c.noGPU {
+		return
 	}
-	if v := found.Packages["cuda-core"]; v != nil {
-		switch {
-		case *v == "1.3.0":
-			c.warn("packages", "install cuda-core 1.3.1 or newer, or 1.2", "cuda-core 1.3.0 has import races")
-		case strings.HasPrefix(*v, "0.") || strings.HasPrefix(*v, "1.0."):
-			c.missing("packages", "pip install 'cuda-core>=1.1,<2,!=1.3.0'", "cuda-core %s is too old", *v)
-		}
+	switch v := found.Packages["cuda-core"]; {
+	case v == nil:
+		c.warn("packages", installCUDA+" to use GPU memory", "cuda-core is not installed")
+	case *v == "1.3.0":
+		c.warn("packages", "install cuda-core 1.3.1 or newer, or 1.2", "cuda-core 1.3.0 has import races")
+	case strings.HasPrefix(*v, "0.") || strings.HasPrefix(*v, "1.0."):
+		c.missing("packages", installCUDA, "cuda-core %s is too old", *v)
 	}
 	if c.simulated() {
 		return

@@ -22,7 +22,11 @@ type Finding struct {
 }
 
 // chart collects findings.
-type chart struct{ findings []Finding }
+type chart struct {
+	asked    Options
+	findings []Finding
+	noGPU    bool
+}
 
 func (c *chart) ok(topic, format string, args ...any) {
 	c.findings = append(c.findings, Finding{Topic: topic, Status: OK, Detail: fmt.Sprintf(format, args...)})

@@ -3,33 +3,63 @@ package doctor
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/poolbridge/poolbridge/cuda"
+	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// driver examines the CUDA driver, and returns the devices that the driver reports.
+// driver examines the CUDA driver, and returns the devices that the driver reports. If there are none, one finding says why, and what works.
 func (c *chart) driver() []cuda.Device {
-	err := cuda.Init()
+	list, set := os.LookupEnv("CUDA_VISIBLE_DEVICES")
+	devices, err := []cuda.Device(nil), cuda.Init()
+	if err == nil {
+		devices, err = cuda.Devices()
+	}
+	files, _ := filepath.Glob("/dev/nvidia[0-9]*")
 	switch {
+	case err == nil && len(devices) > 0:
+	case set && list == "":
+		c.noDevice(false, "unset it, or list GPUs", "CUDA_VISIBLE_DEVICES is empty")
+	case len(files) > 0:
+		c.noDevice(true, "check nvidia-smi and the kernel log", "there is %s, but %v", files[0], err)
 	case errors.Is(err, cuda.ErrNoDriver):
-		c.missing("driver", "install the NVIDIA driver, or in a container pass the GPU through; kind host works without", "%v", err)
-		return nil
-	case err != nil:
-		c.missing("driver", "check nvidia-smi and the kernel log; kind host works without", "%v", err)
+		c.noDevice(false, "install the NVIDIA driver, or in a container pass the GPU through; "+forPython, "%v", err)
+	default:
+		c.noDevice(set, "check CUDA_VISIBLE_DEVICES and nvidia-smi; in a container pass the GPU through; "+forPython, "the driver shows no device (%v)", err)
+	}
+	if len(devices) == 0 {
 		return nil
 	}
-	version, err := cuda.DriverVersion()
-	if err != nil {
+	if set {
+		c.ok("CUDA_VISIBLE_DEVICES", "%s: ordinals count from there; processes agree on UUIDs, not on ordinals", list)
+	}
+	if version, err := cuda.DriverVersion(); err != nil {
 		c.missing("driver", "check nvidia-smi", "its version cannot be read: %v", err)
-		return nil
-	}
-	c.ok("driver", "supports CUDA %d.%d", version/1000, version%1000/10)
-	devices, err := cuda.Devices()
-	if err != nil || len(devices) == 0 {
-		c.missing("devices", "check CUDA_VISIBLE_DEVICES and nvidia-smi", "the driver shows no device (%v)", err)
+	} else {
+		c.ok("driver", "supports CUDA %d.%d", version/1000, version%1000/10)
 	}
 	return devices
+}
+
+const forPython = "for Python also: " + installCUDA
+
+// noDevice says why there is no GPU, and whether kind host works. The GPU counts as missing if a kind of memory is asked for that needs it. If
+// no kind is asked for, it counts as missing if it should be there.
+func (c *chart) noDevice(expected bool, advice, why string, args ...any) {
+	c.noGPU = true
+	grade := c.warn
+	if len(c.asked.Kinds) > 0 {
+		expected = slices.ContainsFunc(c.asked.Kinds, func(k mempool.Kind) bool { return k != mempool.Host })
+	}
+	if expected {
+		grade = c.missing
+	}
+	grade("gpu", advice, "none, so only memory of the CPU (kind host) can be used: "+why, args...)
+	c.kinds(nil)
 }
 
 // feature is a feature that a device may have. needs says which kind of memory or which function of poolbridge needs
@@ -37,17 +67,18 @@ func (c *chart) driver() []cuda.Device {
 type feature struct {
 	name  string
 	needs string
+	kind  mempool.Kind // "": every kind
 	probe func(cuda.Device) (bool, error)
 }
 
 var features = []feature{
-	{"memory pools", "kind device", cuda.Device.SupportsMemPools},
-	{"POSIX-fd pool handles", "kind device", cuda.Device.SupportsPOSIXFDPools},
-	{"virtual memory management", "kind vmm", cuda.Device.SupportsVMM},
-	{"legacy IPC handles", "kind legacy", cuda.Device.SupportsLegacyIPC},
-	{"host NUMA pools", "kind pinned", cuda.Device.SupportsHostNUMAPools},
-	{"stream memory operations", "ordering on the GPU", cuda.Device.SupportsStreamMemOps},
-	{"interprocess events", "events between processes", cuda.Device.SupportsIPCEvents},
+	{"memory pools", "kind device", "device", cuda.Device.SupportsMemPools},
+	{"POSIX-fd pool handles", "kind device", "device", cuda.Device.SupportsPOSIXFDPools},
+	{"virtual memory management", "kind vmm", "vmm", cuda.Device.SupportsVMM},
+	{"legacy IPC handles", "kind legacy", "legacy", cuda.Device.SupportsLegacyIPC},
+	{"host NUMA pools", "kind pinned", "pinned", cuda.Device.SupportsHostNUMAPools},
+	{"stream memory operations", "ordering on the GPU", "", cuda.Device.SupportsStreamMemOps},
+	{"interprocess events", "events between processes", "", cuda.Device.SupportsIPCEvents},
 }
 
 // device examines one GPU.
@@ -69,9 +100,10 @@ func (c *chart) device(d cuda.Device) {
 	c.place(topic, d)
 	var has, lacks []string
 	for _, f := range features {
-		if ok, err := f.probe(d); err == nil && ok {
+		switch ok, err := f.probe(d); {
+		case err == nil && ok:
 			has = append(has, f.name)
-		} else {
+		case f.kind == "" || c.asked.asksFor(f.kind):
 			lacks = append(lacks, fmt.Sprintf("%s (for %s)", f.name, f.needs))
 		}
 	}
