@@ -30,6 +30,7 @@ $(VENV)/installed: pyproject.toml hatch_build.py release/version.py $(wildcard p
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing the Python package into $(VENV), with what its tests need (Ray, Dask, cuda.core): about a minute and 1.1 GB"
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[cuda,dask,ray,test]'
+	ln -sf ../../bin/poolsvc $(VENV)/bin/poolsvc # `poolbridge.connect(start=True)` looks beside the interpreter
 	touch $@
 
 venv: $(VENV)/installed ## make the virtual environment with the Python package in it

@@ -32,7 +32,7 @@ def main() -> None:
     options.add_argument("--capacity", type=int, default=32)
     given = options.parse_args()
     context = multiprocessing.get_context("spawn")
-    pool = f"copies:kind=host,max={4 * given.capacity * given.bytes}"
+    pool = f"name=copies,kind=host,max={4 * given.capacity * given.bytes}"
     with poolbridge.serve(pools=[pool]) as service, service.connect() as client:
         channel = client.create_channel("copies", pool=client.open_pool("copies"), capacity=given.capacity)
         ready = context.Event()

@@ -224,7 +224,7 @@ func (p *poolText) set(key, value string) (err error) {
 func (p *poolText) spec() (mempool.PoolSpec, error) {
 	spec := p.said
 	if spec.Kind == "" {
-		spec.Kind = mempool.Device
+		spec.Kind = mempool.Host
 	}
 	spec.MaxBytes, spec.SessionBytes, spec.UserBytes = uint64(p.max), uint64(p.session), uint64(p.user)
 	return spec, spec.Validate()

@@ -99,7 +99,7 @@ func (s setting) variable() string {
 	return "POOLBRIDGE_" + strings.ToUpper(strings.ReplaceAll(s.flag, "-", "_"))
 }
 
-const poolUsage = "name=NAME,max=SIZE[,kind=device|vmm|legacy|pinned|host][,device=N|UUID][,session=SIZE][,user=SIZE][,uid=N][,gid=N]"
+const poolUsage = "name=NAME,max=SIZE[,kind=host|device|vmm|legacy|pinned][,device=N|UUID][,session=SIZE][,user=SIZE][,uid=N][,gid=N]"
 
 // settings returns all settings. In the configuration file, the list "pools" has one element for each pool, and a limit has a key such as
 // limits.sessions.

@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         _POOLS,
         "pools of the fixture poolbridge_service, one a line, as `poolbridge.serve(pools=…)` takes them",
         type="linelist",
-        default=["tests:kind=host,max=64MiB"],
+        default=["name=tests,kind=host,max=64MiB"],
     )
 
 

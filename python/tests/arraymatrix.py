@@ -861,7 +861,7 @@ def part_tasks(world: World, library: Library) -> Iterator[tuple[str, Callable[[
 
 
 def no_arrays(lease: poolbridge.Lease) -> bool:
-    return not lease.arrays
+    return not lease.array_count
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -189,7 +189,7 @@ def test_copies(client):
         assert seen.data not in {None, lease._evidence()["pointer"]}
         assert list((ctypes.c_int32 * 4).from_address(seen.data)) == [1, 2, 3, 4]
         assert seen.flags == (2 if seen.version else None)
-        assert lease.arrays == 0
+        assert lease.array_count == 0
     copy = np.from_dlpack(lease, copy=True)
     copy[0] = 9
     assert lease.to_numpy()[0] == 1

@@ -42,7 +42,7 @@ def test_a_lease_says_what_it_is(client):
     assert (lease.shape, lease.ndim, lease.size, lease.itemsize, lease.nbytes) == ((2, 3), 2, 6, 2, 12)
     assert (lease.strides, lease.dtype, lease.dtype_name) == ((6, 2), np.dtype("int16"), "int16")
     assert (lease.device, lease.kind, lease.pool, lease.name) == ("cpu", "host", "frames", None)
-    assert (lease.readonly, lease.released, lease.arrays) == (False, False, 0)
+    assert (lease.readonly, lease.released, lease.array_count) == (False, False, 0)
     assert repr(lease) == "<poolbridge.Lease int16[2, 3] on cpu, 12 bytes, pool 'frames', write>"
     assert "<th>device</th><td>cpu (host)</td>" in lease._repr_html_()
     lease.release()
@@ -167,7 +167,7 @@ def test_the_error_for_an_unknown_dtype_lists_those_that_are_known(client):
 def test_allocate_without_a_pool_says_so(service):
     with (
         poolbridge.connect(service.path) as client,
-        pytest.raises(poolbridge.InvalidArgumentError, match="create or open one"),
+        pytest.raises(poolbridge.InvalidArgumentError, match="there is no pool: create one"),
     ):
         client.allocate(1)
 

@@ -357,3 +357,50 @@ def test_the_repr_of_an_argument_hides_no_error(client, given, text):
             wrong()
         assert text in str(found.value)
         assert len(str(found.value)) < 500
+
+
+# What people see of counts, clients and channels
+
+
+def test_print_shows_counts_one_a_line_and_pools_as_a_table(client):
+    client.create_pool("second", max_bytes=1 << 20)
+    kept = client.allocate(1000, "uint8")
+    text = str(client.stats())
+    lines = text.splitlines()
+    assert lines[:2] == ["sessions  1", "leases    1"]
+    head, first, second = lines[lines.index("pools:") + 1 :]
+    assert "device_ordinal" not in head, "a column without a value is left out"
+    assert [row.split()[head.split().index("pool.name")] for row in (first, second)] == ["frames", "second"]
+    assert head.index("pool.max_bytes") == first.index("4,194,304") == second.index("1,048,576")
+    assert str(client.session_stats()).splitlines()[-1] == "channels              none"
+    assert repr(client.stats()).startswith("ServiceStats(sessions=1, ")
+    kept.release()
+
+
+# The default pool
+
+
+def test_the_only_pool_is_the_default_pool(service, client):
+    async def run():
+        async with await poolbridge.connect_async(service.path) as third:
+            return (await third.put(np.arange(2), "b")).pool
+
+    with poolbridge.connect(service.path) as other:
+        assert other.allocate(4).pool == "frames"
+    assert asyncio.run(run()) == "frames"
+
+
+def test_without_a_default_pool_the_error_names_the_pools(service, client):
+    client.create_pool("second", max_bytes=1 << 20)
+    with poolbridge.connect(service.path) as other:
+        with pytest.raises(poolbridge.InvalidArgumentError, match=r"open one of 'frames', 'second', or pass pool="):
+            other.allocate(4)
+        assert other.allocate(4, pool="second").pool == "second"
+        assert other.allocate(4).pool == "second", "the first pool that the client has opened"
+        client.destroy_pool("frames")
+        client.destroy_pool("second")
+    with (
+        poolbridge.connect(service.path) as other,
+        pytest.raises(poolbridge.InvalidArgumentError, match=r"there is no pool: create one \(create_pool\)"),
+    ):
+        other.put(np.arange(3), "x")

@@ -172,7 +172,7 @@ def publish(client: poolbridge.Client, dtype: str, layout: Layout, name: str = "
 
 
 def no_arrays(lease: poolbridge.Lease) -> bool:
-    return not lease.arrays
+    return not lease.array_count
 
 
 def outcome(lease: poolbridge.Lease, library: Library, dtype: str, layout: Layout) -> str:
@@ -189,7 +189,7 @@ def outcome(lease: poolbridge.Lease, library: Library, dtype: str, layout: Layou
     in_place = not layout.size or library.pointer(array) == lease._evidence()["pointer"]
     # For memory of kind `pinned`, cuda.core's view keeps the view of the lease, too.
     counted = 2 if (library.name, lease.kind) == ("cuda.core", "pinned") else 1
-    assert lease.arrays == counted or not in_place or not layout.size
+    assert lease.array_count == counted or not in_place or not layout.size
     if not lease.readonly and library.can_write(dtype, layout, lease.kind):
         library.write_ones(array)
         assert (lease.to_numpy() == 1).all()
@@ -220,7 +220,7 @@ def test_a_lease_is_taken_in_place_or_refused_with_a_reason(client, kind, librar
             if not re.match(library.expected(dtype, layout, kind), found):
                 wrong.append(f"{name}, {'write' if write else 'read'}: {found}")
             if not until(partial(no_arrays, lease)):
-                wrong.append(f"{name}: still {lease.arrays} arrays of the lease")
+                wrong.append(f"{name}: still {lease.array_count} arrays of the lease")
             lease.release(force=True)
     client.unpublish("x")
     assert not wrong, "\n".join(wrong)
@@ -264,7 +264,7 @@ def test_jax_takes_what_is_read_only_if_its_capsules_can_say_so(client):
     else:
         assert re.search(r"lease is read-only.*view\(legacy=True\)", found)
     assert jax.dlpack.from_dlpack(lease.lease.view(legacy=True)).unsafe_buffer_pointer() == pointer
-    assert lease.lease.arrays == 0
+    assert lease.lease.array_count == 0
 
 
 @needs("jax")
@@ -293,7 +293,7 @@ def test_torch_copies_where_it_is_asked_to(client):
     here = torch.from_dlpack(lease, device="cpu", copy=False)
     assert copy.tolist() == here.tolist() == [1, 2, 3, 4]
     assert copy.data_ptr() != here.data_ptr() == lease._evidence()["pointer"]
-    assert lease.arrays == 1
+    assert lease.array_count == 1
 
 
 @needs("torch")
@@ -308,7 +308,7 @@ def test_what_is_reversed_is_copied_for_torch(client):
             with pytest.raises(BufferError, match=r"copy it by lease.to_numpy\(\)"):
                 torch.from_dlpack(take(), copy=copy)
     assert torch.from_numpy(lease.to_numpy()).tolist() == [3.0, 2.0, 1.0, 0.0]
-    assert until(lambda: not lease.arrays)
+    assert until(lambda: not lease.array_count)
     lease.release()
 
 

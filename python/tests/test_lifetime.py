@@ -74,13 +74,13 @@ def test_so_does_a_slice_of_a_slice(service, client):
 def test_release_refuses_while_anything_made_from_the_lease_is_alive(service, client, make):
     lease = client.allocate(4)
     array = make(lease)
-    assert lease.arrays == 1
+    assert lease.array_count == 1
     with pytest.raises(poolbridge.LeaseInUseError, match="1 array") as caught:
         lease.release()
     assert isinstance(caught.value, BufferError)
     assert not lease.released
     del array
-    assert lease.arrays == 0
+    assert lease.array_count == 0
     lease.release()
     settle(service, client)
     assert service.leases == 0
@@ -134,7 +134,7 @@ def test_a_lease_used_after_release_is_an_error(client, use):
     lease.release()
     with pytest.raises(poolbridge.LeaseReleasedError):
         use(lease)
-    assert lease.arrays == 0
+    assert lease.array_count == 0
 
 
 def test_with_releases(service, client):
@@ -388,7 +388,7 @@ def test_capsules_that_nobody_consumed_free_themselves(service, client):
     for _ in range(100):
         lease.__dlpack__(max_version=(1, 0))
         lease.__dlpack__()
-    assert lease.arrays == 0
+    assert lease.array_count == 0
     assert ctypes.sizeof(ctypes.c_void_p) == 8
 
 

@@ -135,3 +135,12 @@ def test_asyncio_has_the_same_lists(service):
             await lease.release()
 
     asyncio.run(main())
+
+
+def test_a_notebook_shows_tables_and_escapes_names(service, client):
+    client.create_pool("<b>", max_bytes=4096)
+    assert "<tr><th>default pool</th><td>frames</td></tr>" in client._repr_html_()
+    assert "<td>&lt;b&gt;</td>" in client.stats()._repr_html_()
+    channel = client.create_channel("<i>", pool="<b>")
+    assert "<tr><th>name</th><td>&lt;i&gt;</td></tr>" in channel._repr_html_()
+    assert "<b>" not in client.stats()._repr_html_() + channel._repr_html_()

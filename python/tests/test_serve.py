@@ -25,7 +25,7 @@ from poolbridge._client.client_state import ClientState
 
 pytestmark = pytest.mark.skipif(not os.access(POOLSVC, os.X_OK), reason="poolsvc is not built: make build")
 
-POOLS = ["frames:kind=host,max=1MiB"]
+POOLS = ["name=frames,kind=host,max=1MiB"]
 
 
 @pytest.fixture(autouse=True)
@@ -449,7 +449,7 @@ with poolbridge.connect(sys.argv[1]) as client:
 
 
 def test_a_client_without_free_descriptors_names_its_limit():
-    with poolbridge.serve(pools=["p:kind=host,max=1MiB"]) as service:
+    with poolbridge.serve(pools=["name=p,kind=host,max=1MiB"]) as service:
         done = subprocess.run(
             [sys.executable, "-c", NO_DESCRIPTOR, service.path], capture_output=True, text=True, timeout=60
         )
@@ -481,7 +481,7 @@ with poolbridge.connect(sys.argv[1]) as client:
 
 @pytest.mark.parametrize("free", [1, 2])
 def test_the_first_allocation_with_few_free_descriptors_names_the_limit_and_loses_nothing(free):
-    with poolbridge.serve(pools=["p:kind=host,max=1MiB"]) as service:
+    with poolbridge.serve(pools=["name=p,kind=host,max=1MiB"]) as service:
         done = subprocess.run(
             [sys.executable, "-c", FEW_DESCRIPTORS, service.path, str(free)], capture_output=True, text=True, timeout=60
         )
@@ -529,7 +529,7 @@ def test_two(poolbridge_client, poolbridge_service):
 
 def test_pytest_has_a_service_and_a_client(tmp_path):
     (tmp_path / "test_user.py").write_text(USER_TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\npoolbridge_pools =\n    mine:kind=host,max=1MiB\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\npoolbridge_pools =\n    name=mine,kind=host,max=1MiB\n")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
         cwd=tmp_path,

@@ -34,7 +34,7 @@ func (s *schema) entries() ([]byte, error) {
 	var literals []string
 	for _, one := range s.public() {
 		attributes := one.attributes("of", "")
-		fmt.Fprintf(&classes, "\n\n@dataclass(frozen=True, slots=True)\nclass %s:\n", one.name)
+		fmt.Fprintf(&classes, "\n\n@dataclass(frozen=True, slots=True)\nclass %s(Shown):\n", one.name)
 		var below strings.Builder
 		below.WriteString("    Attributes\n    ----------\n")
 		for _, a := range attributes {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Never, cast
 from poolbridge._client import channel_operations as _channel_operations
 from poolbridge._client.copies import Copies
 from poolbridge._client.publisher import AsyncPublisher, Publisher
+from poolbridge._client.shown import html_of
 from poolbridge._client.tracing import Operation, bytes_of, published, texts_of, traced
 from poolbridge._memory import tensor as _tensor
 from poolbridge.errors import (
@@ -89,6 +90,10 @@ class BaseChannel:
             f"<poolbridge.{type(self).__name__} {self.name!r}, {self.mode} of {self.capacity} frames, "
             f"full: {self.full}, pool {self.pool!r}>"
         )
+
+    def _repr_html_(self) -> str:
+        attributes = ("name", "mode", "capacity", "full", "pool")
+        return html_of((name, str(getattr(self, name))) for name in attributes)
 
 
 def info_of(channel: BaseChannel) -> _messages.ChannelIdentity:

@@ -162,7 +162,7 @@ class Client(Lists, ClientState):
         AccessDeniedError
             This user may not destroy the pool.
         """
-        self._forget(self._run(_operations.destroy_pool(self._find_pool(pool, default=False))))
+        self._forget(self._run(_operations.destroy_pool(self._find_pool(pool))))
 
     def trim(self, pool: PoolInfo | str | None = None, *, keep_bytes: int | str = 0) -> int:
         """Free unused blocks of a pool.
@@ -170,7 +170,7 @@ class Client(Lists, ClientState):
         Parameters
         ----------
         pool
-            The pool or its name; None: the default pool.
+            The pool or its name; None: the default pool, see `allocate`.
         keep_bytes
             Bytes of unused blocks to keep: a number, or a size such as ``"64MiB"``.
 
@@ -184,7 +184,7 @@ class Client(Lists, ClientState):
         NotFoundError, AccessDeniedError
             There is no such pool, or this user may not use the pool.
         InvalidArgumentError
-            `pool` is None and the client has no default pool, or `keep_bytes` is no size.
+            `pool` is None and there is no default pool, or `keep_bytes` is no size.
         """
         return self._run(self._trim(pool, keep_bytes))
 
@@ -228,7 +228,8 @@ class Client(Lists, ClientState):
         dtype
             A dtype of NumPy or PyTorch, or a name such as ``"float32"`` or ``"bfloat16"``.
         pool
-            The pool or its name; None: the default pool, which is the first pool that this client created or opened.
+            The pool or its name; None: the default pool, which is the first pool that this client created or opened,
+            or else the only pool that this user may use.
         timeout
             Seconds to wait for free memory in the pool; 0: do not wait; None: no limit.
 
@@ -244,7 +245,7 @@ class Client(Lists, ClientState):
         NotFoundError, AccessDeniedError
             There is no such pool, or this user may not use the pool.
         InvalidArgumentError
-            The shape or dtype is not possible, or `pool` is None and the client has no default pool.
+            The shape or dtype is not possible, or `pool` is None and there is no default pool.
         """
         return Lease(self._run, self._run(self._allocate(shape, dtype, pool=pool, timeout=timeout)))
 
@@ -331,7 +332,8 @@ class Client(Lists, ClientState):
         name
             The name under which the copy is published: 1 to 255 bytes of UTF-8 without control characters.
         pool
-            The pool or its name; None: the default pool, which is the first pool that this client created or opened.
+            The pool or its name; None: the default pool, which is the first pool that this client created or opened,
+            or else the only pool that this user may use.
         keep
             Keep the name after this client is closed. By default the service removes the name when the client is closed
             or the client's process ends.
@@ -348,8 +350,8 @@ class Client(Lists, ClientState):
         Raises
         ------
         InvalidArgumentError
-            `array` is no array, the array's element type cannot be shared, or `pool` is None and the client has no
-            default pool.
+            `array` is no array, the array's element type cannot be shared, or `pool` is None and there is no default
+            pool.
         LeaseReleasedError
             `array` is in memory that this client has published as a frame.
         AlreadyExistsError
@@ -443,7 +445,7 @@ class Client(Lists, ClientState):
             The channel's name: 1 to 255 bytes of UTF-8 without control characters.
         pool
             The pool whose buffers the channel carries, or the pool's name; None: the default pool, which is the first
-            pool that this client created or opened.
+            pool that this client created or opened, or else the only pool that this user may use.
         mode
             ``"broadcast"``: every subscriber gets every frame. ``"queue"``: each frame goes to one subscriber. If that
             subscriber ends before it has acknowledged the frame, another subscriber gets the frame.
@@ -472,7 +474,7 @@ class Client(Lists, ClientState):
             poolbridge is installed without its native module, or the service does not support channels; the message
             says what is missing.
         InvalidArgumentError
-            An argument is not as described above, or `pool` is None and the client has no default pool.
+            An argument is not as described above, or `pool` is None and there is no default pool.
         """
         channel: Channel = self._run(self._create_channel(name, pool=pool, mode=mode, capacity=capacity, full=full))
         return channel

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from poolbridge._client import channel_operations as _channel_operations, operations as _operations
 from poolbridge._client.entries import PoolInfo
 from poolbridge._client.session_stats import SessionStats, session_stats
+from poolbridge._client.shown import html_of
 from poolbridge._client.tracing import Operation, bytes_of, traced
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import tensor as _tensor
@@ -138,8 +139,14 @@ class ClientState:
         return _event.make(_cuda.ordinal_of(_operations.check_device(device)))
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"session {self._session.core.session_id}"
-        return f"<poolbridge.{type(self).__name__} {self.path}, {state}>"
+        return f"<poolbridge.{type(self).__name__} {self.path}, {self._state()}>"
+
+    def _repr_html_(self) -> str:
+        default = self._default_pool.name if self._default_pool is not None else "none"
+        return html_of([("service", self.path), ("client", self._state()), ("default pool", default)])
+
+    def _state(self) -> str:
+        return "closed" if self.closed else f"session {self._session.core.session_id}"
 
     def _remember(self, pool: PoolInfo) -> PoolInfo:
         self._pools[pool.name] = pool
@@ -157,7 +164,20 @@ class ClientState:
         return self._remember((yield from _operations.open_pool(name, timeout=timeout)))
 
     def _pool(self, pool: PoolInfo | str | None) -> Flow[PoolInfo]:
-        """Return the pool that `pool` means. If the client has not opened this pool yet, open it."""
+        """Return the pool that `pool` means. If the client has not opened this pool yet, open it.
+
+        None means the default pool. If there is none, and the program may use one pool only, this pool becomes it.
+        """
+        if pool is None:
+            if self._default_pool is not None:
+                return self._default_pool
+            names = [one.pool.name for one in (yield from _operations.stats()).pools]
+            if not names:
+                raise InvalidArgumentError("there is no pool: create one (create_pool)")
+            if len(names) > 1:
+                which = shown(names).strip("[]")
+                raise InvalidArgumentError(f"there is no default pool: open one of {which}, or pass pool=")
+            pool = names[0]
         found = self._find_pool(pool)
         return found if isinstance(found, PoolInfo) else (yield from self._open_pool(found, 0.0))
 
@@ -212,19 +232,13 @@ class ClientState:
         known = self._session.pool_info(info.pool)
         return self._channel_type(self._session, self._run, info, known.name if known is not None else "")
 
-    def _find_pool(self, pool: Any, *, default: bool = True) -> PoolInfo | str:
+    def _find_pool(self, pool: Any) -> PoolInfo | str:
         """Return the pool that `pool` means. If the client has not opened this pool yet, return the pool's name."""
         if isinstance(pool, PoolInfo):
             return pool
-        if pool is not None:
-            if not isinstance(pool, str):
-                raise InvalidArgumentError(f"pool {shown(pool)} is no pool: expected a PoolInfo or the name of a pool")
-            return self._pools.get(pool, pool)
-        if not default:
-            raise InvalidArgumentError("None is no pool: name the pool")
-        if self._default_pool is None:
-            raise InvalidArgumentError("there is no default pool: create or open one first, or pass pool=")
-        return self._default_pool
+        if not isinstance(pool, str):
+            raise InvalidArgumentError(f"pool {shown(pool)} is no pool: expected a PoolInfo or the name of a pool")
+        return self._pools.get(pool, pool)
 
     def _warn_unclosed(self) -> None:
         warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=3)

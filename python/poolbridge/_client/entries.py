@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
+from poolbridge._client.shown import Shown
 from poolbridge._wire import messages as _messages
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ def _time(nanoseconds: int) -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolInfo:
+class PoolInfo(Shown):
     """Describes a pool: a named, bounded amount of memory of one kind.
 
     Attributes
@@ -67,7 +68,7 @@ def pool_info(of: _messages.PoolInfo) -> PoolInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceStats:
+class ServiceStats(Shown):
     """Counts what a session sees.
 
     Attributes
@@ -104,7 +105,7 @@ def service_stats(of: _messages.ServiceStats) -> ServiceStats:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolStats:
+class PoolStats(Shown):
     """Counts the bytes of a pool.
 
     At all times, reserved = leased + cached + held.
@@ -159,7 +160,7 @@ def pool_stats(of: _messages.PoolStats) -> PoolStats:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionInfo:
+class SessionInfo(Shown):
     """Describes a session of the service: one connected client.
 
     Attributes
@@ -223,7 +224,7 @@ def session_info(of: _messages.SessionInfo) -> SessionInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelInfo:
+class ChannelInfo(Shown):
     """Describes a channel of the service, and its members.
 
     Attributes
@@ -307,7 +308,7 @@ def channel_info(of: _messages.ChannelInfo) -> ChannelInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class NameInfo:
+class NameInfo(Shown):
     """Describes a name, and the buffer that is published under this name.
 
     Attributes
@@ -355,7 +356,7 @@ def name_info(of: _messages.NameInfo) -> NameInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class BufferInfo:
+class BufferInfo(Shown):
     """Describes a buffer, and the sessions that hold it.
 
     Attributes
@@ -419,7 +420,7 @@ def buffer_info(of: _messages.BufferInfo) -> BufferInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseInfo:
+class LeaseInfo(Shown):
     """Describes a lease, and the session that has it.
 
     Attributes
@@ -488,7 +489,7 @@ def lease_info(of: _messages.LeaseInfo) -> LeaseInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryEvent:
+class HistoryEvent(Shown):
     """Describes one event of the service.
 
     A field that does not apply to the event has no value.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Number
 from types import TracebackType
@@ -12,6 +11,7 @@ from poolbridge._array.arrays import ArrayExports
 from poolbridge._array.copies import copy_into
 from poolbridge._array.leaseview import LeaseView, cuda_array_interface
 from poolbridge._client import operations as _operations
+from poolbridge._client.shown import html_of
 from poolbridge._client.tracing import Operation, span, traced
 from poolbridge._order import order as _order
 
@@ -86,7 +86,7 @@ class BaseLease(ArrayExports):
         return self._lease_state.released or self._lease_state.session.closed
 
     @property
-    def arrays(self) -> int:
+    def array_count(self) -> int:
         """How many arrays made from the lease are alive; arrays made by ``__cuda_array_interface__`` do not count."""
         return len(self._lease_state.tokens)
 
@@ -303,8 +303,7 @@ class BaseLease(ArrayExports):
             ("pool", self.pool),
             ("state", self._state()),
         )
-        cells = "".join(f"<tr><th>{key}</th><td>{html.escape(value)}</td></tr>" for key, value in rows)
-        return f"<table>{cells}</table>"
+        return html_of(rows)
 
 
 class Lease(BaseLease):

@@ -51,7 +51,7 @@ class Service:
     ) -> None:
         where = ["--private"] if path is None else ["--socket", os.path.abspath(check_path(path))]
         self._private = path is None
-        named = [part for pool in _texts(pools, "pools") for part in ("--pool", _named(pool))]
+        named = [part for pool in _texts(pools, "pools") for part in ("--pool", pool)]
         self._options = [*where, *named, *_texts(options, "options")]
         self._log = None if log is None else check_path(log, "log")
         self._timeout = check_seconds(timeout, zero=False)
@@ -201,8 +201,8 @@ def serve(
     Parameters
     ----------
     pools
-        Pools that the service makes at its start, each in the form of the option ``poolsvc serve --pool``. The pool's
-        name may come first, without ``name=``: ``"frames:kind=host,max=64MiB"``.
+        Pools that the service makes at its start, each in the form of the option ``poolsvc serve --pool``, such as
+        ``"name=frames,kind=host,max=64MiB"``.
     path
         Path of the service's socket. Other programs can connect to the service at this path. None: the socket is in a
         new private folder, which is removed when the service ends.
@@ -232,11 +232,3 @@ def _texts(texts: Sequence[str], what: str) -> list[str]:
     if isinstance(texts, (list, tuple)) and all(isinstance(text, str) and "\0" not in text for text in texts):
         return [check_text(text) for text in texts]
     raise InvalidArgumentError(f"{what} {shown(texts)} is no list of texts")
-
-
-def _named(pool: str) -> str:
-    """Return a pool's text in the form of ``--pool``: ``frames:kind=host`` becomes ``name=frames,kind=host``."""
-    head, colon, rest = pool.partition(":")
-    if colon and head and "=" not in head:
-        return f"name={head},{rest}"
-    return pool

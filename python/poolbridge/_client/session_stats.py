@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from poolbridge._client.shown import Shown
+
 if TYPE_CHECKING:
     from poolbridge._session.session import Session
     from poolbridge._session.tally import ChannelTally
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(Shown):
     """How often and how long a client has waited for one kind of thing, such as memory or frames.
 
     Attributes
@@ -28,7 +30,7 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelCounts:
+class ChannelCounts(Shown):
     """What a client has done in one channel since it was connected.
 
     Attributes
@@ -59,7 +61,7 @@ class ChannelCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionStats:
+class SessionStats(Shown):
     """What a client has done since it was connected, and what it has now. `Client.session_stats` returns it.
 
     Attributes

@@ -130,7 +130,7 @@ def test_copies_to_the_cpu_and_on_the_device(client):
     out = np.empty(4, np.int32)
     _cuda.copy_to_host(0, out, seen.data)
     assert out.tolist() == [1, 2, 3, 4]
-    assert lease.arrays == 0
+    assert lease.array_count == 0
     with pytest.raises(TypeError, match="cuda:0"):
         np.asarray(lease)
     with pytest.raises(TypeError, match="cuda:0"):
@@ -182,7 +182,7 @@ def test_cuda_core_takes_it(client):
     lease = client.allocate((2, 3), "float32")
     view = StridedMemoryView.from_dlpack(lease, stream_ptr=1)
     assert (view.ptr, view.shape, view.device_id, view.readonly) == (lease._evidence()["pointer"], (2, 3), 0, False)
-    assert lease.arrays == 1
+    assert lease.array_count == 1
     other = client.allocate((2, 3), "float32")
     lease.copy_from(np.arange(6).reshape(2, 3))
     other.copy_from(view)
@@ -193,7 +193,7 @@ def test_cuda_core_takes_it(client):
     wide.copy_from(lease)
     assert wide.to_numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
     del view
-    assert lease.arrays == 0
+    assert lease.array_count == 0
 
 
 def test_host_and_device_copy_into_each_other(client):
