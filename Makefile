@@ -12,7 +12,7 @@ GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 ACTIONLINT_VERSION := v1.7.12
 ACTIONLINT := build/tools/actionlint-$(ACTIONLINT_VERSION)
 
-.PHONY: help build venv verify verify-simulated test test-long test-simcuda test-go test-model test-python test-python-long test-integration test-kinds test-deploy test-aarch64 test-anomaly-race test-stress native-test native-test-long simcuda ptx generate lint fuzz bench dist test-dist docs gpu-bundle vulnerabilities api-changes clean FORCE
+.PHONY: help build venv verify verify-simulated test test-gpu test-long test-simcuda test-go test-model test-python test-python-long test-integration test-kinds test-deploy test-aarch64 test-anomaly-race test-stress native-test native-test-long simcuda ptx generate lint fuzz bench dist test-dist docs gpu-bundle vulnerabilities api-changes clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -75,6 +75,7 @@ AT_A_TIME := $(MAKE) -j2 --output-sync=target -o simcuda -o bin/poolsvc
 test test-go test-integration test-kinds test-simcuda test-stress: export POOLBRIDGE_CHECK_LEASES := 1 # see CONTRIBUTING.md
 
 test: simcuda bin/poolsvc $(VENV)/installed ## run every test that does not take long
+	@echo "testing: two parts at a time, for many minutes; each part prints when it ends, the longest (Python, Go) first"
 	$(AT_A_TIME) test-python test-go test-integration test-kinds native-test test-simcuda test-deploy
 
 # CI also runs the target test-long.
@@ -187,6 +188,11 @@ fuzz: ## fuzz the packet checker and decoder, and shared memory, about a minute 
 	$(GO) test -run '^$$' -fuzz FuzzDecodeRequest -fuzztime 1700000x ./bridge/wire
 	$(GO) test -run '^$$' -fuzz FuzzCheckAgainstDecoder -fuzztime 2000000x ./bridge/wire
 	$(GO) test -run '^$$' -fuzz FuzzHostilePages -fuzztime 110000x -fuzzminimizetime 10x ./internal/shmchannel
+
+test-gpu: ## on a machine with a GPU: run `poolsvc verify` and the integration tests there, with CuPy
+	@$(PYTHON) tests/gpu/missing.py $(PY)
+	@$(MAKE) --no-print-directory bin/poolsvc $(VENV)/installed
+	PYTHON=$(PY) tests/gpu/run verify tests-integration
 
 gpu-bundle: bin/poolsvc $(VENV)/installed ## collect the files that a machine with a GPU needs to run the GPU tests
 	tests/gpu/bundle $(PY) build/gpu

@@ -212,6 +212,8 @@ def check_pip(words):
 
 
 def check_go(words):
+    if words[0] == "mod" or words[:2] == ["run", "."]:  # TestAProgramOfOnesOwnUsesACheckout runs it
+        return
     what = [word for word in words[1:] if not word.startswith("-ldflags")]
     folder = ROOT / what[0].replace("github.com/poolbridge/poolbridge/", "").partition("@")[0]
     assert words[0] in {"install", "get", "run"}
@@ -236,6 +238,8 @@ CHECKS = {
     "go": check_go,
     "python": check_python,
     "kill": check_files,
+    "mkdir": check_files,
+    "cp": check_files,
     "sudo": check_files,
     "podman": check_files,
     "kubectl": check_files,
@@ -251,6 +255,28 @@ def test_a_documented_command_exists_with_its_options(page, line):
     if words:
         assert words[0] == Path(words[0]).name or words[0] in {"bin/poolsvc", ".venv/bin/python"}
         CHECKS[Path(words[0]).name]([word for word in words[1:] if word != "&"])
+
+
+def test_the_cells_of_the_comparison_have_at_most_four_words():
+    rows = re.findall(r"^\| ?(.*) \|$", README.read_text(), re.MULTILINE)
+    assert rows
+    for cell in " | ".join(rows).split(" | "):
+        assert len(re.sub(r"\]\([^)]*\)", "", cell).split()) <= 4, cell
+
+
+def test_the_command_for_a_gpu_says_what_is_missing_and_how_to_get_it(tmp_path):
+    alone = tmp_path / "python"  # has no packages
+    alone.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    alone.chmod(0o755)
+    environment = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}  # no GPU, real or simulated
+    for python, wanted in ((alone, ()), (tmp_path / "none", ("make venv",))):
+        done = subprocess.run(
+            [sys.executable, ROOT / "tests/gpu/missing.py", python], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 1
+        assert re.search(r"^  (NVIDIA's driver|a GPU)", done.stderr, re.MULTILINE)
+        for words in (f"{python} -m pip install cupy", *wanted):
+            assert words in done.stderr
 
 
 def test_a_documented_configuration_has_nothing_wrong(tmp_path):
