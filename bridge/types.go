@@ -4,68 +4,72 @@ import "github.com/poolbridge/poolbridge/mempool"
 
 // These aliases name the types of package mempool that calls of this package take and return. So a client imports only this package.
 type (
-	// PoolSpec describes a pool to be made.
+	// PoolSpec describes a pool to be made. More: go doc [mempool.PoolSpec].
 	PoolSpec = mempool.PoolSpec
-	// PoolInfo is what the service tells a client about a pool.
+	// PoolInfo is what the service tells a client about a pool. More: go doc [mempool.PoolInfo].
 	PoolInfo = mempool.PoolInfo
-	// Access lists the users and groups that may use a pool.
+	// Access lists the users and groups that may use a pool. More: go doc [mempool.Access].
 	Access = mempool.Access
-	// Kind says where a pool's memory comes from.
+	// Kind says where a pool's memory comes from. More: go doc [mempool.Kind].
 	Kind = mempool.Kind
-	// DeviceInfo names the device of a pool.
+	// DeviceInfo names the device of a pool. More: go doc [mempool.DeviceInfo].
 	DeviceInfo = mempool.DeviceInfo
 
-	// Tensor describes how the elements of an array lie in a buffer.
+	// Tensor describes how the elements of an array lie in a buffer. More: go doc [mempool.Tensor].
 	Tensor = mempool.Tensor
-	// DType names an element type.
+	// DType names an element type. More: go doc [mempool.DType].
 	DType = mempool.DType
 
-	// Grant describes the lease that the service has given a session.
+	// Grant describes the lease that the service has given a session. More: go doc [mempool.Grant].
 	Grant = mempool.Grant
-	// Publication says how a buffer is published under a name.
+	// Publication says how a buffer is published under a name. More: go doc [mempool.Publication].
 	Publication = mempool.Publication
-	// Completion says when content is complete.
+	// Completion says when content is complete. More: go doc [mempool.Completion].
 	Completion = mempool.Completion
 
-	// ChannelSpec describes a channel to be made.
+	// ChannelSpec describes a channel to be made. More: go doc [mempool.ChannelSpec].
 	ChannelSpec = mempool.ChannelSpec
-	// ChannelIdentity says which channel it is, and its settings.
+	// ChannelIdentity says which channel it is, and its settings. More: go doc [mempool.ChannelIdentity].
 	ChannelIdentity = mempool.ChannelIdentity
-	// ChannelMode says how many subscribers get each frame of a channel.
+	// ChannelMode says how many subscribers get each frame of a channel. More: go doc [mempool.ChannelMode].
 	ChannelMode = mempool.ChannelMode
-	// FullPolicy says what happens when a channel is full because a subscriber has not taken or not released old frames.
+	// FullPolicy says what happens when a channel is full because a subscriber has not taken or not released old frames. More: go doc
+	// [mempool.FullPolicy].
 	FullPolicy = mempool.FullPolicy
-	// FrameOptions says how a frame is published.
+	// FrameOptions says how a frame is published. More: go doc [mempool.FrameOptions].
 	FrameOptions = mempool.FrameOptions
-	// SubscribeOptions says which frames a subscriber gets, and how the subscriber acknowledges the frames.
+	// SubscribeOptions says which frames a subscriber gets, and how the subscriber acknowledges the frames. More: go doc
+	// [mempool.SubscribeOptions].
 	SubscribeOptions = mempool.SubscribeOptions
 
-	// Queue is an ordered queue of work: a stream of a GPU, or [CPU]. [mempool.StreamQueue] makes a Queue from a CUDA stream.
+	// Queue is an ordered queue of work: a stream of a GPU, or [CPU]. [mempool.StreamQueue] makes a Queue from a CUDA stream. More: go
+	// doc [mempool.Queue].
 	Queue = mempool.Queue
-	// Fence identifies a point in the work of a process.
+	// Fence identifies a point in the work of a process. More: go doc [mempool.Fence].
 	Fence = mempool.Fence
-	// Clock makes fences of the client's own timeline.
+	// Clock makes fences of the client's own timeline. More: go doc [mempool.Clock].
 	Clock = mempool.Clock
-	// Event is an interprocess event of CUDA.
+	// Event is an interprocess event of CUDA. More: go doc [mempool.Event].
 	Event = mempool.Event
 
-	// Epoch identifies one life of a service.
+	// Epoch identifies one life of a service. More: go doc [mempool.Epoch].
 	Epoch = mempool.Epoch
-	// ServiceStats says what a service has at one moment: its sessions, leases, buffers and names, and the memory of its pools.
+	// ServiceStats says what a service has at one moment: its sessions, leases, buffers and names, and the memory of its pools. More:
+	// go doc [mempool.ServiceStats].
 	ServiceStats = mempool.ServiceStats
-	// SessionInfo describes a session.
+	// SessionInfo describes a session. More: go doc [mempool.SessionInfo].
 	SessionInfo = mempool.SessionInfo
-	// NameInfo describes a name and its buffer.
+	// NameInfo describes a name and its buffer. More: go doc [mempool.NameInfo].
 	NameInfo = mempool.NameInfo
-	// BufferInfo describes a buffer and its users.
+	// BufferInfo describes a buffer and its users. More: go doc [mempool.BufferInfo].
 	BufferInfo = mempool.BufferInfo
-	// LeaseInfo describes a lease and the session that has it.
+	// LeaseInfo describes a lease and the session that has it. More: go doc [mempool.LeaseInfo].
 	LeaseInfo = mempool.LeaseInfo
-	// ChannelInfo describes a channel and its members.
+	// ChannelInfo describes a channel and its members. More: go doc [mempool.ChannelInfo].
 	ChannelInfo = mempool.ChannelInfo
-	// EventPage is one page of a service's history of events.
+	// EventPage is one page of a service's history of events. More: go doc [mempool.EventPage].
 	EventPage = mempool.EventPage
-	// Saved says where a published buffer is, in a form that a file can hold.
+	// Saved says where a published buffer is, in a form that a file can hold. More: go doc [mempool.Saved].
 	Saved = mempool.Saved
 )
 

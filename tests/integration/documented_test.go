@@ -85,3 +85,26 @@ func TestEveryDocumentedBlockOfGoCompiles(t *testing.T) {
 	out, err := vet.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 }
+
+// The commands of docs/install.md for a program in a folder of its own run, with the checkout at ~/poolbridge.
+func TestAProgramOfOnesOwnUsesACheckout(t *testing.T) {
+	found, err := exec.Command("go", "env", "GOMODCACHE", "GOCACHE", "GOPATH").Output()
+	if err != nil {
+		t.Skipf("%v: the machine that builds the tests checks this", err)
+	}
+	folders := strings.Fields(string(found))
+	text, err := os.ReadFile(filepath.Join(rig.Root(), "docs", "install.md"))
+	require.NoError(t, err)
+	_, after, _ := strings.Cut(string(text), "```sh\nmkdir hello")
+	commands, _, ok := strings.Cut(after, "```")
+	require.True(t, ok)
+	home := t.TempDir()
+	require.NoError(t, os.Symlink(rig.Root(), filepath.Join(home, "poolbridge")))
+	service := rig.Serve(t)
+	run := exec.CommandContext(t.Context(), "sh", "-ec", "mkdir hello"+commands)
+	run.Dir = home
+	run.Env = append(os.Environ(), "HOME="+home, "POOLBRIDGE_SOCKET="+service.Socket,
+		"GOMODCACHE="+folders[0], "GOCACHE="+folders[1], "GOPATH="+folders[2])
+	out, err := run.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
