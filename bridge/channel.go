@@ -122,6 +122,15 @@ func (ch *Channel) send(ctx context.Context, try session.Attempt, l *Lease, o me
 	return ch.shared.Publish(ctx, try, &l.held, o)
 }
 
+// WaitForConsumers waits until at least n consumers have joined the channel. They get every frame that is published afterwards.
+//
+// Errors: [ErrNotFound] at the deadline, with the number of consumers; [ErrInvalid] if a channel cannot have n consumers; [ErrClosed] also if
+// the channel is closed meanwhile.
+func (ch *Channel) WaitForConsumers(ctx context.Context, n int) error {
+	r := &wire.AwaitConsumers{Channel: ch.shared.Identity.ID, Count: uint64(max(n, 0))}
+	return ch.client.session.Wait(ctx, session.Waiting, r, &r.Wait, session.Call{Into: &wire.EmptyReply{}})
+}
+
 // Close closes the channel. Nobody can publish in the channel any more, and the channel's name is free. Consumers still get the published
 // frames. A waiting Publish fails. A queue waits until every frame is acknowledged: workers can still open it by its name and subscribe. If
 // it has no worker for ten minutes, its frames are lost, and the service notes an event (`poolsvc serve --limit closed-queue-seconds=N`).

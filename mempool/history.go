@@ -77,7 +77,7 @@ type Counts struct {
 	// Endings counts the ended sessions by the way in which they ended.
 	Endings map[SessionEnding]uint64
 	// Waiting is the number of requests that wait now. The keys of the map are the things that requests wait for: "room", "buffer", "name",
-	// "pool", "channel".
+	// "pool", "channel", "consumers".
 	Waiting map[string]int
 	// Reclaims counts how long the service has held memory, a timeline or a slot for the process of a session after the session ended.
 	Reclaims Durations

@@ -13,6 +13,7 @@ const (
 	TimelineWords  = 512       // words of a timeline
 	MaxFenceValue  = 1<<62 - 1 // greatest value of a fence
 	MaxCapacity    = 1024      // frames that a channel keeps
+	MaxConsumers   = 1024      // consumers of a channel
 	MaxMetaEntries = 16        // entries of a frame's meta
 	MaxMetaText    = 256       // bytes of each key and value of meta
 )

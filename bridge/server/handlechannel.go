@@ -63,3 +63,16 @@ func (c *connection) find(q uint32, r *wire.Find) {
 		return func() { c.replyChannel(q, info, err) }
 	})
 }
+
+func (c *connection) awaitConsumers(q uint32, r *wire.AwaitConsumers) {
+	ch := c.session.Channel(r.Channel)
+	err := ch.AwaitConsumers(c.ctx, r.Count, 0)
+	if r.Wait == 0 || q == 0 || !errors.Is(err, mempool.ErrTimeout) {
+		c.done(q, err)
+		return
+	}
+	c.waitFor(q, err, func(ctx context.Context) func() {
+		err := ch.AwaitConsumers(ctx, r.Count, milliseconds(r.Wait))
+		return func() { c.done(q, err) }
+	})
+}

@@ -120,6 +120,9 @@ var hidden = map[string]func(id uint64) []wire.Request{
 		return []wire.Request{&wire.Find{Name: "wages"}, &wire.Find{Name: "wages", Wait: 1}}
 	},
 	"close": func(id uint64) []wire.Request { return []wire.Request{&wire.CloseChannel{Channel: id}} },
+	"consumers": func(id uint64) []wire.Request {
+		return []wire.Request{&wire.AwaitConsumers{Channel: id, Count: 1}, &wire.AwaitConsumers{Channel: id, Count: 1, Wait: 1}, &wire.AwaitConsumers{Channel: id}}
+	},
 	"join": func(id uint64) []wire.Request {
 		return []wire.Request{&wire.Join{Channel: id, Role: "producer"}, &wire.Join{Channel: id, Role: "consumer"}, &wire.Join{Channel: id, Role: "listener"}}
 	},

@@ -59,6 +59,7 @@ const (
 	TimelineWords = 512       // words of a timeline
 	MaxFenceValue = 1<<62 - 1 // greatest value of a fence
 	MaxCapacity   = 1024      // frames that a channel keeps
+	MaxConsumers  = 1024      // consumers of a channel
 )
 
 // These are limits of the meta of frames.
@@ -84,7 +85,6 @@ const (
 const (
 	MaxSlots     = 1 << 16   // greatest number of slots of a ring
 	MaxProducers = 63        // producers of a channel; a producer that left counts while the channel keeps one of its frames
-	MaxConsumers = 1024      // consumers of a channel
 	MaxNumber    = 1<<48 - 1 // greatest number of a frame
 
 	RosterBytes      = 73728 // bytes of a roster

@@ -524,6 +524,15 @@ type CloseChannel struct {
 	Channel uint64 `wire:"ch"` // channel id
 }
 
+// AwaitConsumers waits until a channel has so many consumers.
+//
+//wire:request consumers
+type AwaitConsumers struct {
+	Channel uint64 `wire:"ch"` // channel id
+	Count   uint64 `wire:"n"`  // number of consumers, 1 to 1,024
+	Wait    uint64 `wire:"w?"` // milliseconds to wait
+}
+
 // Join makes a member: a producer or a consumer.
 //
 //wire:request join JoinReply

@@ -27,6 +27,7 @@ var newRequest = map[string]func() Request{
 	"channel":   func() Request { return new(MakeChannel) },
 	"find":      func() Request { return new(Find) },
 	"close":     func() Request { return new(CloseChannel) },
+	"consumers": func() Request { return new(AwaitConsumers) },
 	"join":      func() Request { return new(Join) },
 	"enter":     func() Request { return new(Enter) },
 	"leave":     func() Request { return new(Leave) },
@@ -604,6 +605,20 @@ func (*CloseChannel) Op() string { return "close" }
 func (*CloseChannel) Reply() Reply { return new(EmptyReply) }
 
 func (m *CloseChannel) fields() fields { return closeChannelFields.of(m) }
+
+var awaitConsumersFields = record[AwaitConsumers]{
+	uintField("ch", func(m *AwaitConsumers) *uint64 { return &m.Channel }),
+	uintField("n", func(m *AwaitConsumers) *uint64 { return &m.Count }),
+	uintField("w", func(m *AwaitConsumers) *uint64 { return &m.Wait }).maybe(),
+}
+
+// Op returns "consumers".
+func (*AwaitConsumers) Op() string { return "consumers" }
+
+// Reply returns new(EmptyReply), for the answer.
+func (*AwaitConsumers) Reply() Reply { return new(EmptyReply) }
+
+func (m *AwaitConsumers) fields() fields { return awaitConsumersFields.of(m) }
 
 var joinFields = record[Join]{
 	uintField("ch", func(m *Join) *uint64 { return &m.Channel }),

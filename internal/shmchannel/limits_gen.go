@@ -8,6 +8,7 @@ const (
 	TimelineWords    = 512       // words of a timeline
 	MaxFenceValue    = 1<<62 - 1 // greatest value of a fence
 	MaxCapacity      = 1024      // frames that a channel keeps
+	MaxConsumers     = 1024      // consumers of a channel
 	MaxMetaEntries   = 16        // entries of a frame's meta
 	MaxMetaText      = 256       // bytes of each key and value of meta
 	EventBytes       = 64        // bytes of the handle of an interprocess event
@@ -15,7 +16,6 @@ const (
 	MinSlots         = 64        // least number of slots of a ring
 	MaxSlots         = 1 << 16   // greatest number of slots of a ring
 	MaxProducers     = 63        // producers of a channel; a producer that left counts while the channel keeps one of its frames
-	MaxConsumers     = 1024      // consumers of a channel
 	MaxNumber        = 1<<48 - 1 // greatest number of a frame
 	RosterBytes      = 73728     // bytes of a roster
 	HeadBytes        = 8192      // bytes of a sequencer or a cursor without the part that grows with the slots

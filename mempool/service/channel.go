@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/poolbridge/poolbridge/internal/count"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 	"github.com/poolbridge/poolbridge/mempool/service/streams"
@@ -114,6 +116,40 @@ func (s *Service) drainingQueueLocked(peer mempool.Peer, name string, open bool)
 		}
 	}
 	return busy
+}
+
+// AwaitConsumers waits until the channel has at least n consumers, but not longer than the time `wait`.
+//
+// Errors: [mempool.ErrInvalid] for an n that no channel can have, [mempool.ErrTimeout], [mempool.ErrDenied], [mempool.ErrClosed] also if the
+// channel is closed meanwhile, the context's error.
+func (c Channel) AwaitConsumers(ctx context.Context, n uint64, wait time.Duration) error {
+	if n < 1 || n > mempool.MaxConsumers {
+		return typed.Errorf(mempool.ErrInvalid, "a channel has 1 to %d consumers: it cannot have %d", mempool.MaxConsumers, n)
+	}
+	s := c.session
+	svc := s.svc
+	w := newWaiter(ctx, s, wait, purpose{what: forConsumers})
+	defer w.stop()
+	svc.mu.Lock()
+	defer svc.unlock()
+	for {
+		rec, err := svc.ledger.Channel(s.rec, c.id)
+		if err != nil {
+			return err
+		}
+		ch := svc.channelOfLocked(rec)
+		if ch.Closed {
+			return ch.ErrClosed()
+		}
+		have := ch.Consumers()
+		if uint64(have) >= n {
+			return nil
+		}
+		w.purpose.name, w.purpose.pool = ch.Info.Name, ch.Pool
+		if !w.wait(ch.joined.next()) {
+			return w.cause(typed.Errorf(mempool.ErrTimeout, "after %v: channel %q has %d of %s", wait, ch.Info.Name, have, count.Of(n, "consumer")))
+		}
+	}
 }
 
 // Close closes the channel: no producer can publish any more, and the channel's name is free. The members learn from the channel's

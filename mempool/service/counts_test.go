@@ -75,7 +75,9 @@ func TestRequestsThatWaitAreCountedByWhatTheyWaitFor(t *testing.T) {
 		p, _ := fakePool(t, s, 512)
 		l := allocate(t, s, p, 512)
 		info := l.Grant()
-		ended := make(chan error, 5)
+		made, err := s.MakeChannel(mempool.ChannelSpec{Name: "made", Pool: p.rec.Info.ID, Capacity: 1})
+		require.NoError(t, err)
+		ended := make(chan error, 6)
 		for _, wait := range []func() error{
 			func() error {
 				_, err := s.allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(512), time.Hour)
@@ -88,16 +90,17 @@ func TestRequestsThatWaitAreCountedByWhatTheyWaitFor(t *testing.T) {
 			func() error { _, err := s.getLease(t.Context(), "x", false, time.Hour); return err },
 			func() error { _, err := s.OpenPool(t.Context(), "x", time.Hour); return err },
 			func() error { _, err := s.FindChannel(t.Context(), "x", Consumer, time.Hour); return err },
+			func() error { return s.Channel(made.ID).AwaitConsumers(t.Context(), 1, time.Hour) },
 		} {
 			go func() { ended <- wait() }()
 		}
 		synctest.Wait()
-		assert.Equal(t, map[string]int{"room": 1, "buffer": 1, "name": 1, "pool": 1, "channel": 1}, svc.Counts().Waiting)
+		assert.Equal(t, map[string]int{"room": 1, "buffer": 1, "name": 1, "pool": 1, "channel": 1, "consumers": 1}, svc.Counts().Waiting)
 		sessions := all(t, 9, s.View().Sessions)
-		assert.Equal(t, 5, sessions[0].Waits)
+		assert.Equal(t, 6, sessions[0].Waits)
 		assert.NotEmpty(t, sessions[0].WaitsFor)
 		s.End(mempool.SessionLeft, "", nil)
-		for range 5 {
+		for range 6 {
 			assert.ErrorIs(t, <-ended, mempool.ErrClosed)
 		}
 		for what, n := range svc.Counts().Waiting {

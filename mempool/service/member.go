@@ -110,6 +110,9 @@ func (of Member) Enter() ([]MemberCame, error) {
 		ch.tidyLocked()
 		return nil, err
 	}
+	if m.Role == Consumer {
+		ch.joined.broadcast()
+	}
 	return others, nil
 }
 

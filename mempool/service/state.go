@@ -152,6 +152,7 @@ type MemberSpec = ledger.MemberSpec
 type channel struct {
 	*streams.Stream
 	svc    *Service
+	joined signal    // a consumer has joined, or the channel is closed
 	tended bool      // the goroutine of tendLocked runs
 	rests  time.Time // the goroutine of tendLocked does not call tidyLocked before this time
 }

@@ -22,6 +22,9 @@ func (ch *channel) tidyLocked() {
 	ch.sweepLocked()
 	ch.releaseKeptLocked()
 	ch.rests = time.Now().Add(lookRest * time.Since(begun))
+	if ch.Closed {
+		ch.joined.broadcast()
+	}
 	if ch.Over() {
 		ch.freeLocked()
 		return

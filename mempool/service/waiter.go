@@ -29,11 +29,12 @@ type waiter struct {
 
 // These are the kinds of things that sessions wait for.
 const (
-	forRoom    = "room"
-	forBuffer  = "buffer"
-	forName    = "name"
-	forPool    = "pool"
-	forChannel = "channel"
+	forRoom      = "room"
+	forBuffer    = "buffer"
+	forName      = "name"
+	forPool      = "pool"
+	forChannel   = "channel"
+	forConsumers = "consumers"
 )
 
 func (p *purpose) String() string {
@@ -44,6 +45,8 @@ func (p *purpose) String() string {
 		return fmt.Sprintf("buffer %d", p.buffer)
 	case forName:
 		return fmt.Sprintf("the name %q", p.name)
+	case forConsumers:
+		return fmt.Sprintf("consumers of channel %q", p.name)
 	}
 	return fmt.Sprintf("%s %q", p.what, p.name)
 }
@@ -73,7 +76,7 @@ func (s *Service) Counts() mempool.Counts {
 	c.Waiting = make(map[string]int)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, what := range []string{forRoom, forBuffer, forName, forPool, forChannel} {
+	for _, what := range []string{forRoom, forBuffer, forName, forPool, forChannel, forConsumers} {
 		c.Waiting[what] = s.waiting[what]
 	}
 	return c

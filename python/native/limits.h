@@ -8,12 +8,12 @@ enum { // bridge/wire/limits.go says which other files have these numbers, in Go
     PB_NDIM = 32, // dimensions of a tensor
     PB_WORDS = 512, // words of a timeline
     PB_CAPACITY = 1024, // frames that a channel keeps
+    PB_CONSUMERS = 1024, // consumers of a channel
     PB_EVENT = 64, // bytes of the handle of an interprocess event
     PB_HOLDS = 256, // frames that a consumer may have in hand, and entries of its holds
     PB_LEAST_SLOTS = 64, // least number of slots of a ring
     PB_MOST_SLOTS = 65536, // greatest number of slots of a ring
     PB_PRODUCERS = 63, // producers of a channel; a producer that left counts while the channel keeps one of its frames
-    PB_CONSUMERS = 1024, // consumers of a channel
     PB_ROSTER = 73728, // bytes of a roster
     PB_HEAD = 8192, // bytes of a sequencer or a cursor without the part that grows with the slots
     PB_RECORD = 64, // bytes of a record in a track

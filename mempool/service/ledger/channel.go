@@ -279,6 +279,16 @@ func (ch *Channel) Consumed() bool {
 	return false
 }
 
+// Consumers counts the consumers that take part.
+func (ch *Channel) Consumers() (n int) {
+	for _, m := range ch.Members {
+		if m.Role == Consumer && m.Entered && !m.Left {
+			n++
+		}
+	}
+	return n
+}
+
 // Leftovers counts the buffers that the channel keeps, and the members that left and whose slots can become free without another request.
 func (ch *Channel) Leftovers() (n int) {
 	for _, m := range ch.Members {

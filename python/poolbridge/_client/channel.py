@@ -204,6 +204,27 @@ class Channel(BaseChannel):
         """
         return Publisher(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
 
+    def wait_for_consumers(self, n: int = 1, timeout: float | None = None) -> None:
+        """Wait until at least `n` consumers have joined the channel. They get every frame that is published afterwards.
+
+        Parameters
+        ----------
+        n
+            Number of consumers, 1 to 1,024. Those that have left do not count.
+        timeout
+            Seconds to wait; 0: do not wait; None, the default: no limit.
+
+        Raises
+        ------
+        WaitTimeoutError
+            The channel had fewer consumers during all this time; the message says how many.
+        ClosedError
+            The channel was closed.
+        InvalidArgumentError
+            `n` or `timeout` is out of range.
+        """
+        self._run(_channel_operations.wait_for_consumers(self._info, n, timeout))
+
     def close(self) -> None:
         """Close the channel for all clients. Subscribers still get the frames that were published before.
 
@@ -247,6 +268,10 @@ class AsyncChannel(BaseChannel):
     ) -> AsyncPublisher:
         """Make a publisher of frames of one shape; see `Channel.publisher`."""
         return AsyncPublisher(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
+
+    async def wait_for_consumers(self, n: int = 1, timeout: float | None = None) -> None:
+        """Wait until at least `n` consumers have joined the channel; see `Channel.wait_for_consumers`."""
+        await self._run(_channel_operations.wait_for_consumers(self._info, n, timeout))
 
     async def close(self) -> None:
         """Close the channel for all clients; see `Channel.close`."""

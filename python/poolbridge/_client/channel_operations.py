@@ -23,8 +23,17 @@ from poolbridge._session.flow import Ask, Flow
 from poolbridge._session.membership import check_able
 from poolbridge._session.producer import producer_of, send
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy
-from poolbridge._wire.limits import MAX_CAPACITY, MAX_IN_HAND
-from poolbridge._wire.messages import ChannelReply, CloseChannel, Find, MakeChannel, Open, PoolReply, Reply
+from poolbridge._wire.limits import MAX_CAPACITY, MAX_CONSUMERS, MAX_IN_HAND
+from poolbridge._wire.messages import (
+    AwaitConsumers,
+    ChannelReply,
+    CloseChannel,
+    Find,
+    MakeChannel,
+    Open,
+    PoolReply,
+    Reply,
+)
 from poolbridge.errors import (
     InvalidArgumentError,
 )
@@ -77,6 +86,13 @@ def open_channel(session: Session, name: str, *, timeout: float | None, consume:
     if session.pool_info(channel.pool) is None:
         yield Ask(Open(pool=channel.pool), PoolReply)
     return channel
+
+
+def wait_for_consumers(channel: ChannelIdentity, n: int, timeout: float | None) -> Flow[None]:
+    """Wait until a channel has at least `n` consumers."""
+    timeout = check_timeout(timeout)
+    count = _check_most(n, MAX_CONSUMERS, "n")
+    yield Ask(AwaitConsumers(channel=channel.id, count=count, wait=to_milliseconds(timeout)), Reply, timeout)
 
 
 def close(session: Session, channel: ChannelIdentity) -> Flow[None]:

@@ -485,6 +485,14 @@ class CloseChannel(Request, kw_only=True, tag="close"):
     channel: U = field(name="ch")  # channel id
 
 
+class AwaitConsumers(Request, kw_only=True, tag="consumers"):
+    """Waits until a channel has so many consumers."""
+
+    channel: U = field(name="ch")  # channel id
+    count: U = field(name="n")  # number of consumers, 1 to 1,024
+    wait: U = field(default=0, name="w")  # milliseconds to wait
+
+
 class Join(Request, kw_only=True, tag="join"):
     """Makes a member: a producer or a consumer.
 
@@ -758,6 +766,7 @@ AnyRequest = (
     | MakeChannel
     | Find
     | CloseChannel
+    | AwaitConsumers
     | Join
     | Enter
     | Leave
@@ -791,6 +800,7 @@ ANSWERS: dict[type[Request], type[Reply]] = {
     MakeChannel: ChannelReply,
     Find: ChannelReply,
     CloseChannel: Reply,
+    AwaitConsumers: Reply,
     Join: JoinReply,
     Enter: Reply,
     Leave: Reply,
