@@ -1,7 +1,7 @@
 // The type Follower. A Follower checks whether the fences of a frame are reached, and makes a stream write a fence after the stream's work
 // on the frame.
 //
-// `poolbridge._order.order.Follower` is a subclass. In any unusual case, a function of this file does nothing and tells its caller so;
+// `poolbridge._order.fences.Follower` is a subclass. In any unusual case, a function of this file does nothing and tells its caller so;
 // Python code then handles the case.
 #include "native.h"
 

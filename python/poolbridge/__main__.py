@@ -3,7 +3,7 @@
 import os
 import sys
 
-from poolbridge._client.program import find_program
+from poolbridge._client.service_process import find_program
 from poolbridge.errors import (
     ServiceProgramError,
 )

@@ -385,7 +385,7 @@ class Slots:
         """
 
 class Follower:
-    """A stream that uses frames one after the other; `poolbridge._order.order.Follower` sets the attributes."""
+    """A stream that uses frames one after the other; `poolbridge._order.fences.Follower` sets the attributes."""
 
     timelines: Any
     """The session's timelines, with the attributes `own` and `pages`."""

@@ -20,7 +20,7 @@ import pytest
 from realservice import POOLSVC, RealService, until
 
 import poolbridge
-from poolbridge._client import program as _program, starter as _starter
+from poolbridge._client import service_process as _service_process, shared_service as _shared_service
 from poolbridge._client.client_state import ClientState
 
 pytestmark = pytest.mark.skipif(not os.access(POOLSVC, os.X_OK), reason="poolsvc is not built: make build")
@@ -199,7 +199,7 @@ def test_no_program_says_where_it_was_looked_for_and_what_to_do(monkeypatch, tmp
     monkeypatch.delenv("POOLBRIDGE_POOLSVC")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setattr(_program, "_installed", lambda: None)
+    monkeypatch.setattr(_service_process, "_installed", lambda: None)
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     for start in (lambda: poolbridge.serve().start(), lambda: poolbridge.connect(tmp_path / "s", start=True)):
         with pytest.raises(poolbridge.ServiceProgramError, match="Install a wheel of poolbridge") as caught:
@@ -398,8 +398,8 @@ def test_threads_that_start_one_at_once_share_it(socket_path):
 
 
 def test_a_service_that_does_not_come_is_given_up(socket_path, monkeypatch):
-    monkeypatch.setattr(_starter, "START_SECONDS", 0.0)
-    starter = _starter.Starter(socket_path, 0.0)
+    monkeypatch.setattr(_shared_service, "START_SECONDS", 0.0)
+    starter = _shared_service.Starter(socket_path, 0.0)
     assert not starter.start(poolbridge.ServiceNotRunningError("none"))
     with pytest.raises(poolbridge.ServiceNotRunningError):
         poolbridge.connect(socket_path, start=True)
@@ -409,7 +409,7 @@ def test_a_service_that_has_the_lock_and_no_socket_is_named_by_its_lock(socket_p
     Path(socket_path).parent.mkdir(mode=0o700, exist_ok=True)
     with Path(f"{socket_path}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        starter = _starter.Starter(socket_path, 0.0)
+        starter = _shared_service.Starter(socket_path, 0.0)
         starter.start(poolbridge.ServiceNotRunningError("none"))
         monkeypatch.setattr(starter, "_until", 0.0)
         with pytest.raises(

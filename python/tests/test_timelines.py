@@ -17,7 +17,7 @@ from nativeworld import Interrupted, interrupt
 import poolbridge
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory.session_blocks import SessionBlock
-from poolbridge._order import order as _order
+from poolbridge._order import fences as _fences
 from poolbridge._order.page import FILE_BYTES, PAGES, TOMBSTONE, Page
 from poolbridge._order.streams import stream_key
 from poolbridge._order.timeline import StreamKey, Timeline
@@ -368,7 +368,7 @@ def test_a_stream_that_takes_no_work_is_waited_for_though_its_memory_is_mapped_n
     monkeypatch.setattr(_cuda_stream, "write", refuse)
     monkeypatch.setattr(_cuda_stream, "write_functions", lambda stream: (0, 0))
     monkeypatch.setattr(_cuda, "synchronize", lambda ordinal: happened.append((ordinal, page.words[0])))
-    _order.Follower(timelines.own, StreamKey(1, 10), timelines, None).done(happened.append)
+    _fences.Follower(timelines.own, StreamKey(1, 10), timelines, None).done(happened.append)
     assert happened == [(m.Fence(1, 0, 1),), (1, 0)]
     assert page.words[0] == 1
 
@@ -403,7 +403,7 @@ def following(page, monkeypatch):
     key = StreamKey(0, 10)
     assert own.write(key) == m.Fence(1, 1, 1)
     return SimpleNamespace(
-        follower=_order.Follower(own, key, timelines, None),
+        follower=_fences.Follower(own, key, timelines, None),
         calls=calls,
         answers=answers,
         captures=captures,

@@ -36,7 +36,7 @@ type Pool struct {
 	pending     map[uint64]*pending // cached blocks with work under way, by size
 	lastPending uint64              // how many blocks became pending so far
 	stuck       []*Block            // could not be freed; counted as held
-	users       Tally               // bytes that count for each user: see account.go
+	users       Tally               // bytes that count for each user: see charges.go
 	charged     map[*Block]struct{} // free blocks that count for a process
 }
 

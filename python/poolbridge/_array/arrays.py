@@ -11,7 +11,7 @@ import numpy as np
 
 from poolbridge._array import readonly_warning as _readonly
 from poolbridge._memory import dlpack as _dlpack
-from poolbridge._order import order as _order
+from poolbridge._order import fences as _fences
 from poolbridge._order.streams import stream_key
 from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge.errors import (
@@ -190,13 +190,13 @@ class ArrayExports(NoBuffer):
         if not here and copy is False:
             raise BufferError(f"memory of {self.device} cannot reach the CPU without a copy, and copy=False")
         if target == device and not copy:
-            _order.before_use(state, stream)
+            _fences.before_use(state, stream)
         else:
             # If the target is the CPU, None for `stream` does not mean the legacy default stream, so `stream_key` need
             # not check None. `before_cpu` waits until the data is complete, even if `stream` is a CUDA stream.
             if target == device or stream is not None:
                 stream_key(own, stream)
-            _order.before_cpu(state)
+            _fences.before_cpu(state)
             if here and not (copy or numpy_asks) and device[0] == _dlpack.CUDA:
                 # Except for NumPy, the library may start copies between this memory and a GPU, such as PyTorch's
                 # `tensor.cuda(non_blocking=True)`, on streams that nobody names.
@@ -250,7 +250,7 @@ class ArrayExports(NoBuffer):
         if not state.memory.pool.on_cpu:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
         if state.fences:
-            _order.before_cpu(state)
+            _fences.before_cpu(state)
         if dtype is None and not copy and state.description.element.in_numpy:
             return _given(state)
         wanted = self.dtype if dtype is None else np.dtype(dtype)
@@ -286,7 +286,7 @@ class ArrayExports(NoBuffer):
         state.check_usable()
         if not state.memory.pool.on_cpu:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
-        _order.before_cpu(state)
+        _fences.before_cpu(state)
         array: Any = state.array()
         return memoryview(array)
 
@@ -354,7 +354,7 @@ def _copy_to_host(state: LeaseState) -> np.ndarray[Any, Any]:
     first, last = description.span
     data = np.empty(max(last - first, 1), np.uint8)
     token = Token(state)
-    _order.before_cpu(state)
+    _fences.before_cpu(state)
     if last > first:
         state.memory.pool.read(state.memory.address(write=False) + first, data[: last - first])
     del token

@@ -10,7 +10,7 @@ from poolbridge._array import sources as _sources
 from poolbridge._array.arrays import check_shape
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import dlpack as _dlpack
-from poolbridge._order import order as _order
+from poolbridge._order import fences as _fences
 from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge.errors import (
     InvalidArgumentError,
@@ -44,7 +44,7 @@ def copy_into(state: LeaseState, source: Any) -> None:
     _sources.check_meaning(source)
     if not state.write:
         raise InvalidArgumentError(f"lease {state.grant.id} is read-only: lease for writing to copy into it")
-    _order.before_cpu(state)
+    _fences.before_cpu(state)
     host = _on_host(state, source)
     if host is None:
         return

@@ -9,7 +9,7 @@ import numpy as np
 from poolbridge._array import readonly_warning as _readonly
 from poolbridge._array.arrays import ArrayExports, state_of
 from poolbridge._memory import dlpack as _dlpack
-from poolbridge._order import order as _order
+from poolbridge._order import fences as _fences
 from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge._sys.error_texts import shown
 from poolbridge.errors import (
@@ -72,7 +72,7 @@ class LeaseView(ArrayExports):
         description = state.description
         if not state.memory.pool.on_cpu or not description.element.in_numpy:
             raise AttributeError("__array_interface__")
-        _order.before_cpu(state)
+        _fences.before_cpu(state)
         return {
             "version": 3,
             "shape": description.shape,
@@ -112,7 +112,7 @@ def cuda_array_interface(lease: ArrayExports) -> dict[str, Any]:
         raise UnsupportedError(f"__cuda_array_interface__ has no {description.element.name}: use DLPack")
     if not state.write:
         _readonly.check_interface(state.memory.pool)
-    stream = _order.stream_to_follow(state)
+    stream = _fences.stream_to_follow(state)
     return {
         "version": 3,
         "shape": description.shape,

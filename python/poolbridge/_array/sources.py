@@ -16,7 +16,7 @@ from poolbridge._array.leaseview import LeaseView
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._memory.tensor import Description, ElementType
-from poolbridge._order import order as _order
+from poolbridge._order import fences as _fences
 from poolbridge._wire.limits import MAX_UINT
 from poolbridge.errors import (
     InvalidArgumentError,
@@ -177,7 +177,7 @@ def _leased(lease: ArrayExports) -> Source:
     view = LeaseView(state, device=pool.device_name)
     on_gpu = pool.device[0] == _dlpack.CUDA
     if not on_gpu:
-        _order.before_cpu(state)
+        _fences.before_cpu(state)
     address = state.memory.address(write=state.write) + description.offset
     ordinal = pool.device[1] if on_gpu else None
     return Source(view, address, description.shape, description.strides, description.element, ordinal, by_dlpack=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from poolbridge._client.lease import AsyncLease, Lease
 from poolbridge._client.tracing import Operation, bytes_of, traced
-from poolbridge._order import order as _order
+from poolbridge._order import fences as _fences
 from poolbridge._order.captures import CAPTURES
 from poolbridge._session.consumer import Kept, claim, fences_of, receive
 from poolbridge._sys import process as _process
@@ -85,7 +85,7 @@ class BaseBorrowedArrays(Uncopied):
         self._stream = stream
         self._key = self._wrap, stream is not None  # by which arrays are kept: see `_make`
         self._consumer: Consumer | None = None
-        self._follower: _order.Follower | None = None
+        self._follower: _fences.Follower | None = None
         # The frame and the lease state of the array that the iterator returned last. If that array existed already when
         # the iterator took the frame, the frame has no lease state: `_lease_state` is None.
         self._frame: _native.Frame | None = None
@@ -183,15 +183,15 @@ class BaseBorrowedArrays(Uncopied):
     def _prepare(self, frame: _native.Frame, state: LeaseState) -> Any:
         """Let the stream or the CPU wait for the producer's work. Find or make the frame's array, and return it."""
         if state.memory.pool.on_cpu and self._stream is None:
-            _order.before_cpu(state)
+            _fences.before_cpu(state)
         elif self._stream is None:
             raise InvalidArgumentError(
                 f"arrays of memory of {state.memory.pool.device_name} need stream=, the stream that uses them"
             )
         else:
-            _order.name_stream(state, self._stream)
+            _fences.name_stream(state, self._stream)
             if self._follower is None:
-                self._follower = _order.follower(state, self._stream)
+                self._follower = _fences.follower(state, self._stream)
         array = self._find(state)
         if array is None:
             array = self._make(state)

@@ -17,7 +17,7 @@ from poolbridge._client.operations import (
     ready,
     to_milliseconds,
 )
-from poolbridge._order import order as _order
+from poolbridge._order import fences as _fences
 from poolbridge._session.consumer import consume
 from poolbridge._session.flow import Ask, Flow
 from poolbridge._session.membership import check_able
@@ -131,7 +131,7 @@ def publish(
         return (yield from copies.publish(producer, given, texts=texts, timeout=timeout, stream=stream))
     state, description = found
     if stream is not None:
-        _order.name_stream(state, stream)
+        _fences.name_stream(state, stream)
     mark = None if event is None else local_event(state, event)
     fence = yield from ready(state, None, mark)
     handle = b"" if mark is None or fence is None else mark.ipc_handle

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from poolbridge._client import operations as _operations, paths as _paths
 from poolbridge._client.client import Client
 from poolbridge._client.client_state import DEFAULT_TIMEOUT, explained, hello, session_of
-from poolbridge._client.starter import Starter
+from poolbridge._client.shared_service import Starter
 from poolbridge._client.tracing import check_tracer
 from poolbridge._session.session import Session
 from poolbridge._session.socket_reader import SocketReader

@@ -15,7 +15,7 @@ from poolbridge._client.operations import allocate, ready
 from poolbridge._client.publisher import COMPLETE, BasePublisher
 from poolbridge._cuda import stream as _cuda_stream
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
-from poolbridge._order import order as _order
+from poolbridge._order import fences as _fences
 from poolbridge._session.flow import Do, Flow
 from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge._session.producer import pack_meta, send
@@ -232,7 +232,7 @@ def _copy_on_device(state: LeaseState, source: Source, stream: Any) -> int | Non
         if source.stream is None:
             own = None if source.lasting else stream
             _sources.order(source, stream)
-    _order.name_stream(state, stream)
+    _fences.name_stream(state, stream)
     key = next(reversed(state.streams or {}))
     nbytes = state.description.nbytes
     if nbytes:

@@ -13,7 +13,7 @@ from poolbridge._array.leaseview import LeaseView, cuda_array_interface
 from poolbridge._client import operations as _operations
 from poolbridge._client.shown import html_of
 from poolbridge._client.tracing import Operation, span, traced
-from poolbridge._order import order as _order
+from poolbridge._order import fences as _fences
 
 if TYPE_CHECKING:
     from poolbridge._client.promise import Promise
@@ -165,7 +165,7 @@ class BaseLease(ArrayExports):
             The lease has ended.
         """
         self._lease_state.check_usable()
-        _order.name_stream(self._lease_state, stream)
+        _fences.name_stream(self._lease_state, stream)
 
     @property
     def ready_event(self) -> Event | None:
@@ -180,12 +180,12 @@ class BaseLease(ArrayExports):
             This process cannot open the event. The program can still use the lease, which has a fence, too.
         """
         self._lease_state.check_usable()
-        return _order.ready_event(self._lease_state)
+        return _fences.ready_event(self._lease_state)
 
     @property
     def failed(self) -> bool:
         """Whether this process knows that the content will never be complete: the writer died or reported a failure."""
-        return _order.lost(self._lease_state)
+        return _fences.lost(self._lease_state)
 
     def check(self) -> None:
         """Raise an error if this process knows by now that the content will never be complete.
@@ -202,7 +202,7 @@ class BaseLease(ArrayExports):
             The lease has ended, and this process knows of no failure.
         """
         state = self._lease_state
-        _order.check(state)
+        _fences.check(state)
         if state.released and not state.tokens:
             raise state.is_released()
 

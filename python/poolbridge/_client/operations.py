@@ -20,7 +20,7 @@ from poolbridge._client.entries import PoolInfo, ServiceStats, pool_info, servic
 from poolbridge._client.promise import Promise
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._memory.kinds import KINDS
-from poolbridge._order import event as _event, order as _order, timelines as _timelines
+from poolbridge._order import event as _event, fences as _fences, timelines as _timelines
 from poolbridge._session.flow import Ask, Do, Flow, Sleep, ask
 from poolbridge._session.grants import held, know_timeline, take
 from poolbridge._session.lease_state import LeaseState
@@ -485,12 +485,12 @@ def ready(state: LeaseState, stream: Any, event: Event | None = None) -> Flow[Fe
         An event that the program has recorded after all work on the content; None: no event.
     """
     if stream is not None:
-        _order.name_stream(state, stream)
+        _fences.name_stream(state, stream)
     if event is not None:
-        _order.name_event(state, event)
-    if not _order.must_wait(state):
-        return _order.ready(state)
-    made: Fence | None = yield Do(partial(_order.ready, state))
+        _fences.name_event(state, event)
+    if not _fences.must_wait(state):
+        return _fences.ready(state)
+    made: Fence | None = yield Do(partial(_fences.ready, state))
     return made
 
 
@@ -529,7 +529,7 @@ def release(state: LeaseState, *, failed: bool, force: bool) -> Flow[None]:
     if state.released:
         raise state.is_released()
     failed, force = check_flag(failed, "failed"), check_flag(force, "force")
-    if _order.must_wait(state):
+    if _fences.must_wait(state):
         yield Do(partial(state.release, failed=failed, force=force))
     else:
         state.release(failed=failed, force=force)
@@ -543,12 +543,12 @@ def wait(state: LeaseState, timeout: float | None) -> Flow[None]:
     deadline = time.monotonic() + seconds
     while state.fences:
         try:
-            yield Sleep(partial(_order.wait, state), max(deadline - time.monotonic(), 0.0))
+            yield Sleep(partial(_fences.wait, state), max(deadline - time.monotonic(), 0.0))
             break
         except WaitTimeoutError:
             if time.monotonic() >= deadline:
-                raise _order.is_late(state, seconds) from None
-    _order.check(state)
+                raise _fences.is_late(state, seconds) from None
+    _fences.check(state)
 
 
 def unpublish(name: str) -> Flow[None]:

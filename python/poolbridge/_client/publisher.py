@@ -15,7 +15,7 @@ from poolbridge._client.lease import AsyncLease, Lease
 from poolbridge._client.operations import allocate, check_meta, check_timeout, check_wrap, ready
 from poolbridge._client.tracing import Operation, published, texts_of, traced
 from poolbridge._memory import tensor as _tensor
-from poolbridge._order import order as _order
+from poolbridge._order import fences as _fences
 from poolbridge._order.streams import stream_key
 from poolbridge._session.calls import Call
 from poolbridge._session.flow import Flow, Sleep
@@ -378,8 +378,8 @@ class BasePublisher(Uncopied):
                 "make another publisher for arrays that streams write"
             )
         yield from self._know_timelines(self._order_loan())
-        _order.name_stream(lender, stream)
-        follower = _order.follower(lender, stream)
+        _fences.name_stream(lender, stream)
+        follower = _fences.follower(lender, stream)
         if follower is not None:
             slots.stream, slots.follower = stream, follower
             slots.following, lender.streams = follower, None

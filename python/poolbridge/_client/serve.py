@@ -17,8 +17,8 @@ from poolbridge._client.client_state import DEFAULT_TIMEOUT
 from poolbridge._client.connect import connect
 from poolbridge._client.operations import check_seconds, check_text
 from poolbridge._client.paths import check_path
-from poolbridge._client.program import Process
-from poolbridge._client.starter import START_SECONDS
+from poolbridge._client.service_process import Process
+from poolbridge._client.shared_service import START_SECONDS
 from poolbridge._sys.descriptors import beyond_standard
 from poolbridge._sys.error_texts import shown
 from poolbridge.errors import (

@@ -48,7 +48,7 @@ class Timelines:
     def add_gone(self, timeline: int) -> None:
         """Note that the service has forgotten a timeline. From now on, all fences of the timeline count as reached.
 
-        A fence of a frame's content is different: `poolbridge._order.order` then says that the content has failed.
+        A fence of a frame's content is different: `poolbridge._order.fences` then says that the content has failed.
         """
         self.pages.setdefault(timeline, None)
 

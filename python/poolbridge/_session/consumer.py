@@ -10,7 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from poolbridge._memory.kinds import BlockPart
-from poolbridge._order import order as _order
+from poolbridge._order import fences as _fences
 from poolbridge._session.flow import Ask, Flow, Sleep
 from poolbridge._session.grants import held, take
 from poolbridge._session.membership import Membership, join
@@ -640,7 +640,7 @@ def _claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
     state = held(session, grant, consumer) or (yield from take(session, grant, consumer))
     if state.lost or state.fences:
         try:
-            _order.check(state)
+            _fences.check(state)
         except ContentFailedError as error:
             consumer.accept()
             raise type(error)(f"frame {frame.number}: {error}") from None

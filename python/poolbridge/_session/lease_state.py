@@ -11,7 +11,7 @@ from msgspec import structs
 
 from poolbridge._memory import tensor as _tensor
 from poolbridge._memory.kinds import BlockPart
-from poolbridge._order import order as _order
+from poolbridge._order import fences as _fences
 from poolbridge._order.captures import CAPTURES
 from poolbridge._sys import process as _process
 from poolbridge._sys.finaliser import while_running
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from poolbridge._wire.messages import Fence, Grant, PoolInfo
 
 
-class Owner(_order.Owner, Protocol):
+class Owner(_fences.Owner, Protocol):
     """The part of a session that this module uses; see `poolbridge._session.session.Session`."""
 
     core: Core
@@ -212,7 +212,7 @@ class LeaseState(Uncopied):
             Arrays made from the lease are alive, or may be alive.
         """
         self.begin_release(force=force)
-        CAPTURES.run(partial(_order.done, self, partial(self.session.release, self, failed=failed)))
+        CAPTURES.run(partial(_fences.done, self, partial(self.session.release, self, failed=failed)))
 
     def begin_release(self, *, force: bool = False) -> None:
         """Check that the lease can be released, and mark it as released. From now on, no array can be made from it."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet, ref
 
-from poolbridge._order import order as _order
+from poolbridge._order import fences as _fences
 from poolbridge._order.captures import CAPTURES
 from poolbridge._session.calls import Waiter
 from poolbridge._session.session_members import SessionMembers
@@ -278,11 +278,11 @@ class Session(SessionMembers):
         if state.sent:
             self.lock.later(partial(self.disown, state.grant))
             return
-        fences = _order.done_at_once(state)
+        fences = _fences.done_at_once(state)
         if fences is not None or self._driver is None:
             self.release(state, fences or (), failed=failed, alone=alone)
         else:
-            self.later(partial(_order.done, state, partial(self.release, state, failed=failed, alone=alone)))
+            self.later(partial(_fences.done, state, partial(self.release, state, failed=failed, alone=alone)))
 
     def release(self, state: LeaseState, fences: tuple[Fence, ...], *, failed: bool, alone: bool = False) -> None:
         """Release a lease. `fences` are reached when the work on the lease's memory is done. Never waits or raises."""

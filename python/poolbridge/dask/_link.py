@@ -23,7 +23,7 @@ from poolbridge._client.client_state import session_of
 from poolbridge._client.connect import connect
 from poolbridge._client.lease import Lease
 from poolbridge._memory import tensor as _tensor
-from poolbridge._order import order as _order
+from poolbridge._order import fences as _fences
 from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge._sys.literals import Kind
 from poolbridge._wire.messages import Tensor
@@ -426,7 +426,7 @@ def _taken(lease: Lease, description: dict[str, Any]) -> Any:
         state.description = _tensor.from_wire(Tensor(*description["tensor"]), state.grant.nbytes)
         library = description["library"]
         return lease if library == LEASE else _makers.array_of(lease, library)
-    _order.before_cpu(state)
+    _fences.before_cpu(state)
     block, strides = _block(state), description["strides"]
     return np.ndarray(description["shape"], description["dtype"], block, description["offset"], strides)
 

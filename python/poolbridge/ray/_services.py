@@ -10,7 +10,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
 import poolbridge
-from poolbridge._client.starter import START_SECONDS
+from poolbridge._client.shared_service import START_SECONDS
 from poolbridge._sys.error_texts import shown
 from poolbridge._sys.log import LOG
 from poolbridge.ray import _cluster

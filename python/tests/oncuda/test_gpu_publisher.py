@@ -23,7 +23,7 @@ from test_interrupts import Interrupter, at_every_step
 import poolbridge
 from poolbridge._client import borrowed
 from poolbridge._cuda import stream as _cuda_stream
-from poolbridge._order import order
+from poolbridge._order import fences
 
 pytestmark = CHANNELS
 NO_MORE_BLOCKS = pytest.mark.parametrize("client", [16 * N], indirect=True, ids=["no room for more blocks"])
@@ -295,7 +295,7 @@ def test_a_signal_keeps_no_frame_in_hand_of_those_that_share_a_fence(client, oth
 def test_no_stream_waits_for_a_fence_that_is_about_to_be_reached(client, other, gate, monkeypatch):
     if counts() is None:
         pytest.skip("a real driver does not count its calls")
-    monkeypatch.setattr(order, "_POLL_SECONDS", 60.0)
+    monkeypatch.setattr(fences, "_POLL_SECONDS", 60.0)
     publisher, producer, arrays, _ = ready_to_share(client, other, new_stream())
     with publisher, concurrent.futures.ThreadPoolExecutor(1) as pool:
         at = publisher.loan(60, stream=producer).ptr

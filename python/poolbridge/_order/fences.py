@@ -409,7 +409,7 @@ class Follower(_NativeFollower):
         """Call `say` with a fence that covers the stream's work so far.
 
         If the stream cannot write a fence, wait for the device and call `say` without fences. Raises the errors of
-        `poolbridge._order.order.done`.
+        `poolbridge._order.fences.done`.
         """
         if self.timelines.own is not self.own or not _tell(self.own, self.key, say, self._synchronize):
             _after(self._synchronize, say)

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from poolbridge._client.program import Process
+from poolbridge._client.service_process import Process
 from poolbridge._sys.log import LOG
 from poolbridge.errors import (
     PoolbridgeError,
