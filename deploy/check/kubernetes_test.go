@@ -10,16 +10,24 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/relabel"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	yamlstream "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 
 	"github.com/poolbridge/poolbridge/tests/rig"
@@ -30,6 +38,12 @@ func objects(t *testing.T, name string) (all []any) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "kubernetes", name))
 	require.NoError(t, err)
+	return read(t, name, text)
+}
+
+// read returns the objects of a text, as objects does.
+func read(t *testing.T, name string, text []byte) (all []any) {
+	t.Helper()
 	documents := yamlstream.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
 	for {
 		document, err := documents.Read()
@@ -41,7 +55,8 @@ func objects(t *testing.T, name string) (all []any) {
 		var kind metav1.TypeMeta
 		require.NoError(t, yaml.Unmarshal(document, &kind))
 		made := map[string]any{"v1 Namespace": &corev1.Namespace{}, "v1 ConfigMap": &corev1.ConfigMap{}, "apps/v1 DaemonSet": &appsv1.DaemonSet{},
-			"apps/v1 Deployment": &appsv1.Deployment{}}[kind.APIVersion+" "+kind.Kind]
+			"apps/v1 Deployment": &appsv1.Deployment{}, "networking.k8s.io/v1 NetworkPolicy": &networkingv1.NetworkPolicy{},
+			"monitoring.coreos.com/v1 PodMonitor": &monitoringv1.PodMonitor{}}[kind.APIVersion+" "+kind.Kind]
 		require.NotNil(t, made, "%+v", kind)
 		require.NoError(t, yaml.UnmarshalStrict(document, made), "%s: %s", name, kind.Kind)
 		all = append(all, made)
@@ -123,6 +138,88 @@ func TestProbesDoNotDependOnAnAddressThatOtherPodsReach(t *testing.T) {
 		assert.Equal(t, []string{"/usr/bin/poolsvc", "status", "--socket", config.Socket.Path}, probe.Exec.Command)
 		assert.Greater(t, probe.TimeoutSeconds, int32(5), "poolsvc status waits for five seconds")
 	}
+}
+
+// built returns the objects that `kubectl apply -k` applies.
+func built(t *testing.T) []any {
+	t.Helper()
+	made, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), "../kubernetes")
+	require.NoError(t, err)
+	text, err := made.AsYaml()
+	require.NoError(t, err)
+	return read(t, "kustomization.yaml", text)
+}
+
+func TestTheImageOfTheServiceHasTheVersionOfTheProject(t *testing.T) {
+	changes, err := os.ReadFile("../../CHANGELOG.md")
+	require.NoError(t, err)
+	released := regexp.MustCompile(`(?m)^## (\d+\.\d+\.\d+)`).FindSubmatch(changes)
+	require.NotNil(t, released)
+	service := only[*appsv1.DaemonSet](t, built(t)).Spec.Template.Spec.Containers[0]
+	assert.Equal(t, "registry.example.com/poolsvc:"+string(released[1]), service.Image)
+	recipe, err := os.ReadFile("../container/Containerfile")
+	require.NoError(t, err)
+	assert.Contains(t, string(recipe), "internal/program.linked=${VERSION}", "the program says the same version as the label")
+	assert.Contains(t, string(recipe), "org.opencontainers.image.version=${VERSION}")
+}
+
+func TestImagesOfOthersAreNamedByTheirDigests(t *testing.T) {
+	recipe, err := os.ReadFile("../container/Containerfile")
+	require.NoError(t, err)
+	var images []string
+	for _, line := range regexp.MustCompile(`(?m)^ARG (?:GO|BASE)=(.*)$`).FindAllStringSubmatch(string(recipe), -1) {
+		images = append(images, line[1])
+	}
+	for _, line := range regexp.MustCompile(`(?m)^FROM (\S+)`).FindAllStringSubmatch(string(recipe), -1) {
+		assert.Contains(t, []string{"${GO}", "${BASE}"}, line[1])
+	}
+	for _, c := range only[*appsv1.DaemonSet](t, built(t)).Spec.Template.Spec.InitContainers {
+		images = append(images, c.Image)
+	}
+	require.Len(t, images, 3)
+	for _, image := range images {
+		assert.Regexp(t, `^[a-z0-9./-]+:[a-z0-9.-]+@sha256:[0-9a-f]{64}$`, image)
+	}
+}
+
+func TestOnlyPrometheusReachesTheAddressOfTheMetrics(t *testing.T) {
+	all := built(t)
+	policy, pod := only[*networkingv1.NetworkPolicy](t, all), only[*appsv1.DaemonSet](t, all).Spec.Template
+	assert.Equal(t, only[*appsv1.DaemonSet](t, all).Namespace, policy.Namespace)
+	assert.Equal(t, pod.Labels, policy.Spec.PodSelector.MatchLabels)
+	assert.ElementsMatch(t, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}, policy.Spec.PolicyTypes)
+	assert.Empty(t, policy.Spec.Egress)
+	require.Len(t, policy.Spec.Ingress, 1)
+	in := policy.Spec.Ingress[0]
+	require.Len(t, in.From, 1, "one peer: both selectors must match")
+	assert.NotNil(t, in.From[0].NamespaceSelector)
+	assert.NotNil(t, in.From[0].PodSelector)
+	require.Len(t, in.Ports, 1)
+	require.Len(t, pod.Spec.Containers[0].Ports, 1)
+	assert.Equal(t, pod.Spec.Containers[0].Ports[0].Name, in.Ports[0].Port.StrVal)
+}
+
+func TestThePodMonitorGivesTheJobAndTheInstanceOfTheAlerts(t *testing.T) {
+	set, monitor := only[*appsv1.DaemonSet](t, built(t)), only[*monitoringv1.PodMonitor](t, objects(t, "podmonitor.yaml"))
+	assert.Equal(t, set.Namespace, monitor.Namespace)
+	assert.Equal(t, set.Spec.Template.Labels, monitor.Spec.Selector.MatchLabels)
+	require.Len(t, monitor.Spec.PodMetricsEndpoints, 1)
+	endpoint := monitor.Spec.PodMetricsEndpoints[0]
+	assert.Equal(t, set.Spec.Template.Spec.Containers[0].Ports[0].Name, *endpoint.Port)
+	found := labels.NewBuilder(labels.FromStrings("job", "poolbridge/poolsvc", "instance", "10.0.0.1:9377", "__meta_kubernetes_pod_node_name", "gpu-7"))
+	for _, rule := range endpoint.RelabelConfigs {
+		step := relabel.DefaultRelabelConfig
+		step.TargetLabel, step.NameValidationScheme = rule.TargetLabel, model.UTF8Validation
+		if rule.Replacement != nil {
+			step.Replacement = *rule.Replacement
+		}
+		for _, name := range rule.SourceLabels {
+			step.SourceLabels = append(step.SourceLabels, model.LabelName(name))
+		}
+		require.True(t, relabel.ProcessBuilder(found, &step))
+	}
+	assert.Equal(t, "poolbridge", found.Get("job"), "as in alerts.yaml")
+	assert.Equal(t, "gpu-7", found.Get("instance"))
 }
 
 func TestTheConfigurationsThatAreShippedAreRight(t *testing.T) {

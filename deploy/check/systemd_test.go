@@ -1,6 +1,7 @@
 package check
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,6 +39,31 @@ func TestSystemdUnderstandsTheUnits(t *testing.T) {
 	out, err := exec.Command("systemd-analyze", append([]string{"verify", "--man=no"}, units(t)...)...).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	assert.NotContains(t, string(out), "poolsvc", "a warning")
+}
+
+func TestSystemdUnderstandsTheDropInForReloads(t *testing.T) {
+	paths := units(t)
+	folder := filepath.Join(filepath.Dir(paths[0]), "poolsvc.service.d")
+	require.NoError(t, os.Mkdir(folder, 0o755))
+	text, err := os.ReadFile("../systemd/notify-reload.conf")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "notify-reload.conf"), text, 0o644))
+	out, err := exec.Command("systemd-analyze", append([]string{"verify", "--man=no"}, paths...)...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	said, err := exec.Command("systemd-analyze", "--version").Output()
+	require.NoError(t, err)
+	var version int
+	_, err = fmt.Sscanf(string(said), "systemd %d", &version)
+	require.NoError(t, err)
+	complaints := strings.Count(string(out), "notify-reload.conf")
+	if version < 253 {
+		assert.Contains(t, string(out), "Failed to parse service type, ignoring: notify-reload")
+		complaints--
+	}
+	assert.Zero(t, complaints, "%s", out)
+	for _, line := range []string{"Type=notify-reload", "ExecReload="} { // else systemd and ExecReload= of the unit would both send SIGHUP
+		assert.Contains(t, strings.Split(string(text), "\n"), line)
+	}
 }
 
 func TestTheUnitExposesLittle(t *testing.T) {

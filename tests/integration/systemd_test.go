@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/tests/rig"
@@ -114,8 +116,15 @@ func TestSystemdHearsWhenTheServiceIsReadyReloadsAnswersAndStops(t *testing.T) {
 	require.NoError(t, err, "clients can connect from then on")
 	require.NoError(t, c.Close())
 	assert.Equal(t, "WATCHDOG=1", next("WATCHDOG=1"))
+	var before, after unix.Timespec
+	require.NoError(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &before))
 	require.NoError(t, cmd.Process.Signal(syscall.SIGHUP))
-	assert.Regexp(t, `^RELOADING=1\nMONOTONIC_USEC=\d+$`, next("RELOADING=1"))
+	var at int64
+	_, err = fmt.Sscanf(next("RELOADING=1"), "RELOADING=1\nMONOTONIC_USEC=%d", &at)
+	require.NoError(t, err)
+	require.NoError(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &after))
+	assert.GreaterOrEqual(t, at, before.Nano()/1000, "systemd (Type=notify-reload) ignores an older message")
+	assert.LessOrEqual(t, at, after.Nano()/1000)
 	assert.Equal(t, "READY=1", next("READY=1"))
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	assert.Equal(t, "STOPPING=1", next("STOPPING=1"))
