@@ -32,7 +32,8 @@ func (c *Client) CreateChannel(ctx context.Context, spec ChannelSpec) (*Channel,
 		return nil, err
 	}
 	var reply wire.ChannelReply
-	r := &wire.MakeChannel{Name: spec.Name, Pool: spec.Pool, Mode: string(spec.Mode), Capacity: uint64(spec.Capacity), Full: string(spec.Full)}
+	r := &wire.MakeChannel{Name: spec.Name, Pool: spec.Pool, Mode: string(spec.Mode), Capacity: uint64(spec.Capacity), Full: string(spec.Full),
+		MaxDeliveries: uint64(spec.MaxDeliveries)}
 	if err := c.session.Call(ctx, r, &reply); err != nil {
 		return nil, err
 	}

@@ -26,6 +26,9 @@ type Frame struct {
 	Meta map[string]string
 	// Dropped is how many frames the subscriber missed between the previous frame that it got and this frame.
 	Dropped uint64
+	// Delivery is how often subscribers have got this frame of a queue, with this time: 1 for the first. In a broadcast it is 1. A frame comes
+	// again if it is requeued, or if its subscriber ends before it acknowledges the frame.
+	Delivery uint64
 
 	channel  *mempool.ChannelIdentity
 	settled  atomic.Bool

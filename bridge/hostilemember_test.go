@@ -63,7 +63,7 @@ func joinHostile(t testing.TB, path, role string, before func(*hostileMember)) *
 	h.lease = l.Grant
 	h.seat = h.take(&wire.Join{Channel: channel, Role: role})
 	h.sequencer, h.own = mapShared(t, h.config.Sequencer), mapShared(t, h.config.Own)
-	h.slots = uint64(len(h.sequencer)-8192) / 16
+	h.slots = uint64(len(h.sequencer)-8192) / 24
 	before(h)
 	h.get(&wire.Enter{Channel: channel, Member: h.Member}, &wire.EmptyReply{})
 	return h

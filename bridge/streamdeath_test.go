@@ -190,3 +190,58 @@ func TestAStoppedConsumerInBlockModeIsNamed(t *testing.T) {
 	assert.ErrorContains(t, err, fmt.Sprintf("(pid %d)", stopped.cmd.Process.Pid))
 	require.NoError(t, ch.Close(ctx))
 }
+
+func TestAFrameWithWhichEveryWorkerFailsIsDroppedWithAnEvent(t *testing.T) {
+	r := start(t, server.Config{}, unhurried)
+	c := dial(t, r.path)
+	p := createPool(t, c, hostPool("p", 1<<20))
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, MaxDeliveries: 3})
+	assert.Equal(t, 3, ch.Identity().MaxDeliveries)
+	for n := range uint64(2) {
+		require.NoError(t, sendFrame(t.Context(), p, ch, n, 100, mempool.FrameOptions{}))
+	}
+	victim := spawn(t, "consume", r.path, with("HOLD=1"))
+	require.Equal(t, "ready", victim.says())
+	require.Equal(t, "got 0 1 0", victim.says())
+	victim.kill()
+	r.log.Await(t, "what a session held is reclaimed")
+	var deliveries []uint64
+	for f, err := range ch.Frames(t.Context(), mempool.SubscribeOptions{ManualAck: true}) {
+		require.NoError(t, err)
+		deliveries = append(deliveries, f.Delivery)
+		if f.Seq == 2 {
+			require.NoError(t, f.Release())
+			break
+		}
+		require.NoError(t, f.Requeue())
+		require.NoError(t, f.Release())
+	}
+	assert.Equal(t, []uint64{2, 3, 1}, deliveries, "the killed worker had frame 1 once, and frame 2 comes after it was dropped")
+	e := awaitEvent(t, c, func(e mempool.HistoryEvent) bool { return e.Kind == mempool.FrameUndeliverable })
+	assert.Equal(t, "c", e.Channel)
+	assert.Contains(t, e.Text, "dropped frame 1 of queue \"c\": consumers got it 3 times")
+	for info, err := range c.Channels(t.Context()) {
+		require.NoError(t, err)
+		assert.Equal(t, 3, info.MaxDeliveries)
+		assert.Zero(t, info.Waiting)
+	}
+}
+
+func TestABoundOfDeliveriesIsForQueues(t *testing.T) {
+	_, path := serve(t, server.Config{})
+	c := dial(t, path)
+	p := createPool(t, c, hostPool("p", 4096))
+	for name, spec := range map[string]mempool.ChannelSpec{
+		"a broadcast":  {MaxDeliveries: 1},
+		"negative":     {Mode: mempool.WorkQueue, MaxDeliveries: -1},
+		"out of range": {Mode: mempool.WorkQueue, MaxDeliveries: mempool.MaxDelivery + 1},
+	} {
+		spec.Name, spec.Pool = "c", p.Info().ID
+		_, err := c.CreateChannel(t.Context(), spec)
+		require.ErrorIs(t, err, ErrInvalid, name)
+	}
+	makeChannel(t, c, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, MaxDeliveries: 2})
+	_, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "c", Pool: p.Info().ID, Mode: mempool.WorkQueue})
+	require.ErrorIs(t, err, ErrExists)
+	assert.ErrorContains(t, err, "2 deliveries")
+}

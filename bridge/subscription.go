@@ -74,7 +74,8 @@ func (s *subscription) next(ctx context.Context) (f *Frame, err error) {
 	case err != nil:
 		return &Frame{Seq: came.Number, channel: s.Channel()}, err
 	}
-	r := &received{Frame: Frame{Seq: came.Number, Time: time.Unix(0, int64(came.Time)), Dropped: came.Missed, channel: s.Channel()}}
+	r := &received{Frame: Frame{Seq: came.Number, Time: time.Unix(0, int64(came.Time)), Dropped: came.Missed, Delivery: came.Delivery,
+		channel: s.Channel()}}
 	r.lease.client = s.client
 	for key, value := range shmchannel.Meta(came.Meta) {
 		if r.Meta == nil {
@@ -87,7 +88,7 @@ func (s *subscription) next(ctx context.Context) (f *Frame, err error) {
 	case err == nil:
 		r.Lease = &r.lease
 	case errors.Is(err, ErrFrameCorrupt):
-		return &Frame{Seq: came.Number, Dropped: came.Missed, channel: s.Channel()}, err
+		return &Frame{Seq: came.Number, Dropped: came.Missed, Delivery: came.Delivery, channel: s.Channel()}, err
 	case !errors.Is(err, ErrContentFailed):
 		r.unmapped = &r.lease
 	}

@@ -63,6 +63,9 @@ type ChannelSpec struct {
 	Capacity int
 	// Full says what happens when the channel is full. An empty Full means Block.
 	Full FullPolicy
+	// MaxDeliveries is how often subscribers of a queue get a frame that none of them acknowledges, from 1 to MaxDelivery. The subscriber that
+	// would get the frame once more drops the frame instead, and the service notes the event FrameUndeliverable. 0: without end.
+	MaxDeliveries int
 }
 
 // Filled returns the spec with the default Mode and Full if they are empty. The protocol has no default Capacity: a client fills in
@@ -90,6 +93,13 @@ func (s ChannelSpec) Validate() error {
 	}
 	if s.Capacity < 1 || s.Capacity > MaxCapacity {
 		return typed.Errorf(ErrInvalid, "channel %q: a channel keeps 1 to %d frames, not %d", s.Name, MaxCapacity, s.Capacity)
+	}
+	switch {
+	case s.MaxDeliveries < 0 || s.MaxDeliveries > MaxDelivery:
+		return typed.Errorf(ErrInvalid, "channel %q: a frame is delivered at most 1 to %d times, or without end (0), not %d times", s.Name, MaxDelivery, s.MaxDeliveries)
+	case s.MaxDeliveries > 0 && s.Mode != WorkQueue:
+		return typed.Errorf(ErrInvalid, "channel %q: a most of %d deliveries is for queues; each subscriber of a broadcast gets a frame once: leave it out, or make a queue",
+			s.Name, s.MaxDeliveries)
 	}
 	return s.Full.Validate()
 }

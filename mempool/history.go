@@ -9,35 +9,37 @@ type EventKind string
 
 // These are the kinds of events.
 const (
-	PoolMade        EventKind = "pool-made"
-	PoolDestroyed   EventKind = "pool-destroyed"
-	PoolFull        EventKind = "pool-full"        // an allocation was refused or waits long: the pool is full, or a limit is reached
-	LimitMet        EventKind = "limit-met"        // a request or a connection exceeded a limit of the service, not of a pool
-	SessionBegan    EventKind = "session-began"    // a session has used memory or a channel for the first time; At is when the session began
-	SessionEnded    EventKind = "session-ended"    // a session ended that had a SessionBegan event, or that an operator or an error ended
-	MemoryReclaimed EventKind = "memory-reclaimed" // the service holds no memory any more for the process of an ended session
-	LeaseLong       EventKind = "lease-long"       // a session has waited long for a buffer that another session has leased
-	WriterDied      EventKind = "writer-died"      // a session ended and left incomplete content that other sessions could read
-	DriverError     EventKind = "driver-error"     // the driver or the system failed to allocate or to free memory
-	ChannelMade     EventKind = "channel-made"
-	ChannelClosed   EventKind = "channel-closed"
-	ChannelFailed   EventKind = "channel-failed"   // the channel's shared memory is corrupt, or cannot be used
-	FrameDoubted    EventKind = "frame-doubted"    // a consumer found a frame with contradictory data
-	FrameLost       EventKind = "frame-lost"       // frames of a queue that no consumer had acknowledged when the queue ended; Count says how many
-	SubscriberSlow  EventKind = "subscriber-slow"  // frames that one consumer has not taken or not released have filled the channel for long
-	ServiceImpaired EventKind = "service-impaired" // the service goes on, but lacks something of its own, such as its log or its socket's file
+	PoolMade           EventKind = "pool-made"
+	PoolDestroyed      EventKind = "pool-destroyed"
+	PoolFull           EventKind = "pool-full"        // an allocation was refused or waits long: the pool is full, or a limit is reached
+	LimitMet           EventKind = "limit-met"        // a request or a connection exceeded a limit of the service, not of a pool
+	SessionBegan       EventKind = "session-began"    // a session has used memory or a channel for the first time; At is when the session began
+	SessionEnded       EventKind = "session-ended"    // a session ended that had a SessionBegan event, or that an operator or an error ended
+	MemoryReclaimed    EventKind = "memory-reclaimed" // the service holds no memory any more for the process of an ended session
+	LeaseLong          EventKind = "lease-long"       // a session has waited long for a buffer that another session has leased
+	WriterDied         EventKind = "writer-died"      // a session ended and left incomplete content that other sessions could read
+	DriverError        EventKind = "driver-error"     // the driver or the system failed to allocate or to free memory
+	ChannelMade        EventKind = "channel-made"
+	ChannelClosed      EventKind = "channel-closed"
+	ChannelFailed      EventKind = "channel-failed"      // the channel's shared memory is corrupt, or cannot be used
+	FrameDoubted       EventKind = "frame-doubted"       // a consumer found a frame with contradictory data
+	FrameLost          EventKind = "frame-lost"          // frames of a queue that no consumer had acknowledged when the queue ended; Count says how many
+	FrameUndeliverable EventKind = "frame-undeliverable" // a frame of a queue was delivered as often as its channel allows, and dropped
+	SubscriberSlow     EventKind = "subscriber-slow"     // frames that one consumer has not taken or not released have filled the channel for long
+	ServiceImpaired    EventKind = "service-impaired"    // the service goes on, but lacks something of its own, such as its log or its socket's file
 )
 
 // EventKinds returns all kinds of events, in the order in which the documentation lists them.
 func EventKinds() []EventKind {
 	return []EventKind{PoolMade, PoolDestroyed, PoolFull, LimitMet, SessionBegan, SessionEnded, MemoryReclaimed, LeaseLong, WriterDied, DriverError,
-		ChannelMade, ChannelClosed, ChannelFailed, FrameDoubted, FrameLost, SubscriberSlow, ServiceImpaired}
+		ChannelMade, ChannelClosed, ChannelFailed, FrameDoubted, FrameLost, FrameUndeliverable, SubscriberSlow, ServiceImpaired}
 }
 
 // Trouble reports whether an operator may have to act on an event of kind k.
 func (k EventKind) Trouble() bool {
 	switch k {
-	case PoolFull, LimitMet, LeaseLong, WriterDied, DriverError, ChannelFailed, FrameDoubted, FrameLost, SubscriberSlow, ServiceImpaired:
+	case PoolFull, LimitMet, LeaseLong, WriterDied, DriverError, ChannelFailed, FrameDoubted, FrameLost, FrameUndeliverable, SubscriberSlow,
+		ServiceImpaired:
 		return true
 	}
 	return false

@@ -36,7 +36,7 @@ func (c *connection) timeline(q uint32, r *wire.GetTimeline) {
 
 func (c *connection) makeChannel(q uint32, r *wire.MakeChannel) {
 	info, err := c.session.MakeChannel(mempool.ChannelSpec{Name: r.Name, Pool: r.Pool, Mode: mempool.ChannelMode(r.Mode),
-		Capacity: int(min(r.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(r.Full)})
+		Capacity: int(min(r.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(r.Full), MaxDeliveries: int(min(r.MaxDeliveries, math.MaxInt32))})
 	c.replyChannel(q, info, err)
 }
 

@@ -50,7 +50,7 @@ var operations = byName(
 	done(func(s *service.Session, r *wire.Leave) error { return s.Channel(r.Channel).Member(r.Member).Leave() }).needs(wire.FeatureChannels),
 	on((*connection).mapBlock).needs(wire.FeatureChannels),
 	done(func(s *service.Session, r *wire.Doubt) error {
-		return s.Channel(r.Channel).Member(r.Member).Doubt(r.Sequence)
+		return s.Channel(r.Channel).Member(r.Member).Doubt(r.Sequence, r.Deliveries)
 	}).needs(wire.FeatureChannels),
 )
 

@@ -92,6 +92,8 @@ type ChannelIdentity struct {
 	Mode     ChannelMode `wire:"md"`                   // mode: `broadcast` or `queue`
 	Capacity uint64      `wire:"cp"`                   // capacity, in frames
 	Full     FullPolicy  `wire:"fl"`                   // policy when full: `block`, `drop-oldest`, `latest`, `fail`
+	// queue: the most deliveries of a frame; none: no bound
+	MaxDeliveries uint64 `wire:"xd?,none" poolsvc:",zero"`
 }
 
 // Grant describes the lease that a session is given, its buffer and its block.
@@ -501,6 +503,8 @@ type MakeChannel struct {
 	Mode     string `wire:"md?"` // mode; left out: `broadcast`
 	Capacity uint64 `wire:"cp"`  // capacity, in frames
 	Full     string `wire:"fl?"` // policy when full; left out: `block`
+	// queue: the most deliveries of a frame; left out: no bound
+	MaxDeliveries uint64 `wire:"xd?"`
 }
 
 // ChannelReply has the channel.
@@ -581,13 +585,14 @@ type MapReply struct {
 	Export     Export `wire:"x"`  // how to map the block
 }
 
-// Doubt reports a frame whose record contradicts itself or the block.
+// Doubt reports a frame that the consumer has acknowledged but not given to its program.
 //
 //wire:request doubt
 type Doubt struct {
-	Channel  uint64 `wire:"ch"` // channel id
-	Member   uint64 `wire:"mb"` // member id of the consumer
-	Sequence uint64 `wire:"sq"` // number of the frame
+	Channel    uint64 `wire:"ch"`  // channel id
+	Member     uint64 `wire:"mb"`  // member id of the consumer
+	Sequence   uint64 `wire:"sq"`  // number of the frame
+	Deliveries uint64 `wire:"dv?"` // how often it was delivered; left out: its record contradicts itself or the block
 }
 
 // EmptyReply says that a request succeeded, and nothing else.

@@ -88,6 +88,7 @@ var channelIdentityFields = record[ChannelIdentity]{
 	stringField("md", func(m *ChannelIdentity) *ChannelMode { return &m.Mode }),
 	uintField("cp", func(m *ChannelIdentity) *uint64 { return &m.Capacity }),
 	stringField("fl", func(m *ChannelIdentity) *FullPolicy { return &m.Full }),
+	uintField("xd", func(m *ChannelIdentity) *uint64 { return &m.MaxDeliveries }).maybe(),
 }
 
 var grantFields = record[Grant]{
@@ -562,6 +563,7 @@ var makeChannelFields = record[MakeChannel]{
 	stringField("md", func(m *MakeChannel) *string { return &m.Mode }).maybe(),
 	uintField("cp", func(m *MakeChannel) *uint64 { return &m.Capacity }),
 	stringField("fl", func(m *MakeChannel) *string { return &m.Full }).maybe(),
+	uintField("xd", func(m *MakeChannel) *uint64 { return &m.MaxDeliveries }).maybe(),
 }
 
 // Op returns "channel".
@@ -698,6 +700,7 @@ var doubtFields = record[Doubt]{
 	uintField("ch", func(m *Doubt) *uint64 { return &m.Channel }),
 	uintField("mb", func(m *Doubt) *uint64 { return &m.Member }),
 	uintField("sq", func(m *Doubt) *uint64 { return &m.Sequence }),
+	uintField("dv", func(m *Doubt) *uint64 { return &m.Deliveries }).maybe(),
 }
 
 // Op returns "doubt".

@@ -55,20 +55,21 @@ func jsonSessionInfo(e mempool.SessionInfo, _ *listed) map[string]any {
 
 func jsonChannelInfo(e mempool.ChannelInfo, l *listed) map[string]any {
 	out := map[string]any{
-		"id":        e.ID,
-		"channel":   e.Name,
-		"pool":      l.pool(e.Pool),
-		"mode":      e.Mode,
-		"capacity":  e.Capacity,
-		"full":      e.Full,
-		"uid":       e.UID,
-		"producers": e.Producers,
-		"consumers": e.Consumers,
-		"frames":    e.Published,
-		"waiting":   e.Waiting,
-		"slowest":   e.Slowest,
-		"used":      e.Used,
-		"dropped":   e.Dropped,
+		"id":             e.ID,
+		"channel":        e.Name,
+		"pool":           l.pool(e.Pool),
+		"mode":           e.Mode,
+		"capacity":       e.Capacity,
+		"full":           e.Full,
+		"max_deliveries": e.MaxDeliveries,
+		"uid":            e.UID,
+		"producers":      e.Producers,
+		"consumers":      e.Consumers,
+		"frames":         e.Published,
+		"waiting":        e.Waiting,
+		"slowest":        e.Slowest,
+		"used":           e.Used,
+		"dropped":        e.Dropped,
 	}
 	return out
 }

@@ -25,7 +25,9 @@ type Frame struct {
 	// In a broadcast, Missed is the number of frames that this consumer did not get between the last frame that it took and this frame. In
 	// a queue, Missed is the number of frames that the channel has dropped since a consumer of the queue (this one or another) last took a
 	// frame.
-	Missed   uint64
+	Missed uint64
+	// Delivery is how often consumers have got this frame, with this time. In a broadcast it is 1.
+	Delivery uint64
 	Producer Peer
 	// Record is what the producer published. The caller must not change the slices or the description in the Record. If the caller passes
 	// the same Frame to Take again, Take overwrites the slices.
@@ -112,8 +114,8 @@ func (c *Consumer) AddTrack(slot int, id uint64, f *os.File) error {
 
 // Take waits for the next frame and stores the frame in f. If the context ends, Take stops waiting and returns an error.
 //
-// Errors: [FrameError] if this one frame is lost (the next call of Take can take the next frame); [UnknownMemberError], [ErrInHand],
-// [ErrEnded], [ErrDestroyed], [ErrLeft], [ErrCorrupt]; the context's error.
+// Errors: [FrameError] or [UndeliverableError] if this one frame is lost (the next call of Take can take the next frame);
+// [UnknownMemberError], [ErrInHand], [ErrEnded], [ErrDestroyed], [ErrLeft], [ErrCorrupt]; the context's error.
 func (c *Consumer) Take(ctx context.Context, f *Frame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

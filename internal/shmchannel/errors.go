@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// These are the errors of this package. For some of them, a type gives details: [FullError], [UnknownMemberError], [FrameError].
+// These are the errors of this package. For some of them, a type gives details: [FullError], [UnknownMemberError], [FrameError],
+// [UndeliverableError].
 var (
 	// ErrInvalid means that an argument or a call is not allowed.
 	ErrInvalid = errors.New("shmchannel: invalid argument")
@@ -31,6 +32,9 @@ var (
 	ErrUnknownMember = errors.New("shmchannel: the file of a member has not arrived")
 	// ErrFrame means that a frame is unusable because its producer wrote wrong data. The consumer can take the next frame.
 	ErrFrame = errors.New("shmchannel: the frame is corrupt")
+	// ErrUndeliverable means that consumers got a frame of a queue as often as [Spec.MaxDeliveries] says, and none acknowledged it. The frame
+	// is acknowledged now, without another delivery. The consumer can take the next frame.
+	ErrUndeliverable = errors.New("shmchannel: the frame was delivered too often")
 	// ErrInHand means that a consumer already has [MaxInHand] frames in hand, so it cannot take another frame.
 	ErrInHand = errors.New("shmchannel: too many frames in hand")
 	// ErrReleased means that the consumer does not have the frame in hand: for example, it has already released the frame.
@@ -84,6 +88,17 @@ func (e *FrameError) Error() string {
 }
 
 func (e *FrameError) Unwrap() error { return ErrFrame }
+
+// UndeliverableError says which frame is not delivered any more. It wraps [ErrUndeliverable].
+type UndeliverableError struct {
+	Number, Deliveries uint64
+}
+
+func (e *UndeliverableError) Error() string {
+	return fmt.Sprintf("%v: frame %d, %d times", ErrUndeliverable, e.Number, e.Deliveries)
+}
+
+func (e *UndeliverableError) Unwrap() error { return ErrUndeliverable }
 
 func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))

@@ -59,7 +59,7 @@ func NewHost(spec Spec) (*Host, error) {
 		return nil, errors.Join(err, rosterFile.Close())
 	}
 	h := &Host{
-		channel:    &channel{layout: l, mode: spec.Mode, policy: spec.Policy},
+		channel:    &channel{layout: l, mode: spec.Mode, policy: spec.Policy, delivers: uint64(spec.MaxDeliveries)},
 		rosterFile: rosterFile, sequencerFile: sequencerFile,
 	}
 	if err := h.begin(); err != nil {
@@ -80,6 +80,7 @@ func (h *Host) begin() (err error) {
 	r.capacity.Store(h.capacity)
 	r.slots.Store(h.slots)
 	r.policy.Store(uint64(h.policy))
+	r.delivers.Store(h.delivers)
 	if err := sealForGood(h.rosterFile); err != nil {
 		return err
 	}

@@ -80,6 +80,8 @@ func (h *hostile) lie(file, place, value uint64) {
 		value = uint64(newClaim(near, value>>16%8))
 	case 6:
 		value = value>>8%64 + t.number()
+	case 7:
+		value = uint64(newDelivery(near, value>>16&MaxDelivery))
 	}
 	at[atomic.Uint64](mem, offset).Store(value)
 }
@@ -107,7 +109,11 @@ func (h *hostile) act(what, who uint64) {
 			f := h.hand[len(h.hand)-1]
 			h.hand = h.hand[:len(h.hand)-1]
 			for _, c := range h.consumers {
-				err = errors.Join(c.Acknowledge(f), c.Release(f, Fence{Word: who % 3, Value: who}))
+				settle := c.Acknowledge
+				if what%16 == 12 {
+					settle = c.Requeue
+				}
+				err = errors.Join(settle(f), c.Release(f, Fence{Word: who % 3, Value: who}))
 				h.checkError(err)
 			}
 			return
@@ -150,7 +156,7 @@ func (h *hostile) checkError(err error) {
 	if err == nil {
 		return
 	}
-	for _, known := range []error{ErrFull, ErrClosed, ErrEnded, ErrDestroyed, ErrLeft, ErrUnknownMember, ErrFrame, ErrInHand, ErrReleased,
+	for _, known := range []error{ErrFull, ErrClosed, ErrEnded, ErrDestroyed, ErrLeft, ErrUnknownMember, ErrFrame, ErrUndeliverable, ErrInHand, ErrReleased,
 		ErrUnfinished, ErrCorrupt, ErrInvalid, context.DeadlineExceeded} {
 		if errors.Is(err, known) {
 			return
@@ -174,7 +180,7 @@ func (h *hostile) run(program []byte) {
 }
 
 func hostileSpecs() []Spec {
-	return []Spec{{Capacity: 1}, {Capacity: 4}, {Mode: Queue, Capacity: 1}, {Mode: Queue, Capacity: 4, Policy: DropOldest},
+	return []Spec{{Capacity: 1}, {Capacity: 4}, {Mode: Queue, Capacity: 1, MaxDeliveries: 2}, {Mode: Queue, Capacity: 4, Policy: DropOldest},
 		{Mode: Queue, Capacity: 2, Policy: Latest}, {Mode: Queue, Capacity: 3, Policy: Fail}}
 }
 

@@ -35,7 +35,7 @@ func (l layout) oldest(tail uint64) uint64 {
 	return tail - l.capacity + 1
 }
 
-func (l layout) sequencerBytes() uint64 { return HeadBytes + 16*l.slots }
+func (l layout) sequencerBytes() uint64 { return HeadBytes + 24*l.slots }
 func (l layout) cursorBytes() uint64    { return HeadBytes + doneBytes*l.slots }
 
 func (l layout) trackBytes() uint64 {

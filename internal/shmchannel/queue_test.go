@@ -250,3 +250,90 @@ func TestWhatADeadConsumerHadClaimedGoesToAnother(t *testing.T) {
 	assert.Equal(t, f.Buffer, again.Buffer)
 	require.ErrorIs(t, dead.Acknowledge(f), ErrReleased)
 }
+
+func TestAFrameSaysHowOftenConsumersGotIt(t *testing.T) {
+	r := newRig(t, Spec{Mode: Queue, Capacity: 4})
+	p, a, b := r.producer(8), r.consumer(MemberSpec{}), r.consumer(MemberSpec{})
+	p.publish()
+	f := a.take()
+	assert.EqualValues(t, 1, f.Delivery)
+	require.NoError(t, a.Requeue(f))
+	a.release(f)
+	assert.EqualValues(t, 2, a.take().Delivery)
+	require.NoError(t, r.host.Gone(a.member))
+	f = b.take()
+	assert.EqualValues(t, 3, f.Delivery, "a consumer whose process is gone had it, too")
+	b.acknowledge(f)
+	for range r.host.slots {
+		p.publish()
+		f = b.take()
+		assert.EqualValues(t, 1, f.Delivery)
+		b.acknowledge(f)
+	}
+}
+
+func TestAFrameThatWasDeliveredTooOftenIsAcknowledgedInsteadOfDelivered(t *testing.T) {
+	r := newRig(t, Spec{Mode: Queue, Capacity: 4, MaxDeliveries: 2})
+	p, a, b := r.producer(8), r.consumer(MemberSpec{}), r.consumer(MemberSpec{})
+	p.publish()
+	p.publish()
+	for range 2 {
+		f := a.take()
+		require.EqualValues(t, 1, f.Number)
+		require.NoError(t, a.Requeue(f))
+		a.release(f)
+	}
+	var spent *UndeliverableError
+	require.ErrorAs(t, b.takeError(), &spent)
+	assert.Equal(t, UndeliverableError{Number: 1, Deliveries: 2}, *spent)
+	f := a.take()
+	assert.EqualValues(t, 2, f.Number)
+	assert.EqualValues(t, 1, f.Delivery)
+	a.acknowledge(f)
+	p.reclaim()
+	assert.Len(t, p.free, 8, "the memory of both frames came back")
+	require.NoError(t, r.host.Close())
+	require.ErrorIs(t, b.takeError(), ErrEnded)
+}
+
+func TestACountOfDeliveriesThatAMemberInventedFailsItsFrameOnly(t *testing.T) {
+	for name, lie := range map[string]struct {
+		word uint64
+		want uint64 // 0: the frame is not delivered
+	}{
+		"of another frame":      {uint64(newDelivery(1+MinSlots, 9)), 1},
+		"of an older frame":     {9, 1},
+		"as often as allowed":   {uint64(newDelivery(1, 3)), 0},
+		"the greatest":          {uint64(newDelivery(1, MaxDelivery)), 0},
+		"less often":            {uint64(newDelivery(1, 2)), 3},
+		"all bits of a number":  {^uint64(0), 1},
+		"of a number above all": {uint64(newDelivery(MaxNumber, 3)), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, Spec{Mode: Queue, Capacity: 4, MaxDeliveries: 3})
+			p, c := r.producer(8), r.consumer(MemberSpec{})
+			p.publish()
+			p.publish()
+			r.host.sequencer.delivery(1).Store(lie.word)
+			if lie.want == 0 {
+				require.ErrorIs(t, c.takeError(), ErrUndeliverable)
+			} else {
+				assert.Equal(t, lie.want, c.take().Delivery)
+			}
+			assert.EqualValues(t, 2, c.take().Number)
+		})
+	}
+}
+
+func TestACountOfDeliveriesStopsAtItsGreatestValue(t *testing.T) {
+	r := newRig(t, Spec{Mode: Queue, Capacity: 4})
+	p, c := r.producer(8), r.consumer(MemberSpec{})
+	p.publish()
+	r.host.sequencer.delivery(1).Store(uint64(newDelivery(1, MaxDelivery)))
+	for range 2 {
+		f := c.take()
+		assert.EqualValues(t, MaxDelivery, f.Delivery)
+		require.NoError(t, c.Requeue(f))
+		c.release(f)
+	}
+}

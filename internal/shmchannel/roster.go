@@ -52,7 +52,8 @@ type roster struct {
 	capacity  atomic.Uint64
 	slots     atomic.Uint64
 	policy    atomic.Uint64
-	_         [4096 - 64]byte
+	delivers  atomic.Uint64 // see [Spec.MaxDeliveries]
+	_         [4096 - 72]byte
 	producers [64]slot // the last slot is never used: in a tail, the number of this slot means that no frame was published
 	consumers [MaxConsumers]slot
 }
@@ -60,8 +61,9 @@ type roster struct {
 // channel is a member's mappings of the channel's files, and a copy of the roster's fields that never change.
 type channel struct {
 	layout
-	mode   Mode
-	policy Policy
+	mode     Mode
+	policy   Policy
+	delivers uint64
 
 	roster    *roster
 	sequencer sequencer
@@ -80,15 +82,15 @@ func openChannel(rosterFile, sequencerFile *os.File) (*channel, error) {
 	r := at[roster](mem, 0)
 	c := &channel{
 		layout: layout{r.capacity.Load(), r.slots.Load()},
-		mode:   Mode(r.mode.Load()), policy: Policy(r.policy.Load()),
+		mode:   Mode(r.mode.Load()), policy: Policy(r.policy.Load()), delivers: r.delivers.Load(),
 		roster: r, rosterRegion: mem,
 	}
 	switch {
 	case string(r.magic[:]) != rosterMagic:
 		err = fmt.Errorf("%w: a roster begins with %q, this file begins with %q", ErrFile, rosterMagic, r.magic[:])
-	case !c.valid() || c.mode > Queue || r.policy.Load() > uint64(Latest):
-		err = fmt.Errorf("%w: the roster has a value out of range: capacity %d, %d slots, mode %d, policy %d", ErrFile, c.capacity, c.slots, uint64(c.mode),
-			r.policy.Load())
+	case !c.valid() || c.mode > Queue || r.policy.Load() > uint64(Latest) || c.delivers > MaxDelivery:
+		err = fmt.Errorf("%w: the roster has a value out of range: capacity %d, %d slots, mode %d, policy %d, %d deliveries", ErrFile, c.capacity, c.slots,
+			uint64(c.mode), r.policy.Load(), c.delivers)
 	}
 	if err == nil {
 		err = c.mapSequencer(sequencerFile)

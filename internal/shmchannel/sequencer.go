@@ -43,6 +43,21 @@ func newClaim(number, tag uint64) claim { return claim(number<<12 | tag) }
 func (c claim) number() uint64 { return uint64(c) >> 12 }
 func (c claim) tag() uint64    { return uint64(c & 4095) }
 
+// delivery is a word that says how often consumers have got a frame of a queue. Only the consumer with the claim on the frame writes the word.
+type delivery uint64
+
+func newDelivery(number, count uint64) delivery {
+	return delivery(number<<16 | count)
+}
+
+// of returns the count of a frame: 0 if the word is of another frame.
+func (d delivery) of(number uint64) uint64 {
+	if uint64(d)>>16 != number {
+		return 0
+	}
+	return uint64(d) & MaxDelivery
+}
+
 // sequencerHead is the part of a sequencer whose size does not depend on N, the number of slots.
 type sequencerHead struct {
 	tail      atomic.Uint64
@@ -66,8 +81,9 @@ type sequencerHead struct {
 // sequencer puts the frames of all producers in order. All members write it.
 type sequencer struct {
 	*sequencerHead
-	order  []atomic.Uint64
-	claims []atomic.Uint64
+	order      []atomic.Uint64
+	claims     []atomic.Uint64
+	deliveries []atomic.Uint64
 	layout
 }
 
@@ -76,6 +92,7 @@ func newSequencer(mem region, l layout) sequencer {
 		sequencerHead: at[sequencerHead](mem, 0),
 		order:         list[atomic.Uint64](mem, HeadBytes, l.slots),
 		claims:        list[atomic.Uint64](mem, HeadBytes+8*l.slots, l.slots),
+		deliveries:    list[atomic.Uint64](mem, HeadBytes+16*l.slots, l.slots),
 		layout:        l,
 	}
 }
@@ -84,6 +101,8 @@ func (s *sequencer) loadTail() tail { return tail(s.tail.Load()) }
 
 func (s *sequencer) entry(number uint64) *atomic.Uint64 { return &s.order[number&s.mask()] }
 func (s *sequencer) claim(number uint64) *atomic.Uint64 { return &s.claims[number&s.mask()] }
+
+func (s *sequencer) delivery(number uint64) *atomic.Uint64 { return &s.deliveries[number&s.mask()] }
 
 // enter stores the entry of the number in tail t, unless another member has already stored the entry. Every producer calls enter before it
 // moves the tail to the next number. So when the tail moves past the number of a frame, the entry of this number is stored. enter stores no

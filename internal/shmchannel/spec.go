@@ -52,6 +52,8 @@ type Spec struct {
 	Mode     Mode
 	Capacity int
 	Policy   Policy
+	// MaxDeliveries is how often consumers of a queue get a frame that none of them acknowledges. 0: without end.
+	MaxDeliveries int
 }
 
 // Validate returns an error if a field of s has a value that is not allowed.
@@ -65,6 +67,8 @@ func (s Spec) Validate() error {
 		return invalid("unknown policy %d", s.Policy)
 	case s.Capacity < 1 || s.Capacity > MaxCapacity:
 		return invalid("a channel keeps 1 to %d frames, not %d", MaxCapacity, s.Capacity)
+	case s.MaxDeliveries < 0 || s.MaxDeliveries > MaxDelivery || s.MaxDeliveries > 0 && s.Mode != Queue:
+		return invalid("a queue delivers a frame at most 0 (without end) to %d times, not %d; a broadcast has no such limit", MaxDelivery, s.MaxDeliveries)
 	}
 	return nil
 }

@@ -85,7 +85,7 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	if h >= 0 {
 		c.cursor.holds[h].block.Store(f.Block)
 	}
-	f.Missed, f.hold, c.untold = c.untold, h, 0
+	f.Missed, f.hold, c.untold, f.Delivery = c.untold, h, 0, 1
 	return true, nil
 }
 
@@ -150,17 +150,23 @@ func (c *Consumer) takeFromQueue(t tail, f *Frame) (bool, error) {
 		c.clearHold(h)
 		return false, errMoved
 	}
-	if err == nil {
+	count := delivery(s.delivery(n).Load()).of(n)
+	switch {
+	case err != nil:
+	case c.delivers > 0 && count >= c.delivers:
+		err = &UndeliverableError{n, count}
+	default:
 		if v := tr.load(n, &f.Record); v != sound {
 			err = &FrameError{n, slot, string(v)}
 		}
 	}
-	f.Number, f.Producer, f.hold, f.Missed = n, peer, h, 0
+	f.Number, f.Producer, f.hold, f.Missed, f.Delivery = n, peer, h, 0, min(count+1, MaxDelivery)
 	f.Ready.Timeline = peer.Timeline
 	if err != nil {
 		c.clearHold(h)
 		return false, errors.Join(err, c.settle(n, tagDone))
 	}
+	s.delivery(n).Store(uint64(newDelivery(n, f.Delivery)))
 	if s.dropped.Load() != 0 {
 		f.Missed = s.dropped.Swap(0)
 	}

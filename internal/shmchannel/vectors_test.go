@@ -43,8 +43,8 @@ type run struct {
 }
 
 type rosterVector struct {
-	Version, State, End, Mode, Policy uint64
-	Producers, Consumers              []slotVector
+	Version, State, End, Mode, Policy, Deliveries uint64
+	Producers, Consumers                          []slotVector
 }
 
 type slotVector struct {
@@ -61,6 +61,7 @@ type sequencerVector struct {
 	Waiting                []struct{ Slot, Ticket uint64 }
 	Order                  []struct{ Number, Slot uint64 }
 	Claims                 []struct{ Number, Tag uint64 }
+	Deliveries             []struct{ Number, Count uint64 }
 }
 
 type trackVector struct {
@@ -94,6 +95,7 @@ func (v rosterVector) write(mem region, l layout) {
 	r.end.Store(v.End)
 	r.mode.Store(v.Mode)
 	r.policy.Store(v.Policy)
+	r.delivers.Store(v.Deliveries)
 	r.capacity.Store(l.capacity)
 	r.slots.Store(l.slots)
 	for _, s := range v.Producers {
@@ -130,6 +132,9 @@ func (v sequencerVector) write(mem region, l layout) {
 	}
 	for _, c := range v.Claims {
 		s.claim(c.Number).Store(uint64(newClaim(c.Number, c.Tag)))
+	}
+	for _, d := range v.Deliveries {
+		s.delivery(d.Number).Store(uint64(newDelivery(d.Number, d.Count)))
 	}
 }
 
@@ -266,7 +271,7 @@ func encode(t testing.TB, v vectors) []byte {
 	text, err := json.MarshalIndent(v, "", " ")
 	require.NoError(t, err)
 	text = regexp.MustCompile(`"\w+": `).ReplaceAllFunc(text, bytes.ToLower)
-	text = regexp.MustCompile(`"(producers|consumers|waiting|order|claims|records|meta|holds|done|bytes)": null`).ReplaceAll(text, []byte(`"$1": []`))
+	text = regexp.MustCompile(`"(producers|consumers|waiting|order|claims|deliveries|records|meta|holds|done|bytes)": null`).ReplaceAll(text, []byte(`"$1": []`))
 	return append(text, '\n')
 }
 
@@ -280,6 +285,7 @@ func vectorsToWrite() vectors {
 	sequencer.Waiting = []struct{ Slot, Ticket uint64 }{{0, 98}, {62, 99}}
 	sequencer.Order = []struct{ Number, Slot uint64 }{{1, 0}, {130, 62}, {1<<40 + 63, 5}}
 	sequencer.Claims = []struct{ Number, Tag uint64 }{{1, tagDone}, {130, tagReturned}, {1<<40 + 63, tagConsumer + 1023}}
+	sequencer.Deliveries = []struct{ Number, Count uint64 }{{130, 2}, {1<<40 + 63, MaxDelivery}}
 	small := &sequencerVector{Head: 1}
 	small.Tail.Number, small.Tail.Slot, small.Tail.Version = 2, voidSlot, 3
 	small.Order = []struct{ Number, Slot uint64 }{{1, 1}}
@@ -301,7 +307,7 @@ func vectorsToWrite() vectors {
 	v.Files = []fileVector{
 		{Name: "roster of a new broadcast", Capacity: 4, Roster: &rosterVector{}},
 		{Name: "roster of a closed queue with members", Capacity: 33, Roster: &rosterVector{
-			Version: 1<<32 + 7, State: channelClosed, End: 4711, Mode: uint64(Queue), Policy: uint64(DropOldest),
+			Version: 1<<32 + 7, State: channelClosed, End: 4711, Mode: uint64(Queue), Policy: uint64(DropOldest), Deliveries: MaxDelivery,
 			Producers: []slotVector{{Slot: 0, State: slotActive, ID: 1, Timeline: 11, PID: 4242}, {Slot: 62, State: slotLeft, ID: 1 << 50}},
 			Consumers: []slotVector{
 				{Slot: 0, State: slotActive, Policy: uint32(Latest), ID: 2, Timeline: 1 << 60, Start: 17, PID: 1<<22 - 1},

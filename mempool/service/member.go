@@ -211,10 +211,11 @@ func (ch *channel) endLendingLocked(m *ledger.Member) error {
 	return nil
 }
 
-// Doubt notes as an event that the member, a consumer, has found a frame whose record contradicts itself.
+// Doubt notes as an event that the member, a consumer, has acknowledged a frame instead of giving it to its program: see
+// [streams.Stream.Doubt].
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] for a member that is no consumer, [mempool.ErrClosed].
-func (of Member) Doubt(number uint64) error {
+func (of Member) Doubt(number, deliveries uint64) error {
 	svc := of.channel.session.svc
 	svc.mu.Lock()
 	defer svc.unlock()
@@ -225,6 +226,6 @@ func (of Member) Doubt(number uint64) error {
 	if m.Role != Consumer {
 		return typed.Errorf(mempool.ErrInvalid, "member %d of channel %q is no consumer", m.ID, m.Channel.Info.Name)
 	}
-	svc.channelOfLocked(m.Channel).Doubt(m.Session, number)
+	svc.channelOfLocked(m.Channel).Doubt(m.Session, number, deliveries)
 	return nil
 }

@@ -61,16 +61,16 @@ func TestAMemberEntersOnceAndIsItsSessionsAlone(t *testing.T) {
 	for _, call := range []func(Member) error{
 		func(m Member) error { _, err := m.Enter(); return err },
 		Member.Leave,
-		func(m Member) error { return m.Doubt(1) },
+		func(m Member) error { return m.Doubt(1, 0) },
 	} {
 		require.ErrorIs(t, call(other.Channel(id).Member(m)), mempool.ErrClosed)
 		require.ErrorIs(t, call(w.Channel(id).Member(99)), mempool.ErrNotFound)
 		require.ErrorIs(t, call(w.Channel(id).Member(0)), mempool.ErrNotFound)
 		require.ErrorIs(t, call(w.Channel(99).Member(m)), mempool.ErrClosed)
 	}
-	require.NoError(t, w.Channel(id).Member(m).Doubt(3))
+	require.NoError(t, w.Channel(id).Member(m).Doubt(3, 0))
 	p := r.produce(other)
-	require.ErrorIs(t, other.Channel(id).Member(p.member.ID).Doubt(3), mempool.ErrInvalid)
+	require.ErrorIs(t, other.Channel(id).Member(p.member.ID).Doubt(3, 0), mempool.ErrInvalid)
 	c.quit()
 	require.ErrorIs(t, w.Channel(id).Member(m).Leave(), mempool.ErrClosed, "it has no slot any more")
 	_, err = w.Channel(id).Member(m).Enter()

@@ -174,7 +174,7 @@ func TestDoubtsAreLoggedOnceInAWhile(t *testing.T) {
 	r := &channelRig{t, svc, owner, pool, info}
 	c := r.consume(hire(t, svc), MemberSpec{})
 	for n := range uint64(5) {
-		require.NoError(t, c.Channel(info.ID).Member(c.member.ID).Doubt(70+n))
+		require.NoError(t, c.Channel(info.ID).Member(c.member.ID).Doubt(70+n, 0))
 	}
 	assert.Equal(t, 1, strings.Count(log.String(), "contradicts itself"))
 	assert.Contains(t, log.String(), "channel=frames")

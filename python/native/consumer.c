@@ -382,6 +382,7 @@ static enum pb_result take_from_broadcast(struct pb_consumer *c, struct pb_frame
     } else {
         add_hand(c, number, frame->block, hold);
         frame->missed = c->missed;
+        frame->delivery = 1;
         c->missed = 0;
     }
     uint64_t floor = c->floor;
@@ -455,12 +456,18 @@ static enum pb_result take_from_queue(struct pb_consumer *c, struct pb_frame *fr
         return part ? part : PB_AGAIN;
     }
     frame->number = found;
+    pb_word *delivery = pb_delivery(ch, found);
+    uint64_t delivered = PB_LOAD(delivery) >> 16 == found ? PB_PEEK(delivery) & PB_DELIVERY : 0;
+    if (!r && ch->delivers && delivered >= ch->delivers) r = PB_SPENT;
     if (!r) r = read_record(c, slot, frame) ? PB_FAILED : PB_OK;
     if (r) {
         PB_CAS(pb_claim(ch, found), &mine, found << 12 | PB_ACKNOWLEDGED);
         clear_hold(c, hold);
         c->failed = found;
+        c->spent = delivered;
     } else {
+        frame->delivery = delivered + (delivered < PB_DELIVERY);
+        PB_STORE(delivery, found << 16 | frame->delivery);
         add_hand(c, found, frame->block, hold);
         pb_word *dropped = pb_at(&ch->sequencer, PB_AT_DROPPED);
         frame->missed = PB_PEEK(dropped) ? atomic_exchange(dropped, 0) : 0;

@@ -9,6 +9,7 @@ enum { // bridge/wire/limits.go says which other files have these numbers, in Go
     PB_WORDS = 512, // words of a timeline
     PB_CAPACITY = 1024, // frames that a channel keeps
     PB_CONSUMERS = 1024, // consumers of a channel
+    PB_DELIVERY = 65535, // greatest count of deliveries of a frame; the count stops there
     PB_EVENT = 64, // bytes of the handle of an interprocess event
     PB_HOLDS = 256, // frames that a consumer may have in hand, and entries of its holds
     PB_LEAST_SLOTS = 64, // least number of slots of a ring

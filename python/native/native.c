@@ -264,7 +264,8 @@ static PyMethodDef functions[] = {
 // each name is the pb_result that the method returns as this Condition.
 static const char *const CONDITIONS[] = {[PB_TIMEOUT] = "TIMEOUT", [PB_NO_ROOM] = "NO_ROOM", [PB_END] = "END",
                                          [PB_GONE] = "DESTROYED",  [PB_EVICTED] = "EVICTED", [PB_UNKNOWN] = "UNKNOWN_MEMBER",
-                                         [PB_FAILED] = "FAILED",   [PB_HANDS] = "HANDS_FULL", [PB_FENCE] = "FENCE_PENDING"};
+                                         [PB_FAILED] = "FAILED",   [PB_SPENT] = "UNDELIVERABLE",
+                                         [PB_HANDS] = "HANDS_FULL", [PB_FENCE] = "FENCE_PENDING"};
 
 static bool add_conditions(PyObject *module, State *state) {
     PyObject *names = PyList_New(0), *kind = NULL, *library = PyImport_ImportModule("enum");

@@ -281,6 +281,11 @@ static PyObject *failed(Consumer *self, void *closure) {
     return PyLong_FromUnsignedLongLong(self->core.failed);
 }
 
+static PyObject *spent(Consumer *self, void *closure) {
+    (void)closure;
+    return PyLong_FromUnsignedLongLong(self->core.spent);
+}
+
 static PyObject *in_hand(Consumer *self, void *closure) {
     (void)closure;
     // First copy the numbers, then make Python objects. To make an object may run finalisers, and during a finaliser other threads may take
@@ -316,6 +321,7 @@ static PyGetSetDef getters[] = {
     {"waits_asleep", (getter)waits_asleep, NULL, NULL, NULL},
     {"any_thread", (getter)any_thread, (setter)set_any_thread, NULL, NULL},
     {"failed", (getter)failed, NULL, NULL, NULL},
+    {"spent", (getter)spent, NULL, NULL, NULL},
     {"offered", (getter)offered, (setter)accept, NULL, NULL},
     {"in_hand", (getter)in_hand, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},

@@ -101,7 +101,7 @@ static PyObject *repr(Frame *self) {
 static PyMemberDef members[] = {
     FIELD(number), FIELD(block), FIELD(buffer), FIELD(base), {"nbytes", T_ULONGLONG, offsetof(Frame, frame.bytes), READONLY, NULL},
     FIELD(time), FIELD(value), FIELD(description_id), FIELD(producer),
-    FIELD(timeline), FIELD(missed), {"word", T_UINT, offsetof(Frame, frame.word), READONLY, NULL},
+    FIELD(timeline), FIELD(missed), FIELD(delivery), {"word", T_UINT, offsetof(Frame, frame.word), READONLY, NULL},
     {"object", T_OBJECT, offsetof(Frame, object), READONLY, NULL}, {NULL, 0, 0, 0, NULL},
 };
 static PyGetSetDef getters[] = {

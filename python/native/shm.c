@@ -86,6 +86,7 @@ size_t pb_track_size(uint64_t slots) {
     return (size + PB_PAGE - 1) / PB_PAGE * PB_PAGE;
 }
 
+size_t pb_sequencer_size(uint64_t slots) { return PB_AT_ORDER + 24 * slots; }
 size_t pb_cursor_size(uint64_t slots) { return PB_AT_DONE + 32 * slots; }
 
 enum pb_result pb_channel_open(struct pb_channel *ch, int roster, int sequencer, uint32_t slot, uint64_t member) {
@@ -102,15 +103,16 @@ enum pb_result pb_channel_open(struct pb_channel *ch, int roster, int sequencer,
     ch->capacity = PB_LOAD(pb_at(&ch->roster, 40));
     ch->slots = PB_LOAD(pb_at(&ch->roster, 48));
     uint64_t policy = PB_LOAD(pb_at(&ch->roster, 56));
+    ch->delivers = PB_LOAD(pb_at(&ch->roster, 64));
     if (PB_LOAD(pb_at(&ch->roster, 0)) != expected) return pb_complain(ch, PB_PROTOCOL, "the roster does not begin with PBROST01");
     if (ch->capacity < 1 || ch->capacity > PB_CAPACITY || ch->slots < PB_LEAST_SLOTS || ch->slots < 2 * ch->capacity || ch->slots > PB_MOST_SLOTS ||
-        (ch->slots & (ch->slots - 1)) || mode > 1 || policy > PB_LATEST)
-        return pb_complain(ch, PB_PROTOCOL, "the roster has a value out of range: mode %llu, capacity %llu, %llu slots, policy %llu",
+        (ch->slots & (ch->slots - 1)) || mode > 1 || policy > PB_LATEST || ch->delivers > PB_DELIVERY)
+        return pb_complain(ch, PB_PROTOCOL, "the roster has a value out of range: mode %llu, capacity %llu, %llu slots, policy %llu, %llu deliveries",
                            (unsigned long long)mode, (unsigned long long)ch->capacity, (unsigned long long)ch->slots,
-                           (unsigned long long)policy);
+                           (unsigned long long)policy, (unsigned long long)ch->delivers);
     ch->queue = mode;
     ch->policy = (uint32_t)policy;
-    return pb_file_open(ch, &ch->sequencer, sequencer, PB_AT_ORDER + 16 * ch->slots, true, "sequencer");
+    return pb_file_open(ch, &ch->sequencer, sequencer, pb_sequencer_size(ch->slots), true, "sequencer");
 }
 
 void pb_channel_close(struct pb_channel *ch) {

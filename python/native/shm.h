@@ -41,6 +41,7 @@ enum pb_result {
     PB_EVICTED,   // this member is not active in the roster
     PB_UNKNOWN,   // the file of a member is needed: see `unknown_slot` and `unknown_member`
     PB_FAILED,    // a record is corrupt: see `failed`
+    PB_SPENT,     // a frame was delivered too often, and is acknowledged now: see `failed` and `spent`
     PB_HANDS,     // 256 frames are in hand, which is the limit
     PB_FENCE,    // the caller must first wait for an earlier fence
     PB_NOT_HELD,  // the frame is not in hand
@@ -62,6 +63,7 @@ struct pb_channel {
     uint64_t capacity, slots; // number of frames that the channel keeps; slots of every ring
     bool queue;
     uint32_t policy; // policy of the channel
+    uint64_t delivers; // how often consumers of a queue get a frame that none acknowledges; 0: without end
     uint32_t slot;   // slot of this member
     uint64_t member;
     uint64_t version;   // version of the roster when its slots were read
@@ -159,6 +161,7 @@ struct pb_frame {
     uint64_t base;               // where the frame's memory begins in its block
     uint64_t producer, timeline; // member id of the producer, and id of its timeline
     uint64_t missed;             // number of frames just before this frame that the consumer did not get
+    uint64_t delivery;           // how often consumers have got this frame, with this time
     uint32_t word, meta_bytes;
     bool event;
     void *kept; // the object that pb_keep stored for a frame with this description; NULL: pb_take copied the description
@@ -176,7 +179,7 @@ struct pb_consumer {
     uint64_t producers[PB_PRODUCERS], timelines[PB_PRODUCERS]; // read from the roster
     uint32_t policy;
     bool begun, left;
-    uint64_t next, floor, missed, all_missed, failed, used;
+    uint64_t next, floor, missed, all_missed, failed, spent, used;
     int64_t checked; // when this consumer last read every slot of a queue because no frame seemed to wait
     struct pb_hand hands[PB_HOLDS];
     size_t in_hand;
@@ -209,6 +212,7 @@ int pb_futex_wake(pb_futex *word, int most);
 uint32_t pb_arm(pb_futex *word); // sets bit 0, which says that the caller is about to sleep; returns the value to pass to pb_futex_wait
 void pb_wake(pb_futex *word);    // if a member sleeps: changes the value and wakes all sleepers; call pb_wake after a full barrier
 bool pb_moved(struct pb_channel *ch);
+size_t pb_sequencer_size(uint64_t slots);
 size_t pb_track_size(uint64_t slots);
 size_t pb_cursor_size(uint64_t slots);
 enum pb_result pb_channel_open(struct pb_channel *ch, int roster, int sequencer, uint32_t slot, uint64_t member);
@@ -316,6 +320,12 @@ static inline bool pb_claim_waits(uint64_t claim, uint64_t number) { // whether 
 }
 static inline bool pb_claim_over(uint64_t claim, uint64_t number) { // whether the number is acknowledged
     return claim >> 12 > number || claim == (number << 12 | PB_ACKNOWLEDGED);
+}
+
+// Finds the word that says how often consumers have got the frame `number` of a queue: the number and, in 16 bits, the count. Only the consumer
+// with the claim on the frame writes the word.
+static inline pb_word *pb_delivery(const struct pb_channel *ch, uint64_t number) {
+    return pb_at(&ch->sequencer, PB_AT_ORDER + 8 * (2 * ch->slots + pb_ring(ch, number)));
 }
 
 // Whether the slot of a number has a frame of a queue that is not acknowledged.

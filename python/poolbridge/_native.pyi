@@ -33,6 +33,8 @@ class Condition(Enum):
     """The file of another member is missing. Get the file that the service sent for `unknown`, and try again."""
     FAILED = ...
     """A producer's description of a frame is inconsistent; see `Consumer.failed`. The next frame can be taken."""
+    UNDELIVERABLE = ...
+    """A frame was delivered too often; see `Consumer.failed` and `spent`. The next frame can be taken."""
     HANDS_FULL = ...
     """256 frames are in hand. Release some."""
     FENCE_PENDING = ...
@@ -78,6 +80,9 @@ class Frame:
     @property
     def missed(self) -> int:
         """Frames that were missed since the frame before: by this consumer, or in a queue by all consumers together."""
+    @property
+    def delivery(self) -> int:
+        """How often consumers have got this frame, with this time."""
     @property
     def object(self) -> Any:
         """The object that `Consumer.keep` got for the frame's producer, block and description; else None."""
@@ -219,8 +224,8 @@ class Consumer:
     def take(self, timeout: float | None = None, spin: float | None = None, /) -> Frame | Condition:
         """Take the next frame. The frame is in hand until the caller releases it.
 
-        Without a frame, the result is `TIMEOUT`, `END`, `DESTROYED`, `EVICTED`, `UNKNOWN_MEMBER`, `FAILED` or
-        `HANDS_FULL`.
+        Without a frame, the result is `TIMEOUT`, `END`, `DESTROYED`, `EVICTED`, `UNKNOWN_MEMBER`, `FAILED`,
+        `UNDELIVERABLE` or `HANDS_FULL`.
 
         Raises
         ------
@@ -264,7 +269,10 @@ class Consumer:
         """Take no more frames. Frames in hand stay usable and hold no producer back. The caller tells the service."""
     @property
     def failed(self) -> int:
-        """Number of the frame that failed last."""
+        """Number of the frame that failed, or was delivered too often, last."""
+    @property
+    def spent(self) -> int:
+        """How often consumers had got the frame that was delivered too often last."""
     @property
     def in_hand(self) -> list[int]:
         """Numbers of the frames in hand, in their order."""

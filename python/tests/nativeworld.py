@@ -25,8 +25,8 @@ LINE = description("uint8", (16,))
 class World:
     """A channel whose members are all in this process."""
 
-    def __init__(self, *, queue: bool = False, capacity: int = 4, policy: int = BLOCK) -> None:
-        self.channel = Channel(queue=queue, capacity=capacity, policy=policy)
+    def __init__(self, *, queue: bool = False, capacity: int = 4, policy: int = BLOCK, deliveries: int = 0) -> None:
+        self.channel = Channel(queue=queue, capacity=capacity, policy=policy, deliveries=deliveries)
         self.policy = policy
         self.producers: dict[int, Producer] = {}
         self.consumers: dict[int, Consumer] = {}

@@ -82,15 +82,16 @@ def meta(entries: dict[str, str]) -> bytes:
 class Channel:
     """One channel; only this process may change its roster."""
 
-    def __init__(self, *, queue: bool = False, capacity: int = 4, policy: int = BLOCK) -> None:
+    def __init__(self, *, queue: bool = False, capacity: int = 4, policy: int = BLOCK, deliveries: int = 0) -> None:
         self.capacity = capacity
         self.queue = queue
         self.slots = max(64, 1 << (2 * capacity - 1).bit_length())
         self.roster_fd = memfd("roster", ROSTER)
-        self.sequencer_fd = memfd("sequencer", 8192 + 16 * self.slots)
+        self.sequencer_fd = memfd("sequencer", 8192 + 24 * self.slots)
         self.roster = mmap.mmap(self.roster_fd, ROSTER)
-        self.sequencer = mmap.mmap(self.sequencer_fd, 8192 + 16 * self.slots)
-        self.roster[:64] = b"PBROST01" + struct.pack("<7Q", 0, OPEN, 0, queue, capacity, self.slots, policy)
+        self.sequencer = mmap.mmap(self.sequencer_fd, 8192 + 24 * self.slots)
+        fixed = struct.pack("<8Q", 0, OPEN, 0, queue, capacity, self.slots, policy, deliveries)
+        self.roster[:72] = b"PBROST01" + fixed
         self._fds = [self.roster_fd, self.sequencer_fd]
         self._cursors: dict[int, mmap.mmap] = {}
         self.files: dict[tuple[bool, int], int] = {}

@@ -229,3 +229,57 @@ def test_an_async_frame_is_settled_once(service):
             assert array.tolist() == [2] * 4
 
     asyncio.run(main())
+
+
+def test_a_frame_counts_its_deliveries_and_is_dropped_at_the_bound(client, other):
+    channel = client.create_channel("work", mode="queue", max_deliveries=3)
+    assert (channel.max_deliveries, client.channels()[0].max_deliveries) == (3, 3)
+    publish(channel, 1, 2)
+    frames, deliveries = client.subscribe("work", ack="manual"), []
+    worker = other.subscribe("work")
+    deliveries.append(worker.receive(60).delivery)
+    other.close()  # its frame goes back
+    for _ in range(2):
+        frame = frames.receive(60)
+        deliveries.append(frame.delivery)
+        assert frame.seq == 1
+        frame.requeue()
+    with frames.receive(0) as frame:
+        assert (frame.seq, frame.delivery) == (2, 1)
+    assert deliveries == [1, 2, 3]
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        frames.receive(0)
+    until(lambda: [one for one in client.events() if one.kind == "frame-undeliverable"])
+    event = next(one for one in client.events() if one.kind == "frame-undeliverable")
+    assert 'dropped frame 1 of queue "work": consumers got it 3 times' in event.text
+    channel.close()
+    assert list(frames) == []
+
+
+def test_arrays_of_a_queue_count_deliveries(client, other):
+    publish(client.create_channel("work", mode="queue", max_deliveries=2), 1, 2)
+    for delivery in 1, 2:
+        arrays = other.subscribe("work").arrays()
+        next(arrays)
+        assert (arrays.seq, arrays.delivery) == (1, delivery)
+        del arrays  # it asked for no other array, so the frame goes back
+        gc.collect()
+    arrays = other.subscribe("work").arrays()
+    next(arrays)
+    assert (arrays.seq, arrays.delivery) == (2, 1)
+
+
+def test_a_frame_of_a_broadcast_is_delivered_once(client, other):
+    publish(client.create_channel("work"), 1)
+    assert [one.subscribe("work").receive(60).delivery for one in (client, other)] == [1, 1]
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 65_536, 2.5, "3", True])
+def test_a_bound_of_deliveries_is_a_number_of_a_queue(client, wrong):
+    with pytest.raises(poolbridge.InvalidArgumentError, match="max_deliveries"):
+        client.create_channel("work", mode="queue", max_deliveries=wrong)
+    with pytest.raises(poolbridge.InvalidArgumentError, match=r"max_deliveries=2 is for queues.*leave it out"):
+        client.create_channel("work", max_deliveries=2)
+    with pytest.raises(poolbridge.AlreadyExistsError, match="2 deliveries"):
+        client.create_channel("work", mode="queue", max_deliveries=2)
+        client.create_channel("work", mode="queue")

@@ -66,6 +66,43 @@ def test_a_frame_whose_record_lies_fails_and_the_next_is_taken(
     producer.close()
 
 
+@pytest.mark.parametrize(
+    ("word", "delivery"),
+    [
+        (9, 1),  # of an older frame
+        (65 << 16 | 9, 1),  # of another frame in the slot
+        (2**64 - 1, 1),
+        (1 << 16 | 2, 3),
+        (1 << 16 | 3, 0),  # as often as allowed: not delivered
+        (1 << 16 | 0xFFFF, 0),
+    ],
+)
+def test_a_count_of_deliveries_that_a_member_invented_fails_its_frame_only(
+    worlds: list[World], word: int, delivery: int
+) -> None:
+    w = world(worlds, queue=True, deliveries=3)
+    consumer, producer = w.consume(), w.produce()
+    w.publish(producer, 1)
+    w.publish(producer, 2)
+    _native.store_u64(w.channel.sequencer, 8192 + 8 * (2 * w.channel.slots + 1), word)
+    if delivery:
+        assert take(consumer).delivery == delivery
+    else:
+        assert consumer.take(0.0) is Condition.UNDELIVERABLE
+        assert (consumer.failed, consumer.spent) == (1, word & 0xFFFF)
+    assert take(consumer).number == 2
+
+
+def test_a_count_of_deliveries_stops_at_its_greatest_value(worlds: list[World]) -> None:
+    w = world(worlds, queue=True)
+    consumer, producer = w.consume(), w.produce()
+    w.publish(producer)
+    _native.store_u64(w.channel.sequencer, 8192 + 8 * (2 * w.channel.slots + 1), 1 << 16 | 0xFFFF)
+    for _ in range(2):
+        assert take(consumer).delivery == 0xFFFF
+        consumer.requeue(1)
+
+
 def test_a_contradiction_ends_a_consumer_after_100_ms(worlds: list[World]) -> None:
     w = world(worlds)
     consumer, producer = w.consume(), w.produce()

@@ -93,13 +93,14 @@ func Completion(ready *wire.Fence, event []byte) (c mempool.Completion, err erro
 
 // WireChannelIdentity returns a channel in the form of package wire.
 func WireChannelIdentity(c mempool.ChannelIdentity) wire.ChannelIdentity {
-	return wire.ChannelIdentity{ID: c.ID, Name: c.Name, Pool: c.Pool, Mode: wire.ChannelMode(c.Mode), Capacity: uint64(c.Capacity), Full: wire.FullPolicy(c.Full)}
+	return wire.ChannelIdentity{ID: c.ID, Name: c.Name, Pool: c.Pool, Mode: wire.ChannelMode(c.Mode), Capacity: uint64(c.Capacity), Full: wire.FullPolicy(c.Full),
+		MaxDeliveries: uint64(c.MaxDeliveries)}
 }
 
 // ChannelIdentity returns the identity of a channel that came in a message, in the form of package mempool.
 func ChannelIdentity(c wire.ChannelIdentity) mempool.ChannelIdentity {
 	return mempool.ChannelIdentity{ID: c.ID, ChannelSpec: mempool.ChannelSpec{Name: c.Name, Pool: c.Pool, Mode: mempool.ChannelMode(c.Mode),
-		Capacity: int(min(c.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(c.Full)}}
+		Capacity: int(min(c.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(c.Full), MaxDeliveries: int(min(c.MaxDeliveries, math.MaxInt32))}}
 }
 
 // WireExport returns an export in the form of package wire, and the files that are sent with it.

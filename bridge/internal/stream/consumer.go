@@ -60,6 +60,14 @@ func (s *Consumer) reached(t shmchannel.Fence) bool {
 // overwrites any other frame.
 func (s *Consumer) Take(caller context.Context) (*shmchannel.Frame, error) {
 	err := s.take(caller)
+	for {
+		spent, ok := errors.AsType[*shmchannel.UndeliverableError](err)
+		if !ok {
+			break
+		}
+		_ = s.session.Send(&wire.Doubt{Channel: s.channel.ID, Member: s.id, Sequence: spent.Number, Deliveries: spent.Deliveries}) // as in doubt
+		err = s.take(caller)
+	}
 	switch {
 	case err == nil:
 		return &s.latest, nil

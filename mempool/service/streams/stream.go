@@ -23,6 +23,7 @@ type Stream struct {
 	host      *shmchannel.Host
 	ends      map[uint64]*end // by id of a member that has a slot
 	doubts    journal.Gap     // frames whose records contradicted themselves
+	spent     journal.Gap     // frames that were delivered too often
 	full      journal.Lag     // since when a queue is full
 }
 
@@ -48,7 +49,8 @@ func Make(l *ledger.Ledger, ts *Timelines, spec mempool.ChannelSpec, p *ledger.P
 	if err := Probe(); err != nil { // a channel needs the same seals as a timeline
 		return nil, err
 	}
-	host, err := shmchannel.NewHost(shmchannel.Spec{Mode: modes[spec.Mode], Capacity: spec.Capacity, Policy: policies[spec.Full]})
+	host, err := shmchannel.NewHost(shmchannel.Spec{Mode: modes[spec.Mode], Capacity: spec.Capacity, Policy: policies[spec.Full],
+		MaxDeliveries: spec.MaxDeliveries})
 	if err != nil {
 		return nil, mempool.HostError("make the memory of a channel", err)
 	}
@@ -240,8 +242,18 @@ func (st *Stream) patience() time.Duration {
 	return time.Duration(st.ledger.Limits.ClosedQueueSeconds) * time.Second
 }
 
-// Doubt notes as an event that a consumer has found a frame whose record contradicts itself.
-func (st *Stream) Doubt(by *ledger.Session, number uint64) {
+// Doubt notes as an event that a consumer has acknowledged a frame instead of giving it to its program: after `deliveries` deliveries or, if
+// this is 0, because the frame's record contradicts itself.
+func (st *Stream) Doubt(by *ledger.Session, number, deliveries uint64) {
+	if deliveries > 0 {
+		if count, now := st.spent.Tell(); now {
+			e := by.About(mempool.FrameUndeliverable, "%s dropped frame %d of queue %q: consumers got it %d times, the most that the queue allows, and none acknowledged it", by.Who(),
+				number, st.Info.Name, deliveries)
+			e.Count = count
+			st.note(e)
+		}
+		return
+	}
 	if count, now := st.doubts.Tell(); now {
 		e := by.About(mempool.FrameDoubted, "%s found a frame that contradicts itself, number %d of channel %q: a producer wrote what it must not", by.Who(), number,
 			st.Info.Name)

@@ -49,6 +49,7 @@ static void one_world(uint64_t inputs) {
     uint64_t N = capacities[chance(5)];
     world_open(&w, chance(2), N, (uint32_t)chance(4));
     N = w.ch.slots;
+    PB_STORE(roster_word(&w, 64), chance(3)); // most deliveries of a frame
     struct pb_file tracks[FILES], cursors[FILES];
     for (uint32_t i = 0; i < FILES; i++) {
         prepare(&w, true, i, 0, chance(2));
@@ -81,8 +82,8 @@ static void one_world(uint64_t inputs) {
             switch (chance(12)) {
             case 0: change(&w, &w.ch.sequencer, 0, 8); break;
             case 1: change(&w, &w.ch.sequencer, 64, 512 + 8 * 64); break;
-            case 2: change(&w, &w.ch.sequencer, PB_AT_ORDER, PB_AT_ORDER + 16 * N); break;
-            case 3: change(&w, &w.ch.sequencer, PB_AT_ORDER + 8 * ring, PB_AT_ORDER + 8 * ring + 8); break;
+            case 2: change(&w, &w.ch.sequencer, PB_AT_ORDER, pb_sequencer_size(N)); break;
+            case 3: change(&w, &w.ch.sequencer, PB_AT_ORDER + 8 * (ring + chance(3) * N), pb_sequencer_size(N)); break;
             case 4: change(&w, &tracks[which], PB_PAGE + 64 * ring, PB_PAGE + 64 * ring + 64); break;
             case 5: change(&w, &tracks[which], PB_PAGE + 64 * N + 576 * ring, PB_PAGE + 64 * N + 576 * ring + 576); break;
             case 6: change(&w, &tracks[which], PB_PAGE + 640 * N + 8448 * ring, PB_PAGE + 640 * N + 8448 * ring + 64); break;

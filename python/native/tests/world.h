@@ -48,9 +48,9 @@ static inline void world_open(struct world *w, bool queue, uint64_t capacity, ui
     w->ch.capacity = capacity;
     w->ch.queue = queue;
     w->roster = make_file("roster", PB_ROSTER);
-    w->sequencer = make_file("sequencer", PB_AT_ORDER + 16 * slots);
+    w->sequencer = make_file("sequencer", pb_sequencer_size(slots));
     w->ch.roster = map_file(w->roster, PB_ROSTER);
-    w->ch.sequencer = map_file(w->sequencer, PB_AT_ORDER + 16 * slots);
+    w->ch.sequencer = map_file(w->sequencer, pb_sequencer_size(slots));
     memcpy(w->ch.roster.base, "PBROST01", 8);
     PB_STORE(roster_word(w, 32), queue);
     PB_STORE(roster_word(w, 40), capacity);

@@ -171,9 +171,13 @@ class AsyncClient(AsyncLists, ClientState):
         mode: ChannelMode = "broadcast",
         capacity: int = 8,
         full: FullPolicy = "block",
+        max_deliveries: int | None = None,
     ) -> AsyncChannel:
         """Create a channel, or open the existing channel with the same settings; see `Client.create_channel`."""
-        return await self._run(self._create_channel(name, pool=pool, mode=mode, capacity=capacity, full=full))
+        made = self._create_channel(
+            name, pool=pool, mode=mode, capacity=capacity, full=full, max_deliveries=max_deliveries
+        )
+        return await self._run(made)
 
     async def open_channel(self, name: str, timeout: float | None = 0.0) -> AsyncChannel:
         """Open a channel by its name; see `Client.open_channel`."""

@@ -60,7 +60,7 @@ class BaseBorrowedArrays(Uncopied):
 
     Attributes
     ----------
-    seq, time, time_ns, meta, dropped
+    seq, time, time_ns, meta, dropped, delivery
         The attributes of the frame whose array the iterator returned last; see `Frame`.
     """
 
@@ -299,6 +299,11 @@ class BaseBorrowedArrays(Uncopied):
     def dropped(self) -> int:
         """How many frames were missed between the previous frame and this frame; see `Frame.dropped`."""
         return self._current.missed
+
+    @property
+    def delivery(self) -> int:
+        """How often subscribers have got this frame of a queue, with this time; see `Frame.delivery`."""
+        return self._current.delivery
 
 
 class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):

@@ -79,6 +79,11 @@ class BaseChannel:
         """
         return cast("FullPolicy", self._info.full)
 
+    @property
+    def max_deliveries(self) -> int | None:
+        """How often subscribers of a queue get a frame that none of them acknowledges; None: without end."""
+        return self._info.max_deliveries or None
+
     def __reduce__(self) -> Never:
         raise TypeError(
             "a channel cannot be copied or sent to another process: send the client and channel.name, for "

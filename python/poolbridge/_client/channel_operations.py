@@ -23,7 +23,7 @@ from poolbridge._session.flow import Ask, Flow
 from poolbridge._session.membership import check_able
 from poolbridge._session.producer import producer_of, send
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy
-from poolbridge._wire.limits import MAX_CAPACITY, MAX_CONSUMERS, MAX_IN_HAND
+from poolbridge._wire.limits import MAX_CAPACITY, MAX_CONSUMERS, MAX_DELIVERY, MAX_IN_HAND
 from poolbridge._wire.messages import (
     AwaitConsumers,
     ChannelReply,
@@ -60,7 +60,14 @@ def _check_most(number: int, most: int, what: str) -> int:
 
 
 def create_channel(
-    session: Session, name: str, *, pool: int, mode: ChannelMode, capacity: int, full: FullPolicy
+    session: Session,
+    name: str,
+    *,
+    pool: int,
+    mode: ChannelMode,
+    capacity: int,
+    full: FullPolicy,
+    max_deliveries: int | None,
 ) -> Flow[ChannelIdentity]:
     """Create a channel, or open the existing channel with the same settings."""
     request = MakeChannel(
@@ -69,7 +76,13 @@ def create_channel(
         mode=check_word(mode, MODES, "mode", MODES),
         capacity=_check_most(capacity, MAX_CAPACITY, "capacity"),
         full=check_word(full, FULL, "full", FULL),
+        max_deliveries=0 if max_deliveries is None else _check_most(max_deliveries, MAX_DELIVERY, "max_deliveries"),
     )
+    if request.max_deliveries and mode != "queue":
+        raise InvalidArgumentError(
+            f"max_deliveries={max_deliveries} is for queues, and each subscriber of a broadcast gets a frame"
+            ' once: leave it out, or use mode="queue"'
+        )
     check_able(session)
     reply = yield Ask(request, ChannelReply)
     channel: ChannelIdentity = reply.channel

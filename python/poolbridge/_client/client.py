@@ -429,6 +429,7 @@ class Client(Lists, ClientState):
         mode: ChannelMode = "broadcast",
         capacity: int = 8,
         full: FullPolicy = "block",
+        max_deliveries: int | None = None,
     ) -> Channel:
         """Create a channel, or open the existing channel that has the same name and settings.
 
@@ -456,6 +457,10 @@ class Client(Lists, ClientState):
             What happens when the channel is full. ``"block"``: publishing waits. ``"fail"``: publishing raises
             `PoolLimitError`. ``"drop-oldest"``: a subscriber that is behind misses the oldest frames. ``"latest"``: a
             subscriber that is behind misses all frames except the newest frame.
+        max_deliveries
+            How often subscribers of a queue get a frame that none of them acknowledges, 1 to 65,535. Instead of one
+            more delivery, the frame is dropped, and the service notes the event ``frame-undeliverable``. None: the
+            frame comes again without end. `Frame.delivery` has the count.
 
         Returns
         -------
@@ -476,7 +481,10 @@ class Client(Lists, ClientState):
         InvalidArgumentError
             An argument is not as described above, or `pool` is None and there is no default pool.
         """
-        channel: Channel = self._run(self._create_channel(name, pool=pool, mode=mode, capacity=capacity, full=full))
+        made = self._create_channel(
+            name, pool=pool, mode=mode, capacity=capacity, full=full, max_deliveries=max_deliveries
+        )
+        channel: Channel = self._run(made)
         return channel
 
     def open_channel(self, name: str, timeout: float | None = 0.0) -> Channel:

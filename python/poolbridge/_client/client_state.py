@@ -216,11 +216,24 @@ class ClientState:
         return (yield from flow)
 
     def _create_channel(
-        self, name: str, *, pool: PoolInfo | str | None, mode: ChannelMode, capacity: int, full: FullPolicy
+        self,
+        name: str,
+        *,
+        pool: PoolInfo | str | None,
+        mode: ChannelMode,
+        capacity: int,
+        full: FullPolicy,
+        max_deliveries: int | None,
     ) -> Flow[Any]:
         chosen = yield from self._pool(pool)
         info = yield from _channel_operations.create_channel(
-            self._session, name, pool=chosen.id, mode=mode, capacity=capacity, full=full
+            self._session,
+            name,
+            pool=chosen.id,
+            mode=mode,
+            capacity=capacity,
+            full=full,
+            max_deliveries=max_deliveries,
         )
         return self._channel(info)
 

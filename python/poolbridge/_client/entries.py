@@ -241,6 +241,8 @@ class ChannelInfo(Shown):
         Capacity, in frames.
     full
         Policy when full: ``"block"``, ``"drop-oldest"``, ``"latest"``, ``"fail"``.
+    max_deliveries
+        Queue: the most deliveries of a frame; None: no bound.
     uid
         Id of the user who made the channel.
     producers
@@ -275,6 +277,7 @@ class ChannelInfo(Shown):
     mode: ChannelMode
     capacity: int
     full: FullPolicy
+    max_deliveries: int | None
     uid: int
     producers: int
     consumers: int
@@ -295,6 +298,7 @@ def channel_info(of: _messages.ChannelInfo) -> ChannelInfo:
         mode=cast("ChannelMode", of.channel.mode),
         capacity=of.channel.capacity,
         full=cast("FullPolicy", of.channel.full),
+        max_deliveries=of.channel.max_deliveries or None,
         uid=of.uid,
         producers=of.producers,
         consumers=of.consumers,

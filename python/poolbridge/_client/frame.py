@@ -45,6 +45,7 @@ class BaseFrame(BaseLease):
         # This object copies these values and does not keep `frame`. The native frame may refer to an array that
         # `Subscription.arrays` uses for other frames too, and this object must not keep that array alive.
         self._seq, self._time, self._meta, self._dropped = frame.number, frame.time, frame.meta, frame.missed
+        self._delivery = frame.delivery
         self._kept = False
         self._settled = ""  # how this object settled the frame; "": not settled
 
@@ -95,6 +96,15 @@ class BaseFrame(BaseLease):
         took and this frame. No subscriber got the dropped frames.
         """
         return self._dropped
+
+    @property
+    def delivery(self) -> int:
+        """How often subscribers have got this frame of a queue, with this time: 1 for the first. In a broadcast: 1.
+
+        A frame comes again if it is requeued, or if its subscriber ends before it acknowledges the frame. The argument
+        ``max_deliveries`` of `Client.create_channel` sets a bound.
+        """
+        return self._delivery
 
     def _settle(self, *, back: bool) -> None:
         if back and not self._consumer.queue:

@@ -593,6 +593,12 @@ def _receive(consumer: Consumer, seconds: float | None) -> Flow[_native.Frame | 
                 got = consumer.early.popleft()
         if got is condition.UNKNOWN_MEMBER:
             yield from consumer.meets(left)
+        elif got is condition.UNDELIVERABLE:
+            number, deliveries = consumer.native.failed, consumer.native.spent
+            session.tell(
+                Doubt(channel=consumer.channel.id, member=consumer.member, sequence=number, deliveries=deliveries)
+            )
+            continue
         elif got is not condition.TIMEOUT:
             yield from _end_or_fail(consumer, got)
         if deadline is not None and time.monotonic() >= deadline:

@@ -24,6 +24,7 @@ TIMELINE_WORDS: Final = 512  # words of a timeline
 MAX_FENCE_VALUE: Final = 2**62 - 1  # greatest value of a fence
 MAX_CAPACITY: Final = 1024  # frames that a channel keeps
 MAX_CONSUMERS: Final = 1024  # consumers of a channel
+MAX_DELIVERY: Final = 65535  # greatest count of deliveries of a frame; the count stops there
 MAX_META_ENTRIES: Final = 16  # entries of a frame's meta
 MAX_META_TEXT: Final = 256  # bytes of each key and value of meta
 EVENT_BYTES: Final = 64  # bytes of the handle of an interprocess event

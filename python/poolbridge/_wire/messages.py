@@ -91,6 +91,7 @@ class ChannelIdentity(Struct, omit_defaults=True, kw_only=True):
     mode: str = field(name="md")  # mode: `broadcast` or `queue`
     capacity: U = field(name="cp")  # capacity, in frames
     full: str = field(name="fl")  # policy when full: `block`, `drop-oldest`, `latest`, `fail`
+    max_deliveries: U = field(default=0, name="xd")  # queue: the most deliveries of a frame; left out: no bound
 
 
 class Grant(Struct, omit_defaults=True, kw_only=True):
@@ -463,6 +464,7 @@ class MakeChannel(Request, kw_only=True, tag="channel"):
     mode: str = field(default="", name="md")  # mode; left out: `broadcast`
     capacity: U = field(name="cp")  # capacity, in frames
     full: str = field(default="", name="fl")  # policy when full; left out: `block`
+    max_deliveries: U = field(default=0, name="xd")  # queue: the most deliveries of a frame; left out: no bound
 
 
 class Find(Request, kw_only=True, tag="find"):
@@ -535,11 +537,13 @@ class Map(Request, kw_only=True, tag="map"):
 
 
 class Doubt(Request, kw_only=True, tag="doubt"):
-    """Reports a frame whose record contradicts itself or the block."""
+    """Reports a frame that the consumer has acknowledged but not given to its program."""
 
     channel: U = field(name="ch")  # channel id
     member: U = field(name="mb")  # member id of the consumer
     sequence: U = field(name="sq")  # number of the frame
+    # how often it was delivered; left out: its record contradicts itself or the block
+    deliveries: U = field(default=0, name="dv")
 
 
 # Replies
