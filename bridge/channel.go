@@ -132,6 +132,21 @@ func (ch *Channel) WaitForConsumers(ctx context.Context, n int) error {
 	return ch.client.session.Wait(ctx, session.Waiting, r, &r.Wait, session.Call{Into: &wire.EmptyReply{}})
 }
 
+// Latest takes the newest frame of a broadcast, also if this client has taken the frame before. It waits for the first frame. The caller
+// releases the frame. Latest subscribes for one frame: for every frame use [Channel.Frames].
+//
+// Errors: [ErrInvalid] if the channel is a queue; [ErrClosed] if the channel is closed and has no frame; those of Frames, for example the
+// context's error.
+func (ch *Channel) Latest(ctx context.Context) (*Frame, error) {
+	if id := ch.shared.Identity; id.Mode == mempool.WorkQueue {
+		return nil, typed.Errorf(ErrInvalid, "channel %q is a queue: take its frames with Frames", id.Name)
+	}
+	for frame, err := range ch.Frames(ctx, SubscribeOptions{Full: Latest}) {
+		return frame, err
+	}
+	return nil, typed.Errorf(ErrClosed, "channel %q is closed and has no frame", ch.shared.Identity.Name)
+}
+
 // Close closes the channel. Nobody can publish in the channel any more, and the channel's name is free. Consumers still get the published
 // frames. A waiting Publish fails. A queue waits until every frame is acknowledged: workers can still open it by its name and subscribe. If
 // it has no worker for ten minutes, its frames are lost, and the service notes an event (`poolsvc serve --limit closed-queue-seconds=N`).

@@ -318,3 +318,38 @@ func TestADestroyedPoolEndsItsFramesWithAnError(t *testing.T) {
 	assert.ErrorIs(t, last, ErrClosed)
 	assert.False(t, errors.Is(last, ErrDisconnected))
 }
+
+func TestLatestTakesTheNewestFrameAgainAndAgain(t *testing.T) {
+	kinds(t, func(t *testing.T, spec mempool.PoolSpec) {
+		svc, path := serve(t, server.Config{})
+		producer, consumer := dial(t, path), dial(t, path)
+		p := createPool(t, producer, spec)
+		ctx := context.Background()
+		ch := makeChannel(t, producer, p, mempool.ChannelSpec{Capacity: 4})
+		same, err := consumer.TryOpenChannel(ctx, "c")
+		require.NoError(t, err)
+		ended, end := context.WithCancel(ctx)
+		end()
+		_, err = same.Latest(ended)
+		require.ErrorIs(t, err, context.Canceled)
+		for n := range uint64(6) {
+			require.NoError(t, sendFrame(ctx, p, ch, n, 100, mempool.FrameOptions{}))
+		}
+		for range 5 {
+			f, err := same.Latest(ctx)
+			require.NoError(t, err)
+			n, err := verify(f)
+			require.NoError(t, err)
+			assert.Equal(t, []uint64{5, 6}, []uint64{n, f.Seq})
+			require.NoError(t, f.Release())
+		}
+		require.NoError(t, ch.Close(ctx))
+		_, err = same.Latest(ctx)
+		require.ErrorIs(t, err, ErrClosed)
+		queue := makeChannel(t, producer, p, mempool.ChannelSpec{Name: "q", Mode: mempool.WorkQueue})
+		_, err = queue.Latest(ctx)
+		require.ErrorIs(t, err, ErrInvalid)
+		require.NoError(t, queue.Close(ctx))
+		awaitReclaimed(t, svc)
+	})
+}

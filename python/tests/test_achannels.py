@@ -284,3 +284,21 @@ def test_an_array_in_memory_that_was_published_as_a_frame_is_not_published_again
         assert (await anext(frames)).to_numpy().tolist() == [1] * 4
 
     run(service, body)
+
+
+def test_many_tasks_take_the_newest_frame_at_once(service):
+    async def body(client, other):
+        channel = await client.create_channel("c", capacity=2)
+        mirror = await other.open_channel("c")
+        await channel.publish(np.full(4, 3))
+        frames = await asyncio.gather(*(mirror.latest(timeout=60) for _ in range(20)))
+        assert [np.asarray(frame).tolist() for frame in frames] == [[3] * 4] * 20
+        waiting = asyncio.create_task((await other.create_channel("d", pool="frames")).latest())
+        await (await client.open_channel("d")).wait_for_consumers(1, timeout=60)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        while any(one.consumers for one in await client.channels()):
+            await asyncio.sleep(0)
+
+    run(service, body)

@@ -620,3 +620,43 @@ def test_a_lease_is_published_once(client):
     for again in (channel.publish, lambda one: client.put(one, "name"), lambda one: one.publish("name")):
         with pytest.raises(poolbridge.LeaseReleasedError, match="published as a frame"):
             again(lease)
+
+
+# The newest frame
+
+
+def test_latest_takes_the_newest_frame_again_and_again(client, other):
+    channel = client.create_channel("c", capacity=4)
+    mirror = other.open_channel("c")
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        mirror.latest(timeout=0)
+    for value in range(6):
+        channel.publish(np.full(4, value))
+    for _ in range(300):  # more than the 256 frames that one subscription may hold
+        frame = mirror.latest(timeout=60)
+        assert (frame.seq, int(np.asarray(frame)[0])) == (6, 5)
+    array = np.asarray(frame)
+    del frame
+    channel.publish(np.full(4, 6))
+    assert mirror.latest(timeout=60).seq == 7
+    assert array.tolist() == [5] * 4, "an array of a frame stays valid"
+    del array
+    until(lambda: other.session_stats().leases == 0)
+    until(lambda: not any(one.consumers for one in client.channels()))
+    channel.close()
+    with pytest.raises(poolbridge.ClosedError):
+        mirror.latest(timeout=60)
+
+
+def test_latest_waits_for_the_first_frame(client, other):
+    channel, mirror = client.create_channel("c"), other.open_channel("c")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(mirror.latest, 60)
+        channel.wait_for_consumers(1, timeout=60)
+        channel.publish(np.arange(3))
+        assert np.asarray(waiting.result()).tolist() == [0, 1, 2]
+
+
+def test_a_queue_has_no_latest_frame(client):
+    with pytest.raises(poolbridge.InvalidArgumentError, match="'q' is a queue"):
+        client.create_channel("q", mode="queue").latest(timeout=0)

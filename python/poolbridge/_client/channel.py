@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Never, cast
 
-from poolbridge._client import channel_operations as _channel_operations
+from poolbridge._client import channel_operations as _channel_operations, operations as _operations
 from poolbridge._client.copies import Copies
+from poolbridge._client.frame import AsyncFrame, Frame
 from poolbridge._client.publisher import AsyncPublisher, Publisher
 from poolbridge._client.shown import html_of
 from poolbridge._client.tracing import Operation, bytes_of, published, texts_of, traced
 from poolbridge._memory import tensor as _tensor
+from poolbridge._session.consumer import claim, receive
 from poolbridge.errors import (
     ClosedError,
+    InvalidArgumentError,
     NotFoundError,
 )
 
@@ -45,6 +48,20 @@ class BaseChannel:
         return _channel_operations.publish(
             self._session, self._info, self._copies, array, meta=meta, timeout=timeout, stream=stream, event=event
         )
+
+    def _latest(self, timeout: float | None, frame: type[Frame | AsyncFrame]) -> Flow[Any]:
+        seconds = _operations.check_timeout(timeout)
+        if self.mode != "broadcast":
+            raise InvalidArgumentError(f"channel {self.name!r} is a queue: subscribe to take its frames")
+        consumer = yield from _channel_operations.subscribe(
+            self._session, self._info, credit=1, oldest=False, full="latest", ack="auto"
+        )
+        try:
+            native = consumer.at_once() or (yield from receive(consumer, seconds))
+            return native and frame(self._run, (yield from claim(consumer, native)), consumer, native)
+        finally:
+            consumer.native.offered = None
+            self._session.unsubscribe(consumer)
 
     @property
     def id(self) -> int:
@@ -230,6 +247,35 @@ class Channel(BaseChannel):
         """
         self._run(_channel_operations.wait_for_consumers(self._info, n, timeout))
 
+    def latest(self, timeout: float | None = None) -> Frame | None:
+        """Take the newest frame of a broadcast, also if this client has taken the frame before.
+
+        The call subscribes for one frame: for every frame, or for frames in a loop, use `Client.subscribe`.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait for the first frame; 0: do not wait; None, the default: no limit.
+
+        Returns
+        -------
+        Frame or None
+            The frame; None if the channel was closed.
+
+        Raises
+        ------
+        WaitTimeoutError
+            No frame came within `timeout`.
+        ContentFailedError
+            The frame's content will never be complete.
+        InvalidArgumentError
+            The channel is a queue, or `timeout` is out of range.
+        PoolLimitError, ClosedError
+            See `Client.subscribe`.
+        """
+        frame: Frame | None = self._run(self._latest(timeout, Frame))
+        return frame
+
     def close(self) -> None:
         """Close the channel for all clients. Subscribers still get the frames that were published before.
 
@@ -277,6 +323,11 @@ class AsyncChannel(BaseChannel):
     async def wait_for_consumers(self, n: int = 1, timeout: float | None = None) -> None:
         """Wait until at least `n` consumers have joined the channel; see `Channel.wait_for_consumers`."""
         await self._run(_channel_operations.wait_for_consumers(self._info, n, timeout))
+
+    async def latest(self, timeout: float | None = None) -> AsyncFrame | None:
+        """Take the newest frame of a broadcast; see `Channel.latest`."""
+        frame: AsyncFrame | None = await self._run(self._latest(timeout, AsyncFrame))
+        return frame
 
     async def close(self) -> None:
         """Close the channel for all clients; see `Channel.close`."""

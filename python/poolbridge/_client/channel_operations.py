@@ -164,4 +164,6 @@ def subscribe(
     consumer: Consumer = yield from consume(
         session, channel, credit=most, oldest=check_flag(oldest, "oldest"), full=policy, auto=auto
     )
+    if session.concurrent:  # one thread takes a frame, and the event loop's thread accepts it
+        consumer.native.any_thread, consumer.spin = True, 0.0
     return consumer

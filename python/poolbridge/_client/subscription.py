@@ -90,8 +90,6 @@ class BaseSubscription(Uncopied):
                 consumer = yield from self._subscribe(info_of(self.channel))
             finally:
                 self._joining = False
-            if self._session.concurrent:  # one thread takes a frame, and the event loop's thread accepts it
-                consumer.native.any_thread, consumer.spin = True, 0.0
             self._consumer = consumer
         return self._consumer
 
