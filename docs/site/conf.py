@@ -6,6 +6,8 @@ import dataclasses
 import inspect
 from typing import Any
 
+from sphinx.ext.napoleon.docstring import NumpyDocstring
+
 import poolbridge
 import poolbridge.dask
 import poolbridge.ray
@@ -20,21 +22,24 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
-    "sphinxcontrib.mermaid",
+    "sphinx_inline_tabs",
 ]
 default_role = "py:obj"
 
 myst_enable_extensions = ["attrs_block", "deflist"]
-myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 5  # as a code host makes them
 
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True, "inherited-members": "ArrayExports,Exception,UserWarning,OSError"}
 napoleon_google_docstring = False
+# Napoleon takes text before a colon in the docstring of a property for its type, which is in its annotation.
+NumpyDocstring._consume_inline_attribute = lambda self: ("", self._consume_to_end())  # noqa: SLF001
 
 html_theme = "furo"
-html_title = "poolbridge"
+html_title = f"poolbridge {version.partition('+')[0]}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_show_sphinx = False
 html_theme_options = {
     "source_repository": "https://github.com/poolbridge/poolbridge/",

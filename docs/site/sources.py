@@ -1,8 +1,12 @@
 """Write the sources of the documentation site: the Markdown pages of the repository, and the lists of public names.
 
-The script copies the text of each page and changes only its links. In the repository, a link leads from a file to a
-file. If the file is a page of the site, the new link leads to this page. If it is an SVG image, the new link leads to
-a copy on the site. Otherwise the new link leads to the file on GitHub. If a link leads to no file, the script fails.
+In the repository, a link leads from a file to a file. If the file is a page of the site, the new link leads to this
+page. If it is an SVG image, the new link leads to a copy on the site. Otherwise the new link leads to the file on
+GitHub. If a link leads to no file, the script fails.
+
+If a line is only a link to an example, the program follows it. A block of Python and a block of Go, one directly after
+the other, become tabs. If a line of code is too wide for the page, the script fails; blocks
+of text show what programs print.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ PROJECT = {  # pages that do not lie in docs
 }
 INDEX = ROOT / "docs" / "index.md"
 LINK = re.compile(r"(?<=\]\()(?!#|[a-z]+:)([^)\s#]+)(#[^)\s]*)?(?=\))")
+WIDTH = 88  # of code: so much fits the page
+EXAMPLE = re.compile(r"^\[[^\]]*\]\(((?:\.\./)?examples/[^)]*\.(py|go))\)$", re.MULTILINE)
+PAIR = re.compile(r"(^```(python|go)\n[^`]*^```\n)\n(^```(?!\2)(python|go)\n[^`]*^```\n)", re.MULTILINE)
 FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 
 
@@ -49,6 +56,27 @@ def relinked(text: str, file: Path, site: dict[Path, str]) -> str:
 
     parts = re.split(f"({FENCE.pattern})", text, flags=FENCE.flags)
     return "".join(part if i % 2 else LINK.sub(lead, part) for i, part in enumerate(parts))
+
+
+def programs(text: str, file: Path) -> str:
+    """Return the text of a page, with each example that has a line with only its link."""
+    text = EXAMPLE.sub(lambda link: f"{link[0]}\n\n```{link[2]}\n{(file.parent / link[1]).read_text()}```", text)
+    for block in FENCE.findall(text):
+        for line in block.splitlines() if re.match(r" *```(?!text)\w", block) else ():
+            if len(line.expandtabs(4)) > WIDTH:
+                raise SystemExit(f"{file.relative_to(ROOT)} has code wider than {WIDTH}: {line}")
+    return text
+
+
+def tabbed(text: str) -> str:
+    """Return the text of a page, with tabs for what is there in Python and in Go."""
+    title = {"python": "Python", "go": "Go"}
+    return PAIR.sub(lambda m: f"````{{tab}} {title[m[2]]}\n{m[1]}````\n\n````{{tab}} {title[m[4]]}\n{m[3]}````\n", text)
+
+
+def first(file: str, language: str) -> str:
+    """Return the first block of a file in a language."""
+    return re.findall(rf"^```{language}\n[^`]*^```\n", (ROOT / file).read_text(), re.MULTILINE)[0]
 
 
 def contents(text: str, site: dict[Path, str], apart: dict[str, list[str]]) -> str:
@@ -136,13 +164,16 @@ def main(out: Path) -> None:
     go = sorted(f"go/{path.stem}" for path in (out / "go").glob("*.md"))
     python = [f"python/{path.stem}" for path in sorted((ROOT / "docs/site/python").glob("*.rst"))]
     for file, name in site.items():
-        text = relinked(file.read_text(), file, site)
+        text = relinked(programs(file.read_text(), file), file, site)
         if file == INDEX:
+            shown = [first("docs/install.md", "sh"), first("README.md", "python"), first("README.md", "go")]
+            text = text.replace("![Who", "\n".join([*shown, "![Who"]))
             text = text.replace(
                 "## Reference\n", "## Reference\n\n- [Python](reference-python.md)\n- [Go](reference-go.md)\n"
             )
             text += contents(file.read_text(), site, {"Reference": ["reference-python", "reference-go"]})
-        (out / f"{name}.md").write_text(text)
+        (out / f"{name}.md").write_text(tabbed(text))
+    programs((ROOT / "README.md").read_text(), ROOT / "README.md")
     (out / "python").mkdir(exist_ok=True)
     for path in (ROOT / "docs/site/python").glob("*.rst"):
         (out / "python" / path.name).write_text(path.read_text())

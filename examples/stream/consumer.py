@@ -1,6 +1,7 @@
 """Read the frames of main.go in place.
 
-Start `consumer.py cupy` or `consumer.py torch`. If main.go runs with ``-kind host``, start `consumer.py numpy`.
+Start `consumer.py cupy` or `consumer.py torch`. If main.go runs with ``-kind host``,
+start `consumer.py numpy`.
 """
 
 import importlib
@@ -14,6 +15,8 @@ with poolbridge.connect(wait=60) as client:
     frames = client.subscribe("camera", timeout=60)  # waits until the channel exists
     print("subscribed", flush=True)
     for frame in frames:  # the loop ends when the channel is closed
-        image = library.from_dlpack(frame)  # on a GPU, the stream of the library waits until the image is complete
+        # on a GPU, the stream of the library waits until the image is complete
+        image = library.from_dlpack(frame)
         brightness = float(image.sum()) / frame.size
-        print(frame.seq, frame.meta["exposure"], f"{brightness:.1f}", frame.dropped, flush=True)
+        exposure = frame.meta["exposure"]
+        print(frame.seq, exposure, f"{brightness:.1f}", frame.dropped, flush=True)

@@ -1,6 +1,6 @@
-// Command stream sends frames, as a camera does. The frames are in GPU memory or, with -kind host, in host memory.
-// Every subscriber gets every frame. Start consumer.py with CuPy, PyTorch or NumPy at the same time. You can start it
-// several times.
+// Command stream sends frames, as a camera or a decoder does. The frames are in GPU
+// memory or, with -kind host, in host memory. Every subscriber gets every frame. Start
+// consumer.py with CuPy, PyTorch or NumPy at the same time, once or several times.
 package main
 
 import (
@@ -14,7 +14,7 @@ import (
 )
 
 func main() {
-	kind := flag.String("kind", string(bridge.Device), "where the frames live: device, vmm, legacy, pinned or host")
+	kind := flag.String("kind", "device", "or vmm, legacy, pinned, host")
 	frames := flag.Int("frames", 300, "how many to send")
 	flag.Parse()
 	if err := run(context.Background(), bridge.Kind(*kind), *frames); err != nil {
@@ -31,7 +31,8 @@ func run(ctx context.Context, kind bridge.Kind, frames int) error {
 	return c.send(ctx, frames, time.Second/30)
 }
 
-// A camera has a channel, and a publisher, which lends memory for frames and publishes the frames in the channel.
+// A camera has a channel, and a publisher, which lends memory for frames and publishes
+// the frames in the channel.
 type camera struct {
 	client    *bridge.Client
 	channel   *bridge.Channel
@@ -43,18 +44,23 @@ func open(ctx context.Context, kind bridge.Kind) (*camera, error) {
 	if err != nil {
 		return nil, err
 	}
-	pool, err := client.EnsurePool(ctx, bridge.PoolSpec{Name: "video", Kind: kind, MaxBytes: 64 << 20}) // the pool of an earlier run may exist
+	// the pool of an earlier run may exist
+	spec := bridge.PoolSpec{Name: "video", Kind: kind, MaxBytes: 64 << 20}
+	pool, err := client.EnsurePool(ctx, spec)
 	if err != nil {
 		client.Close()
 		return nil, err
 	}
-	channel, err := client.CreateChannel(ctx, bridge.ChannelSpec{Name: "camera", Pool: pool.Info().ID, Capacity: 4,
-		Full: bridge.Block}) // a camera that must not wait would use DropOldest
+	channel, err := client.CreateChannel(ctx, bridge.ChannelSpec{
+		Name: "camera", Pool: pool.Info().ID, Capacity: 4,
+		Full: bridge.Block, // a camera that must not wait would use DropOldest
+	})
 	if err != nil {
 		client.Close()
 		return nil, err
 	}
-	publisher, err := channel.Publisher(ctx, bridge.Tensor{DType: bridge.Uint8, Shape: []uint64{240, 320, 3}})
+	image := bridge.Tensor{DType: bridge.Uint8, Shape: []uint64{240, 320, 3}}
+	publisher, err := channel.Publisher(ctx, image)
 	if err != nil {
 		client.Close()
 		return nil, err
@@ -62,7 +68,7 @@ func open(ctx context.Context, kind bridge.Kind) (*camera, error) {
 	return &camera{client, channel, publisher}, nil
 }
 
-// send sends frames and then closes the channel. Every byte of a frame is the number of the frame.
+// send sends frames and then closes the channel. Every byte of a frame is its number.
 func (c *camera) send(ctx context.Context, frames int, pause time.Duration) error {
 	for n := range frames {
 		if err := c.frame(ctx, n); err != nil {
@@ -73,7 +79,8 @@ func (c *camera) send(ctx context.Context, frames int, pause time.Duration) erro
 	return c.channel.Close(ctx)
 }
 
-// frame sends one frame. If there is no free memory, or if the channel is full, frame waits at most a minute.
+// frame sends one frame. If there is no free memory, or if the channel is full, frame
+// waits at most a minute.
 func (c *camera) frame(ctx context.Context, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -84,6 +91,7 @@ func (c *camera) frame(ctx context.Context, n int) error {
 	if err := lease.Fill(ctx, 0, 240*320*3, byte(n)); err != nil {
 		return err
 	}
-	_, err = c.publisher.Publish(ctx, lease, bridge.FrameOptions{Meta: map[string]string{"exposure": strconv.Itoa(n)}})
+	meta := map[string]string{"exposure": strconv.Itoa(n)}
+	_, err = c.publisher.Publish(ctx, lease, bridge.FrameOptions{Meta: meta})
 	return err
 }

@@ -1,5 +1,6 @@
-// Command transfer puts an array into GPU memory or, with -kind host, into host memory, and publishes the array. Any process can
-// then use the array: consumer.py in this folder gets it as a CuPy, PyTorch or NumPy array, without a copy.
+// Command transfer puts an array into GPU memory or, with -kind host, into host memory,
+// and publishes the array. Any process can then use it: consumer.py in this folder gets
+// it as a CuPy, PyTorch or NumPy array, without a copy.
 package main
 
 import (
@@ -13,9 +14,10 @@ import (
 )
 
 func main() {
-	kind := flag.String("kind", string(bridge.Device), "where the array lives: device, vmm, legacy, pinned or host")
+	kind := flag.String("kind", "device", "or vmm, legacy, pinned, host")
 	flag.Parse()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // no call waits longer than this for the service or for memory
+	// no call waits longer than this for the service or for memory
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	err := transfer(ctx, bridge.Kind(*kind))
 	cancel()
 	if err != nil {
@@ -24,17 +26,18 @@ func main() {
 }
 
 func transfer(ctx context.Context, kind bridge.Kind) error {
-	// guide: begin
 	client, err := bridge.Dial(ctx, bridge.DefaultSocket())
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	pool, err := client.EnsurePool(ctx, bridge.PoolSpec{Name: "demo", Kind: kind, MaxBytes: 64 << 20})
+	spec := bridge.PoolSpec{Name: "demo", Kind: kind, MaxBytes: 64 << 20}
+	pool, err := client.EnsurePool(ctx, spec)
 	if err != nil {
 		return err
 	}
-	lease, err := pool.Allocate(ctx, bridge.Tensor{DType: bridge.Float32, Shape: []uint64{2, 3}})
+	array := bridge.Tensor{DType: bridge.Float32, Shape: []uint64{2, 3}}
+	lease, err := pool.Allocate(ctx, array)
 	if err != nil {
 		return err
 	}
@@ -42,6 +45,6 @@ func transfer(ctx context.Context, kind bridge.Kind) error {
 	if err := lease.CopyFrom(ctx, 0, data); err != nil {
 		return err
 	}
-	return lease.Publish(ctx, bridge.Publication{Name: "weights", Keep: true, Replace: true}) // outlives this program
-	// guide: end
+	name := bridge.Publication{Name: "weights", Keep: true, Replace: true}
+	return lease.Publish(ctx, name) // Keep: the name outlives this program
 }

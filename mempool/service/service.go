@@ -17,10 +17,11 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
-// Limits says how many leases, names, channels and other things clients may have in the service.
+// Limits says how many leases, names, channels and other things clients may have in the service. More: go doc [ledger.Limits].
 type Limits = ledger.Limits
 
-// LimitError says which of the [Limits] a request would have exceeded. It wraps [mempool.ErrLimit].
+// LimitError says which of the [Limits] a request would have exceeded. It wraps [mempool.ErrLimit]. More: go doc
+// [ledger.LimitError].
 type LimitError = ledger.LimitError
 
 // LimitNames returns the names that [Limits.Set] accepts.

@@ -135,7 +135,7 @@ func (s *Service) poolOf(p *ledger.Pool) *Pool { return s.pools[p.Info.ID] }
 // memoryOf returns the memory of a block that is not freed. The caller holds s.mu.
 func (s *Service) memoryOf(b *ledger.Block) *blockMemory { return s.blocks.Get(b.ID) }
 
-// MemberRole says whether a member of a channel is a producer or a consumer.
+// MemberRole says whether a member of a channel is a producer or a consumer. More: go doc [ledger.MemberRole].
 type MemberRole = ledger.MemberRole
 
 // These are the roles of members.
@@ -144,7 +144,7 @@ const (
 	Consumer = ledger.Consumer
 )
 
-// MemberSpec says how a new member of a channel takes part in the channel.
+// MemberSpec says how a new member of a channel takes part in the channel. More: go doc [ledger.MemberSpec].
 type MemberSpec = ledger.MemberSpec
 
 // channel is a channel that the service takes care of: it frees what members that left had used. The service also decides which sessions take

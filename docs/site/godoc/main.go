@@ -1,5 +1,5 @@
-// Command godoc writes a reference page in Markdown for each Go package, for the documentation site. A page has the comments of the
-// public names. The standard library (go/doc/comment) converts the comments to Markdown. If a public name has no comment, or if a comment
+// Command godoc writes reference pages in Markdown for Go packages, for the documentation site. A page has the comments of the public
+// names. A long package has a page for each of its files, which are named after what they define. The standard library (go/doc/comment) converts the comments to Markdown. If a public name has no comment, or if a comment
 // has a link to a name that does not exist, the command fails.
 package main
 
@@ -41,22 +41,54 @@ func run(out string, folders []string) error {
 	if out == "" || len(folders) == 0 {
 		return errors.New("say -out FOLDER and the folders of packages, such as bridge and mempool/service")
 	}
-	if err := os.MkdirAll(out, 0o755); err != nil {
-		return err
-	}
 	var failed []error
 	for _, folder := range folders {
 		p, err := load(folder, folders)
 		if err != nil {
 			return err
 		}
-		text := p.render()
-		failed = append(failed, p.failed...)
-		if err := os.WriteFile(filepath.Join(out, fileName(folder)), []byte(text), 0o644); err != nil { //nolint:gosec // pages are for everybody
+		if err := p.write(out); err != nil {
 			return err
 		}
+		failed = append(failed, p.failed...)
 	}
 	return errors.Join(failed...)
+}
+
+// long is the number of lines from which a package gets several pages.
+const long = 400
+
+// write writes the page of the package to the folder out and, if it is long, a page for each file to the folder out/NAME.
+func (p *page) write(out string) error {
+	p.overview()
+	overview := p.take()
+	nouns := p.nouns()
+	texts := make([]string, len(nouns))
+	for i, noun := range nouns {
+		p.noun(noun)
+		texts[i] = p.take()
+	}
+	name := strings.TrimSuffix(fileName(p.folder), ".md")
+	all := strings.Join(texts, "")
+	if strings.Count(all, "\n") < long {
+		return writePage(out, name, overview+all)
+	}
+	var list, menu strings.Builder
+	for i, noun := range nouns {
+		if err := writePage(filepath.Join(out, name), noun, fmt.Sprintf("# %s: %s\n\n%s", p.folder, noun, texts[i])); err != nil {
+			return err
+		}
+		fmt.Fprintf(&list, "- [%s](%s/%s.md): %s\n", noun, name, noun, strings.Join(p.names(noun), ", "))
+		fmt.Fprintf(&menu, "%s <%s/%s>\n", noun, name, noun)
+	}
+	return writePage(out, name, fmt.Sprintf("%s%s\n```{toctree}\n:hidden:\n\n%s```\n", overview, &list, &menu))
+}
+
+func writePage(folder, name, text string) error {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(folder, name+".md"), []byte(text), 0o644) //nolint:gosec // pages are for everybody
 }
 
 func fileName(folder string) string { return strings.ReplaceAll(folder, "/", "-") + ".md" }
@@ -106,9 +138,6 @@ func (p *page) linkURL(link *comment.DocLink) string {
 		}
 		folder = inside
 	}
-	if link.Name == "" {
-		return fileName(folder)
-	}
 	return "#" + target(folder, link.Recv, link.Name)
 }
 
@@ -118,35 +147,96 @@ func target(folder, receiver, name string) string {
 	return strings.Join(slices.DeleteFunc(parts, func(part string) bool { return part == "" }), ".")
 }
 
-func (p *page) render() string {
-	fmt.Fprintf(&p.out, "# package %s\n\n", strings.TrimPrefix(p.folder, "./"))
+func (p *page) take() string {
+	defer p.out.Reset()
+	return p.out.String()
+}
+
+func (p *page) overview() {
+	p.heading(1, target(p.folder, "", ""), "package "+p.folder)
 	fmt.Fprintf(&p.out, "```go\nimport %q\n```\n\n", path.Join(module, p.folder))
 	p.comment("package "+p.pkg.Name, p.pkg.Doc)
-	p.printer.HeadingLevel = 5 // below every declaration
-	p.values("Constants", "", p.pkg.Consts)
-	p.values("Variables", "", p.pkg.Vars)
-	if len(p.pkg.Funcs) > 0 {
-		p.out.WriteString("## Functions\n\n")
+	p.printer.HeadingLevel = 4 // below every declaration
+}
+
+// of is the name of the file that has a declaration, without .go.
+func (p *page) of(node ast.Node) string {
+	return strings.TrimSuffix(strings.TrimSuffix(filepath.Base(p.fset.Position(node.Pos()).Filename), ".go"), "_gen")
+}
+
+// nouns are the names of the files that have public names.
+func (p *page) nouns() []string {
+	var found []string
+	for _, v := range slices.Concat(p.pkg.Consts, p.pkg.Vars) {
+		found = append(found, p.of(v.Decl))
 	}
 	for _, f := range p.pkg.Funcs {
-		p.function(3, f)
-	}
-	if len(p.pkg.Types) > 0 {
-		p.out.WriteString("## Types\n\n")
+		found = append(found, p.of(f.Decl))
 	}
 	for _, t := range p.pkg.Types {
-		p.heading(3, target(p.folder, "", t.Name), "type "+t.Name)
+		found = append(found, p.of(t.Decl))
+	}
+	slices.Sort(found)
+	return slices.Compact(found)
+}
+
+// names are the functions and types of a file.
+func (p *page) names(noun string) []string {
+	var found []string
+	for _, f := range p.pkg.Funcs {
+		if p.of(f.Decl) == noun {
+			found = append(found, f.Name)
+		}
+	}
+	for _, t := range p.pkg.Types {
+		if p.of(t.Decl) == noun {
+			found = append(found, t.Name)
+		}
+	}
+	if len(found) == 0 {
+		return []string{"constants and variables"}
+	}
+	return found
+}
+
+// noun writes the public names of a file.
+func (p *page) noun(noun string) {
+	elsewhere := func(v *doc.Value) bool { return p.of(v.Decl) != noun }
+	p.values("", slices.DeleteFunc(slices.Concat(p.pkg.Consts, p.pkg.Vars), elsewhere))
+	for _, f := range p.pkg.Funcs {
+		if p.of(f.Decl) == noun {
+			p.function(2, f)
+		}
+	}
+	for _, t := range p.pkg.Types {
+		if p.of(t.Decl) != noun {
+			continue
+		}
+		p.heading(2, target(p.folder, "", t.Name), "type "+t.Name)
 		p.fieldTargets(t)
 		p.code(t.Decl)
 		p.comment(t.Name, t.Doc)
 		p.fields(t)
-		p.values("", t.Name, t.Consts)
-		p.values("", t.Name, t.Vars)
+		p.alias(t)
+		p.values(t.Name, slices.Concat(t.Consts, t.Vars))
 		for _, f := range slices.Concat(t.Funcs, t.Methods) {
-			p.function(4, f)
+			p.function(3, f)
 		}
 	}
-	return p.out.String()
+}
+
+// alias asks for the command that shows the fields and methods of a type of another package: go doc shows only the alias.
+func (p *page) alias(t *doc.Type) {
+	for _, spec := range t.Decl.Specs {
+		of, ok := spec.(*ast.TypeSpec).Type.(*ast.SelectorExpr)
+		if !ok || !spec.(*ast.TypeSpec).Assign.IsValid() {
+			continue
+		}
+		want := fmt.Sprintf("go doc [%s.%s]", of.X, of.Sel)
+		if !strings.Contains(strings.Join(strings.Fields(t.Doc), " "), want) {
+			p.failed = append(p.failed, fmt.Errorf("%s: the comment of %s does not say %q", p.folder, t.Name, want))
+		}
+	}
 }
 
 func (p *page) heading(level int, target, text string) {
@@ -168,13 +258,7 @@ func (p *page) function(level int, f *doc.Func) {
 }
 
 // values are constants or variables: of the package, or those that belong to a type.
-func (p *page) values(title, of string, groups []*doc.Value) {
-	if len(groups) == 0 {
-		return
-	}
-	if title != "" {
-		fmt.Fprintf(&p.out, "## %s\n\n", title)
-	}
+func (p *page) values(of string, groups []*doc.Value) {
 	for _, g := range groups {
 		for _, name := range g.Names {
 			fmt.Fprintf(&p.out, "(%s)=\n", target(p.folder, "", name))
