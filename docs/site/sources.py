@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
 import textwrap
@@ -29,7 +30,7 @@ PROJECT = {  # pages that do not lie in docs
 INDEX = ROOT / "docs" / "index.md"
 LINK = re.compile(r"(?<=\]\()(?!#|[a-z]+:)([^)\s#]+)(#[^)\s]*)?(?=\))")
 WIDTH = 88  # of code: so much fits the page
-EXAMPLE = re.compile(r"^\[[^\]]*\]\(((?:\.\./)?examples/[^)]*\.(py|go))\)$", re.MULTILINE)
+EXAMPLE = re.compile(r"^\[[^\]]*\]\(((?:\.\./)?examples/[^)]*\.(py|go|ipynb))\)$", re.MULTILINE)
 PAIR = re.compile(r"(^```(python|go)\n[^`]*^```\n)\n(^```(?!\2)(python|go)\n[^`]*^```\n)", re.MULTILINE)
 FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 
@@ -60,7 +61,15 @@ def relinked(text: str, file: Path, site: dict[Path, str]) -> str:
 
 def programs(text: str, file: Path) -> str:
     """Return the text of a page, with each example that has a line with only its link."""
-    text = EXAMPLE.sub(lambda link: f"{link[0]}\n\n```{link[2]}\n{(file.parent / link[1]).read_text()}```", text)
+
+    def shown(link: re.Match[str]) -> str:
+        program = (file.parent / link[1]).read_text()
+        if link[2] == "ipynb":
+            cells = [cell for cell in json.loads(program)["cells"] if cell["cell_type"] == "code"]
+            program = "\n\n".join("".join(cell["source"]) for cell in cells) + "\n"
+        return f"{link[0]}\n\n```{'go' if link[2] == 'go' else 'python'}\n{program}```"
+
+    text = EXAMPLE.sub(shown, text)
     for block in FENCE.findall(text):
         for line in block.splitlines() if re.match(r" *```(?!text)\w", block) else ():
             if len(line.expandtabs(4)) > WIDTH:

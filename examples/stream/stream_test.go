@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"strings"
 	"testing"
@@ -46,4 +48,43 @@ func twoConsumersSeeEveryFrame(t *testing.T, service *rig.Service, kind mempool.
 		assert.Equal(t, want, strings.Split(consumer.End(t), "\n"))
 	}
 	service.Idle(t) // the leases of the consumers have ended
+}
+
+func TestAPageShowsWhatTheDetectorFound(t *testing.T) {
+	python := rig.Python(t)
+	detector, err := os.ReadFile("detector.py")
+	require.NoError(t, err)
+	page, err := os.ReadFile("page.py")
+	require.NoError(t, err)
+	service := rig.Serve(t)
+	t.Setenv("POOLBRIDGE_SOCKET", service.Socket)
+	camera, err := open(t.Context(), mempool.Host)
+	require.NoError(t, err)
+	defer camera.client.Close()
+	detecting := python.Start(t, string(detector))
+	require.Equal(t, "subscribed", detecting.Line(t))
+	url := python.Start(t, string(page), "0").Line(t)
+	require.NoError(t, camera.frame(t.Context(), 7))
+	require.Contains(t, get(t, url, http.StatusOK), "frame.bmp")
+	image := get(t, url+"/frame.bmp", http.StatusOK)
+	require.Len(t, image, 54+240*320*3)
+	assert.Equal(t, "BM", image[:2])
+	assert.Equal(t, []byte{0, 0, 255}, []byte(image[54:57]), "the mark, in the order blue, green, red")
+	assert.Equal(t, []byte{7, 7, 7}, []byte(image[len(image)-3:]), "the rest is the camera's")
+	require.NoError(t, camera.channel.Close(t.Context()))
+	assert.Empty(t, detecting.End(t))
+	get(t, url+"/frame.bmp", http.StatusServiceUnavailable)
+}
+
+func get(t *testing.T, url string, status int) string {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	require.NoError(t, err)
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	require.Equal(t, status, response.StatusCode)
+	body, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	return string(body)
 }

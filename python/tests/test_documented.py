@@ -19,8 +19,8 @@ import poolbridge
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *(ROOT / "docs" / f"{name}.md" for name in (
-    "index", "install", "first-array", "streaming", "gpu-order", "pools", "arrays", "operating", "deploying",
-    "troubleshooting", "events", "engines"
+    "index", "install", "first-array", "cookbook", "streaming", "gpu-order", "pools", "arrays", "operating",
+    "deploying", "troubleshooting", "events", "engines"
 ))]  # fmt: skip
 
 pytestmark = [
