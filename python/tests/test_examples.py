@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-def test_the_cells_of_the_notebook_run_in_order(monkeypatch):
+def test_the_cells_of_the_notebook_run_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POOLBRIDGE_POOLSVC", POOLSVC)
     cells = json.loads((EXAMPLES / "notebook" / "first.ipynb").read_text())["cells"]
     programs = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
@@ -32,7 +32,7 @@ def test_the_cells_of_the_notebook_run_in_order(monkeypatch):
     assert printed.getvalue() == "6.0\n"
 
 
-def test_the_tests_with_the_fixtures_pass():
+def test_the_tests_with_the_fixtures_pass() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", EXAMPLES / "fixtures"],
         env=os.environ | {"POOLBRIDGE_POOLSVC": POOLSVC},
