@@ -66,7 +66,6 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 	}
 	w := newWaiter(ctx, s, wait, purpose{what: forRoom, bytes: n})
 	w.least = least
-	defer w.stop()
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
@@ -78,7 +77,7 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 		return g, err
 	}
 	w.purpose.pool, w.purpose.name = p.rec, p.rec.Info.Name
-	block, err := p.take(&w, n)
+	block, err := p.take(w, n)
 	if err != nil {
 		return g, err
 	}

@@ -1,0 +1,246 @@
+package service
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
+)
+
+// take finds a block of at least n bytes for a session's buffer, and counts the block for the session and its user. It tries, in this order:
+//
+//  1. if the bytes do not fit into the limit of the session or the user: a free block that counts for the session already
+//  2. a free block without work under way
+//  3. a new block, if the pool has room for one
+//  4. a new block, after unused blocks of other sizes were freed
+//  5. a free block on which work is under way
+//  6. all this again, after the sessions with producers were asked to give back memory that they do not use
+//
+// Then take waits, if the waiter may wait, and begins again when the pool may have room. The caller holds Service.mu; take releases the
+// mutex for waits and driver calls. After the waiter's time limit, take still waits for blocks that are being freed at that moment.
+func (p *Pool) take(w waiter, n uint64) (*ledger.Block, error) {
+	size, err := p.rec.BlockSize(n)
+	if err != nil {
+		return nil, &refusal{err, p, n}
+	}
+	t := taking{waiter: w, p: p, size: size}
+	defer t.end()
+	for {
+		if err := t.begin(); err != nil {
+			return nil, err
+		}
+		b, again, err := t.find()
+		if b != nil || err != nil {
+			return b, err
+		}
+		if !again && !t.ask() && !t.await() {
+			return nil, t.cause(t.refused())
+		}
+	}
+}
+
+// taking is one call of [Pool.take].
+type taking struct {
+	waiter
+	p    *Pool
+	size uint64
+
+	place *place // in the queue for room; nil: none
+	asked bool   // the call counts as one that finds no room
+	told  bool   // sessions with producers were asked to give back memory
+	last  uint64 // the value of p.queued at the time limit; 0: before that
+
+	// These hold for one round, which begins with the method begin.
+	changes uint64 // p.room.changes
+	beyond  error  // why the bytes cannot count for the session or its user; nil: they can
+	// scarce says why the driver had no memory for a new block, although the pool has room. It holds until a wait has ended. relieved is the
+	// value of p.relief.count before that.
+	scarce   error
+	relieved uint64
+}
+
+// end leaves the queue and counts the call no more.
+func (t *taking) end() {
+	t.stop()
+	t.leavePlace()
+	if t.asked {
+		t.p.wantFor(t.session, -1)
+	}
+}
+
+func (t *taking) leavePlace() {
+	if t.place != nil {
+		t.place.leave()
+		t.place = nil
+	}
+}
+
+// begin begins a round. It returns an error if the session or the pool ends.
+func (t *taking) begin() error {
+	t.changes = t.p.room.changes // before the mutex is released for the first time
+	if t.scarce == nil {
+		t.relieved = t.p.relief.count
+	}
+	if err := t.session.rec.Alive(); err != nil {
+		return err
+	}
+	if t.p.rec.Closing {
+		return t.p.rec.Ending()
+	}
+	t.beyond = t.p.chargeable(t.session.rec, t.size)
+	return nil
+}
+
+// find tries the steps 1 to 5. It says whether to begin another round at once, because it has freed memory or because the driver has none.
+func (t *taking) find() (b *ledger.Block, again bool, err error) {
+	if t.beyond == nil {
+		return t.findCounted()
+	}
+	return t.p.reuse(t.session, t.p.rec.Own(t.session.rec, t.size)), false, nil
+}
+
+// findCounted tries the steps 2 to 5, whose block counts for the session anew.
+func (t *taking) findCounted() (b *ledger.Block, again bool, err error) {
+	p, s := t.p, t.session
+	full := t.scarce != nil || p.rec.Reserved+t.size > p.rec.Info.MaxBytes
+	if b = p.reuse(s, p.fits(s.rec, t.size, full, p.idle)); b != nil {
+		return b, false, nil
+	}
+	if !full {
+		b, err = p.grow(t.ctx, s, t.size)
+		if errors.Is(err, mempool.ErrOutOfMemory) {
+			t.scarce = err
+			return nil, true, nil
+		}
+		return b, false, err
+	}
+	if t.scarce == nil && p.evict(p.rec.Reserved+t.size-p.rec.Info.MaxBytes) {
+		return nil, true, nil
+	}
+	if b := p.fits(s.rec, t.size, full, p.any); b != nil && s.rec.Alive() == nil {
+		return p.reuse(s, b), false, nil
+	}
+	return nil, false, nil
+}
+
+// ask asks the sessions with producers for memory, once in a call. It says whether some memory has come back already.
+func (t *taking) ask() (more bool) {
+	if t.asked {
+		return false
+	}
+	t.asked = true
+	t.p.wantFor(t.session, +1)
+	more, t.told = t.p.want()
+	return more
+}
+
+// await waits until there may be room. It returns false if the request may not wait any longer.
+func (t *taking) await() bool {
+	p := t.p
+	if t.scarce != nil {
+		t.leavePlace()
+		t.hurry(!p.rec.Freeing())
+		if !t.wait(p.relief.after(t.relieved)) && !t.outlastFreeing() {
+			return false
+		}
+		t.scarce = nil
+		return true
+	}
+	if !t.patient() {
+		return false
+	}
+	if t.place == nil {
+		t.place = p.room.join(t.size)
+		s, size := t.session.rec, t.size // and not t: it would move to the heap
+		t.long = func(waited time.Duration) {
+			p.noteFullLocked(s, size, fmt.Sprintf("and has waited %v for it", waited))
+		}
+	}
+	t.hurry(!p.rec.Freeing() && !errors.Is(t.beyond, mempool.ErrRecalling))
+	p.watchCharged()                            // nothing tells the service when GPU work ends
+	alone := t.beyond != nil || p.rec.Bounded() // other allocations may succeed although this one fails
+	return t.wait(t.place.woken(t.changes, alone)) || t.outlastFreeing()
+}
+
+// outlastFreeing waits, after the time limit, for the blocks that are being freed: freeing much memory takes a while.
+func (t *taking) outlastFreeing() bool {
+	p := t.p
+	if !t.late {
+		return false
+	}
+	if p.rec.Freeing() && t.relax() {
+		return true
+	}
+	t.last = cmp.Or(t.last, p.queued)
+	return p.returned.count < t.last && t.outlast(p.returned.next())
+}
+
+// refused returns the error of a call that found no block.
+func (t *taking) refused() error {
+	err := t.scarce
+	if err == nil {
+		why := t.beyond
+		if why == nil {
+			why = t.p.rec.Full(t.size) // made only now: most waits succeed
+		}
+		err = &refusal{why, t.p, t.size}
+	}
+	if t.told && !t.patient() {
+		return fmt.Errorf("%w (%w)", err, mempool.ErrWanted)
+	}
+	return err
+}
+
+// reuse takes a free block for a buffer of a session; b may be nil. The caller holds Service.mu.
+func (p *Pool) reuse(s *Session, b *ledger.Block) *ledger.Block {
+	if b != nil {
+		s.rec.Account(p.rec).Reuse(b)
+	}
+	return b
+}
+
+// grow makes a new block. The caller holds Service.mu; grow releases the mutex for driver calls.
+func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*ledger.Block, error) {
+	svc := p.svc
+	account := s.rec.Account(p.rec)
+	growth := account.Grow(size)
+	mem, err := p.allocate(ctx, size)
+	if errors.Is(err, mempool.ErrOutOfMemory) && p.evict(p.rec.Cached) { // the pool's free blocks may use the memory that the driver lacks
+		mem, err = p.allocate(ctx, size)
+	}
+	if err != nil {
+		p.noteRefusedLocked(s.rec, size, err)
+		growth.Failed()
+		p.room.broadcast() // but not p.relief: allocations that ran out of memory would wake each other without end
+		p.closeIfEmpty()
+		if errors.Is(err, mempool.ErrOutOfMemory) && p.rec.Held > 0 {
+			err = fmt.Errorf("%w (%w)", err, mempool.ErrRecalling)
+		}
+		return nil, err
+	}
+	b := growth.Done()
+	svc.blocks.Set(b.ID, &blockMemory{Allocation: mem})
+	if err = s.rec.Alive(); err == nil && p.rec.Closing {
+		err = p.rec.Ending()
+	}
+	if err != nil { // the session or the pool ended while the block was made
+		account.GiveUp(b)
+		p.recycle(b)
+		return nil, err
+	}
+	return b, nil
+}
+
+// allocate calls the driver, which allocates the memory of a new block. The caller holds Service.mu; allocate releases the mutex during the
+// driver call.
+func (p *Pool) allocate(ctx context.Context, size uint64) (mempool.Allocation, error) {
+	p.svc.mu.Unlock()
+	defer p.svc.mu.Lock()
+	mem, err := p.arena.Allocate(ctx, size)
+	return mem, p.svc.journal.Called(journal.AllocateBlock, err)
+}
