@@ -27,11 +27,11 @@
 // with Try does not wait for other clients: it returns as soon as the service has answered. The context of such a call limits only the wait
 // for this answer.
 //
-//	lease, err := client.TryGet(ctx, "weights", bridge.LeaseOptions{}) // ErrNotFound or ErrBusy if it cannot be leased now
+//	lease, err := client.TryGet(ctx, "weights", bridge.LeaseOptions{}) // ErrNotFound, ErrBusy
 //
 //	limited, cancel := context.WithTimeout(ctx, time.Second)
 //	defer cancel()
-//	lease, err := client.Get(limited, "weights", bridge.LeaseOptions{}) // waits for up to a second
+//	lease, err := client.Get(limited, "weights", bridge.LeaseOptions{}) // at most 1 s
 //
 // At the deadline a call returns an error that wraps [context.DeadlineExceeded] and the error that the Try call would return. The second
 // error says what the call waited for. The service gets the deadline with the request. If the service has not answered 250 ms after the
