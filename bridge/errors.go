@@ -42,6 +42,9 @@ var (
 // It wraps [ErrContentFailed].
 var ErrFrameCorrupt = stream.ErrFrameCorrupt
 
+// ErrNoProducers means that every producer of a channel has left without closing it. It wraps [ErrClosed].
+var ErrNoProducers = stream.ErrNoProducers
+
 // ErrNotRunning means that no service listens on the socket.
 var ErrNotRunning = errors.New("no service is running")
 

@@ -42,7 +42,8 @@ type Frame struct {
 // A frame whose content will never be complete comes with [ErrContentFailed], which [ErrProducerDied] and [ErrFrameCorrupt] wrap, and
 // without a lease; it is acknowledged. A frame that this process cannot map comes with an error that says why. After such an error the loop
 // goes on with the next frame. An error without a frame is the last result. When the channel is closed, the loop ends without an error; in
-// a queue it ends after all frames are acknowledged.
+// a queue it ends after all frames are acknowledged. o.NoProducers says what happens when no producer is left; with [FailWithoutProducers]
+// the loop ends with [ErrNoProducers]. At the deadline of ctx, the error says who the producers are, or since when there is none.
 //
 // If the caller leaves the loop at a frame of a queue, the caller can still settle this frame. If the caller does not settle the frame,
 // another subscriber gets it when the session ends. But if this process could not map the frame, another subscriber gets the frame as soon

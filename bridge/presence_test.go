@@ -2,7 +2,9 @@ package bridge
 
 import (
 	"context"
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -85,4 +87,57 @@ func TestAWaitForConsumersEndsWithAnErrorThatSaysWhy(t *testing.T) {
 		cancelled = t.Context()
 	}
 	assert.ErrorIs(t, ch.WaitForConsumers(t.Context(), 1), ErrClosed)
+}
+
+func TestAConsumerWithoutProducersWaitsEndsOrFailsAsItAsked(t *testing.T) {
+	for _, mode := range []mempool.ChannelMode{Broadcast, WorkQueue} {
+		s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Mode: mode, Capacity: 8})
+		producer := spawn(t, "produce", s.path, nil)
+		require.Equal(t, "ready", producer.says())
+		var following []*subscription
+		for _, policy := range []NoProducersPolicy{WaitForProducers, EndWithoutProducers, FailWithoutProducers} {
+			following = append(following, s.follow(t, mempool.SubscribeOptions{NoProducers: policy, Oldest: true}))
+		}
+		for n := range 3 {
+			producer.tell(fmt.Sprintf("send %d 1000", n+1))
+			producer.says()
+		}
+		for n := range uint64(3) {
+			for i, from := range following {
+				if mode == Broadcast || i == int(n) {
+					require.NoError(t, receive(t, from, n+1).Release())
+				}
+			}
+		}
+		taken := make(chan error, 1)
+		go func() {
+			_, err := following[2].next(t.Context())
+			taken <- err
+		}()
+		producer.kill()
+		err := <-taken
+		require.ErrorIs(t, err, ErrNoProducers)
+		require.ErrorIs(t, err, ErrClosed)
+		require.ErrorContains(t, err, `channel "c" is not closed, and no producer is left since`)
+		f, err := following[1].next(t.Context())
+		require.NoError(t, err)
+		require.Nil(t, f)
+		late, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		_, err = following[0].next(late)
+		cancel()
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, `channel "c": no frame came; no producer is left since`)
+		following[1].Leave()
+		following[2].Leave()
+		s.send(t, 4)
+		require.NoError(t, receive(t, following[0], 4).Release())
+		following[0].Leave()
+	}
+}
+
+func TestAnUnknownPolicyOfASubscriberIsRefused(t *testing.T) {
+	s := pair(t, hostPool("p", 4096), mempool.ChannelSpec{})
+	for _, err := range s.to.Frames(t.Context(), SubscribeOptions{NoProducers: "closed"}) {
+		require.ErrorIs(t, err, ErrInvalid)
+	}
 }

@@ -36,6 +36,8 @@ type (
 	// FullPolicy says what happens when a channel is full because a subscriber has not taken or not released old frames. More: go doc
 	// [mempool.FullPolicy].
 	FullPolicy = mempool.FullPolicy
+	// NoProducersPolicy says what a subscriber does when no producer is left. More: go doc [mempool.NoProducersPolicy].
+	NoProducersPolicy = mempool.NoProducersPolicy
 	// FrameOptions says how a frame is published. More: go doc [mempool.FrameOptions].
 	FrameOptions = mempool.FrameOptions
 	// SubscribeOptions says which frames a subscriber gets, and how the subscriber acknowledges the frames. More: go doc
@@ -94,6 +96,13 @@ const (
 	Fail       = mempool.Fail       // Publish fails with ErrLimit
 	DropOldest = mempool.DropOldest // a subscriber that is behind misses the oldest frames
 	Latest     = mempool.Latest     // a subscriber that is behind gets only the newest frame
+)
+
+// These are the policies of a subscriber without producers.
+const (
+	WaitForProducers     = mempool.WaitForProducers     // the loop waits for another producer
+	EndWithoutProducers  = mempool.EndWithoutProducers  // the loop ends, as when the channel is closed
+	FailWithoutProducers = mempool.FailWithoutProducers // the loop ends with ErrNoProducers
 )
 
 // These are the element types of a tensor.

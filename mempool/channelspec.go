@@ -151,12 +151,35 @@ type SubscribeOptions struct {
 	// If ManualAck is true, a frame is settled only when the subscriber calls the frame's method Ack, Requeue or Release. If ManualAck is
 	// false, each call that takes the next frame acknowledges all earlier frames that are not settled.
 	ManualAck bool
+	// NoProducers says what happens when no producer is left and the subscriber has got all frames. An empty NoProducers means
+	// WaitForProducers.
+	NoProducers NoProducersPolicy
 }
+
+// NoProducersPolicy says what a subscriber does when a producer was there, none is left, and the channel is not closed. A program is a
+// producer from its first frame, or its first publisher, until its client is closed or its process ends.
+type NoProducersPolicy string
+
+// These are the policies of a subscriber without producers.
+const (
+	// WaitForProducers: the subscriber waits for another producer.
+	WaitForProducers NoProducersPolicy = "wait"
+	// EndWithoutProducers: the subscription ends, as when the channel is closed.
+	EndWithoutProducers NoProducersPolicy = "end"
+	// FailWithoutProducers: the subscription ends with an error.
+	FailWithoutProducers NoProducersPolicy = "fail"
+)
 
 // Validate returns an error if the options are wrong for every channel.
 //
 // Errors: [ErrInvalid].
 func (o SubscribeOptions) Validate() error {
+	switch o.NoProducers {
+	case "", WaitForProducers, EndWithoutProducers, FailWithoutProducers:
+	default:
+		return typed.Errorf(ErrInvalid, "unknown policy %q for a subscriber without producers (known: %s, %s, %s)", string(o.NoProducers),
+			WaitForProducers, EndWithoutProducers, FailWithoutProducers)
+	}
 	if o.Full == "" {
 		return nil
 	}

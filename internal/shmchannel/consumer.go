@@ -51,6 +51,9 @@ type Consumer struct {
 	inHands int      // number of frames in `taken`, plus the number of passed frames in `holds`
 	holds   holds
 	reached func(Fence) bool
+
+	needsProducers bool
+
 	checked time.Time // when the consumer last read every slot of a queue because no frame seemed to wait
 	doubt   time.Time // when the consumer first saw the present contradiction in the shared memory; zero: it sees no contradiction
 }
@@ -61,6 +64,8 @@ type ConsumerConfig struct {
 	// Reached reports whether a fence of the consumer's own timeline is reached. Release calls Reached before it overwrites the stored fence
 	// of another frame, unless the new fence can be reached only after the stored fence. If Reached is nil, no fence counts as reached.
 	Reached func(Fence) bool
+	// NeedsProducers lets Take return [ErrAbandoned] when no producer is left and no frame will come from those that were there.
+	NeedsProducers bool
 }
 
 // OpenConsumer maps the files of a channel for a consumer, and returns the consumer. When the process calls OpenConsumer, the consumer's
@@ -80,7 +85,7 @@ func OpenConsumer(config ConsumerConfig) (*Consumer, error) {
 	if err != nil {
 		return nil, errors.Join(err, ch.unmap())
 	}
-	c := &Consumer{cursor: cur, taken: make([]uint64, ch.slots), reached: config.Reached}
+	c := &Consumer{cursor: cur, taken: make([]uint64, ch.slots), reached: config.Reached, needsProducers: config.NeedsProducers}
 	c.init(ch, config.MemberConfig, &ch.sequencer.published)
 	return c, nil
 }
@@ -115,7 +120,8 @@ func (c *Consumer) AddTrack(slot int, id uint64, f *os.File) error {
 // Take waits for the next frame and stores the frame in f. If the context ends, Take stops waiting and returns an error.
 //
 // Errors: [FrameError] or [UndeliverableError] if this one frame is lost (the next call of Take can take the next frame);
-// [UnknownMemberError], [ErrInHand], [ErrEnded], [ErrDestroyed], [ErrLeft], [ErrCorrupt]; the context's error.
+// [UnknownMemberError], [ErrInHand], [ErrEnded], [ErrAbandoned], [ErrDestroyed]
+// [ErrLeft], [ErrCorrupt]; the context's error.
 func (c *Consumer) Take(ctx context.Context, f *Frame) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -223,12 +229,37 @@ func (c *Consumer) takesPart() error {
 func (c *Consumer) dropping() bool { return c.mode == Queue || !c.policy.blocks() }
 
 // ended returns the error for a consumer that found no frame, or nil if frames may still come. next is the number of the frame that the
-// consumer waits for.
-func (c *Consumer) ended(next uint64) error {
+// consumer waits for, and newest that of the newest frame.
+func (c *Consumer) ended(next, newest uint64) error {
 	if c.roster.state.Load() == channelClosed && next > c.roster.end.Load() {
 		return ErrEnded
 	}
+	if next > newest && c.abandoned() && c.sequencer.loadTail().number() == newest {
+		return ErrAbandoned
+	}
 	return nil
+}
+
+// abandoned reports whether the consumer needs producers, and none is left.
+func (c *Consumer) abandoned() bool { return c.needsProducers && c.roster.abandoned.Load() != 0 }
+
+// Producers returns the process ids of the producers. If there is none, it returns when the last one left; the time is zero if none has
+// joined yet.
+func (c *Consumer) Producers() (pids []uint32, abandoned time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, abandoned
+	}
+	for i := range MaxProducers {
+		if s := &c.roster.producers[i]; s.state.Load() == slotActive {
+			pids = append(pids, s.pid.Load())
+		}
+	}
+	if at := c.roster.abandoned.Load(); at != 0 && pids == nil {
+		abandoned = time.Unix(0, int64(at))
+	}
+	return pids, abandoned
 }
 
 // trackOf returns the track of the producer in a slot, and the producer.

@@ -23,6 +23,8 @@ var (
 	ErrClosed = errors.New("shmchannel: the channel is closed")
 	// ErrEnded means that the channel is closed and no frame is left to take.
 	ErrEnded = errors.New("shmchannel: the channel has ended")
+	// ErrAbandoned means that every producer has left, that the channel is not closed, and that no frame is left to take.
+	ErrAbandoned = errors.New("shmchannel: no producer is left")
 	// ErrDestroyed means that the service has destroyed the channel. No member can publish or take frames any more.
 	ErrDestroyed = errors.New("shmchannel: the channel is destroyed")
 	// ErrLeft means that this member does not take part in the channel: it has not joined yet, has left, or is closed.

@@ -4,6 +4,7 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -563,4 +564,43 @@ func TestAClosedChannelTakesNoMembers(t *testing.T) {
 	_, err := r.host.Add(MemberSpec{Role: ConsumerRole})
 	require.ErrorIs(t, err, ErrClosed)
 	require.ErrorIs(t, waiting.takeError(), ErrLeft)
+}
+
+func TestAConsumerThatNeedsProducersEndsWithTheLastOfThem(t *testing.T) {
+	for _, mode := range []Mode{Broadcast, Queue} {
+		r := newRig(t, Spec{Mode: mode, Capacity: 4})
+		c, other := r.consumer(MemberSpec{}), r.consumer(MemberSpec{})
+		c.needsProducers = true
+		pids, abandoned := c.Producers()
+		require.Empty(t, pids)
+		require.Zero(t, abandoned)
+		c.none()
+		first, second := r.producer(4), r.producer(4)
+		first.publish()
+		second.publish()
+		require.NoError(t, r.host.Expel(first.member))
+		pids, abandoned = c.Producers()
+		require.Len(t, pids, 1)
+		require.Zero(t, abandoned)
+		frames := []*Frame{c.take(), c.take()}
+		c.none()
+		require.NoError(t, r.host.Expel(second.member))
+		_, abandoned = c.Producers()
+		require.WithinDuration(t, time.Now(), abandoned, time.Hour)
+		if mode == Queue {
+			c.none() // a frame may come back
+			c.acknowledge(frames...)
+		}
+		require.ErrorIs(t, c.takeError(), ErrAbandoned)
+		for range 2 {
+			if mode == Broadcast {
+				other.take()
+			}
+		}
+		other.none()
+		r.producer(4)
+		c.none()
+		require.NoError(t, r.host.Close())
+		require.ErrorIs(t, c.takeError(), ErrEnded)
+	}
 }

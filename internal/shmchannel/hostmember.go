@@ -4,6 +4,8 @@ import (
 	"errors"
 	"iter"
 	"math"
+	"slices"
+	"time"
 )
 
 // Join activates a member that has opened its own file. After Join, only the member can write the file.
@@ -41,13 +43,14 @@ func (h *Host) Join(m *Member) error {
 		}
 		begin(h.sequencer.loadTail())
 	}
-	s.state.Store(slotActive)
-	var err error
 	if m.Role == ConsumerRole {
-		_, err = h.announce(begin)
-	} else {
-		_, err = h.change()
+		s.state.Store(slotActive)
+		_, err := h.announce(begin)
+		return err
 	}
+	h.roster.abandoned.Store(0)
+	s.state.Store(slotActive)
+	_, err := h.change()
 	return err
 }
 
@@ -77,8 +80,14 @@ func (h *Host) Expel(m *Member) error {
 		h.sequencer.waiting[m.Slot].Store(0)
 	}
 	_, err := h.change()
+	if m.Role == ProducerRole && !slices.ContainsFunc(h.producers[:], (*Member).takesPart) {
+		h.roster.abandoned.Store(uint64(time.Now().UnixNano())) // after the change: the producer publishes nothing more
+		h.sequencer.published.advance()
+	}
 	return err
 }
+
+func (m *Member) takesPart() bool { return m != nil && m.joined && !m.left }
 
 // Gone tells the host that the process of a member has ended. If the member has not left yet, Gone removes it. The frames of a queue that
 // the member had claimed go to other consumers. After that, the member's holds keep no blocks any more.

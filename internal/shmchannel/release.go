@@ -174,8 +174,8 @@ func (c *Consumer) settle(number, tag uint64) error {
 		return c.notInHand(number)
 	}
 	s.freed.wake()
-	if tag == tagReturned || c.roster.state.Load() != channelOpen {
-		s.published.wake() // the frame waits again, or it was perhaps the last frame of the channel
+	if tag == tagReturned || c.roster.state.Load() != channelOpen || c.roster.abandoned.Load() != 0 {
+		s.published.wake() // the frame waits again, or it was perhaps the last frame
 	}
 	return nil
 }

@@ -53,7 +53,8 @@ type roster struct {
 	slots     atomic.Uint64
 	policy    atomic.Uint64
 	delivers  atomic.Uint64 // see [Spec.MaxDeliveries]
-	_         [4096 - 72]byte
+	abandoned atomic.Uint64 // when the last producer left, in nanoseconds since 1970; 0: one takes part, or none has joined yet
+	_         [4096 - 80]byte
 	producers [64]slot // the last slot is never used: in a tail, the number of this slot means that no frame was published
 	consumers [MaxConsumers]slot
 }

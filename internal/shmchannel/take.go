@@ -16,7 +16,7 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 		if c.next > newest+1 {
 			return false, corrupt("the newest frame is %d, after %d", newest, c.next-1)
 		}
-		return false, c.ended(c.next)
+		return false, c.ended(c.next, newest)
 	}
 	n := max(c.next, c.oldest(newest))
 	if c.policy == Latest {
@@ -127,7 +127,7 @@ func (c *Consumer) takeFromQueue(t tail, f *Frame) (bool, error) {
 	}
 	n := b.first.number
 	if n == 0 {
-		return false, c.ended(b.open)
+		return false, c.ended(b.open, t.number())
 	}
 	h := c.holds.free()
 	if h < 0 {
@@ -183,7 +183,7 @@ func (c *Consumer) checksHead(b backlog) bool {
 		return c.counts.Frames%headFrames == headFrames-1
 	}
 	now := time.Now()
-	if c.roster.state.Load() != channelClosed && now.Sub(c.checked) < maxSleep {
+	if c.roster.state.Load() != channelClosed && !c.abandoned() && now.Sub(c.checked) < maxSleep {
 		return false
 	}
 	c.checked = now

@@ -43,8 +43,8 @@ type run struct {
 }
 
 type rosterVector struct {
-	Version, State, End, Mode, Policy, Deliveries uint64
-	Producers, Consumers                          []slotVector
+	Version, State, End, Mode, Policy, Deliveries, Abandoned uint64
+	Producers, Consumers                                     []slotVector
 }
 
 type slotVector struct {
@@ -96,6 +96,7 @@ func (v rosterVector) write(mem region, l layout) {
 	r.mode.Store(v.Mode)
 	r.policy.Store(v.Policy)
 	r.delivers.Store(v.Deliveries)
+	r.abandoned.Store(v.Abandoned)
 	r.capacity.Store(l.capacity)
 	r.slots.Store(l.slots)
 	for _, s := range v.Producers {
@@ -308,6 +309,7 @@ func vectorsToWrite() vectors {
 		{Name: "roster of a new broadcast", Capacity: 4, Roster: &rosterVector{}},
 		{Name: "roster of a closed queue with members", Capacity: 33, Roster: &rosterVector{
 			Version: 1<<32 + 7, State: channelClosed, End: 4711, Mode: uint64(Queue), Policy: uint64(DropOldest), Deliveries: MaxDelivery,
+			Abandoned: 1_700_000_000_000_000_001,
 			Producers: []slotVector{{Slot: 0, State: slotActive, ID: 1, Timeline: 11, PID: 4242}, {Slot: 62, State: slotLeft, ID: 1 << 50}},
 			Consumers: []slotVector{
 				{Slot: 0, State: slotActive, Policy: uint32(Latest), ID: 2, Timeline: 1 << 60, Start: 17, PID: 1<<22 - 1},

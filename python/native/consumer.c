@@ -323,6 +323,13 @@ static enum pb_result find_track(struct pb_consumer *c, uint32_t slot) {
 
 // Taking
 
+// Returns the result for a consumer that has taken every frame up to `last`. The service stores when the last producer left after that
+// producer's last frame. So this function first loads this time, and then the tail.
+static enum pb_result no_frame(const struct pb_consumer *c, uint64_t last) {
+    const struct pb_channel *ch = &c->ch;
+    return c->needs_producers && pb_abandoned(ch) && pb_tail_number(pb_tail(ch)) == last ? PB_ABANDONED : PB_NONE;
+}
+
 static enum pb_result take_from_broadcast(struct pb_consumer *c, struct pb_frame *frame) {
     struct pb_channel *ch = &c->ch;
     // Use the tail that this consumer loaded last, if producers never drop frames of this consumer, and if this consumer has not taken the
@@ -334,7 +341,7 @@ static enum pb_result take_from_broadcast(struct pb_consumer *c, struct pb_frame
     if (r) return r;
     if (last < c->next) {
         if (last + 1 < c->next) return pb_odd(ch, "frames that were taken are not published");
-        if (pb_state(ch) != PB_CLOSED) return PB_NONE;
+        if (pb_state(ch) != PB_CLOSED) return no_frame(c, last);
         return c->next > PB_LOAD(pb_at(&ch->roster, PB_AT_END)) ? PB_END : pb_odd(ch, "the channel ends after its last frame");
     }
     if (c->in_hand == PB_HOLDS) return PB_HANDS;
@@ -440,9 +447,10 @@ static enum pb_result take_from_queue(struct pb_consumer *c, struct pb_frame *fr
     if (number > first && checks_head(c, standing.number <= last)) standing = find_waiting(ch, first, last, true);
     uint64_t found = standing.number, claim = standing.claim;
     if (found > last) {
-        if (pb_state(ch) != PB_CLOSED) return PB_NONE;
+        enum pb_result none = pb_state(ch) == PB_CLOSED ? PB_END : no_frame(c, last);
+        if (none == PB_NONE) return none;
         pb_advance_head(ch, tail);
-        return all_done(ch) ? PB_END : PB_NONE;
+        return all_done(ch) ? none : PB_NONE;
     }
     uint32_t slot = standing.entry & 63;
     if ((r = find_track(c, slot)) == PB_UNKNOWN) return r;
@@ -508,7 +516,7 @@ static bool end_claim(struct pb_consumer *c, struct pb_hand *hand, uint64_t tag)
 static void tell(struct pb_consumer *c, bool given_back) {
     if (c->ch.queue) pb_advance_head(&c->ch, pb_tail(&c->ch));
     wake_producers(c);
-    if (c->ch.queue && (given_back || pb_state(&c->ch))) pb_wake(pb_published(&c->ch)); // consumers may wait for the frame or the end
+    if (c->ch.queue && (given_back || pb_state(&c->ch) || pb_abandoned(&c->ch))) pb_wake(pb_published(&c->ch)); // consumers may wait for the frame or the end
 }
 
 enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, bool *stood) {

@@ -262,7 +262,7 @@ static PyMethodDef functions[] = {
 
 // The names of the members of the Python enum Condition. A method returns a Condition if it has no frame or number to return. The index of
 // each name is the pb_result that the method returns as this Condition.
-static const char *const CONDITIONS[] = {[PB_TIMEOUT] = "TIMEOUT", [PB_NO_ROOM] = "NO_ROOM", [PB_END] = "END",
+static const char *const CONDITIONS[] = {[PB_TIMEOUT] = "TIMEOUT", [PB_NO_ROOM] = "NO_ROOM", [PB_END] = "END", [PB_ABANDONED] = "ABANDONED",
                                          [PB_GONE] = "DESTROYED",  [PB_EVICTED] = "EVICTED", [PB_UNKNOWN] = "UNKNOWN_MEMBER",
                                          [PB_FAILED] = "FAILED",   [PB_SPENT] = "UNDELIVERABLE",
                                          [PB_HANDS] = "HANDS_FULL", [PB_FENCE] = "FENCE_PENDING"};

@@ -276,6 +276,34 @@ static PyObject *any_thread(Consumer *self, void *closure) {
     return PyBool_FromLong(self->any_thread);
 }
 
+static int set_needs_producers(Consumer *self, PyObject *value, void *closure) {
+    (void)closure;
+    int truth = value ? PyObject_IsTrue(value) : -1;
+    self->core.needs_producers = truth > 0;
+    return truth < 0 ? -1 : 0;
+}
+
+static PyObject *needs_producers(Consumer *self, void *closure) {
+    (void)closure;
+    return PyBool_FromLong(self->core.needs_producers);
+}
+
+// producers: when the last producer left, and a list of the process ids of the producers
+static PyObject *producers(Consumer *self, void *closure) {
+    (void)closure;
+    if (!usable(&self->member)) return NULL;
+    const struct pb_channel *ch = &self->core.ch;
+    PyObject *processes = PyList_New(0);
+    for (uint32_t slot = 0; processes && slot < PB_PRODUCERS; slot++) {
+        size_t at = PB_AT_PRODUCERS + PB_SLOT * slot;
+        if (PB_LOAD(pb_at32(&ch->roster, at)) != PB_ACTIVE) continue;
+        PyObject *process = PyLong_FromUnsignedLong(PB_LOAD(pb_at32(&ch->roster, at + PB_SLOT_PROCESS)));
+        if (!process || PyList_Append(processes, process)) Py_CLEAR(processes);
+        Py_XDECREF(process);
+    }
+    return processes ? Py_BuildValue("(KN)", (unsigned long long)pb_abandoned(ch), processes) : NULL;
+}
+
 static PyObject *failed(Consumer *self, void *closure) {
     (void)closure;
     return PyLong_FromUnsignedLongLong(self->core.failed);
@@ -320,6 +348,8 @@ static PyGetSetDef getters[] = {
     {"unknown", (getter)unknown, NULL, NULL, NULL},
     {"waits_asleep", (getter)waits_asleep, NULL, NULL, NULL},
     {"any_thread", (getter)any_thread, (setter)set_any_thread, NULL, NULL},
+    {"needs_producers", (getter)needs_producers, (setter)set_needs_producers, NULL, NULL},
+    {"producers", (getter)producers, NULL, NULL, NULL},
     {"failed", (getter)failed, NULL, NULL, NULL},
     {"spent", (getter)spent, NULL, NULL, NULL},
     {"offered", (getter)offered, (setter)accept, NULL, NULL},

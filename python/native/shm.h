@@ -37,6 +37,7 @@ enum pb_result {
     PB_TIMEOUT,   // the caller's time limit is reached
     PB_NO_ROOM,   // the channel is full, and its policy is to fail
     PB_END,       // a consumer gets no more frames, or a producer may not publish any more
+    PB_ABANDONED, // no producer is left, and a consumer that needs producers has taken every frame
     PB_GONE,      // the channel was destroyed
     PB_EVICTED,   // this member is not active in the roster
     PB_UNKNOWN,   // the file of a member is needed: see `unknown_slot` and `unknown_member`
@@ -179,6 +180,7 @@ struct pb_consumer {
     uint64_t producers[PB_PRODUCERS], timelines[PB_PRODUCERS]; // read from the roster
     uint32_t policy;
     bool begun, left;
+    bool needs_producers; // whether pb_take returns PB_ABANDONED
     uint64_t next, floor, missed, all_missed, failed, spent, used;
     int64_t checked; // when this consumer last read every slot of a queue because no frame seemed to wait
     struct pb_hand hands[PB_HOLDS];
@@ -277,6 +279,7 @@ enum { // offsets in the roster and in its slots
     PB_AT_VERSION = 8,
     PB_AT_STATE = 16,
     PB_AT_END = 24,
+    PB_AT_ABANDONED = 72,
     PB_AT_PRODUCERS = 4096,
     PB_AT_CONSUMERS = 8192,
     PB_SLOT = 64,
@@ -302,6 +305,7 @@ static inline uint64_t pb_tail_number(uint64_t tail) { return tail >> 16; }
 static inline uint32_t pb_tail_slot(uint64_t tail) { return (uint32_t)(tail >> 10) & 63; }
 static inline uint64_t pb_version(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->roster, PB_AT_VERSION)); }
 static inline uint64_t pb_state(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->roster, PB_AT_STATE)); }
+static inline uint64_t pb_abandoned(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->roster, PB_AT_ABANDONED)); }
 static inline uint64_t pb_ring(const struct pb_channel *ch, uint64_t number) { return number & (ch->slots - 1); }
 
 // Finds the word that says which producer published the frame `number`. The word has the number and the slot of that producer.

@@ -75,6 +75,7 @@ from poolbridge._sys.literals import (
     FullPolicy as FullPolicy,
     Kind as Kind,
     Library as Library,
+    NoProducers as NoProducers,
 )
 from poolbridge._sys.version import version as _version
 from poolbridge.errors import (
@@ -96,6 +97,7 @@ from poolbridge.errors import (
     InvalidArgumentError as InvalidArgumentError,
     LeaseInUseError as LeaseInUseError,
     LeaseReleasedError as LeaseReleasedError,
+    NoProducersError as NoProducersError,
     NotFoundError as NotFoundError,
     OwnerDiedError as OwnerDiedError,
     PeerAccessError as PeerAccessError,

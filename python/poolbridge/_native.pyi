@@ -25,6 +25,8 @@ class Condition(Enum):
     """The channel is full, and its policy or that of a consumer is ``fail``."""
     END = ...
     """The channel is closed: a consumer has taken every frame, or a producer may not publish any more."""
+    ABANDONED = ...
+    """No producer is left, and a consumer that `needs_producers` has taken every frame."""
     DESTROYED = ...
     """The channel was destroyed. No frame comes any more, not even those that were published."""
     EVICTED = ...
@@ -206,6 +208,11 @@ class Consumer:
         """
     @offered.setter
     def offered(self, none: None, /) -> None: ...
+    needs_producers: bool
+    """Whether `take` and `swap` return ``ABANDONED``; False after `Consumer` was made."""
+    @property
+    def producers(self) -> tuple[int, list[int]]:
+        """When the last producer left, in nanoseconds since 1970 (0: one is there, or none came), and process ids."""
     any_thread: bool
     """Whether one thread may take a frame and another thread may accept it; False after `Consumer` was made."""
     def check_turn(self) -> None:

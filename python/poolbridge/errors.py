@@ -25,6 +25,7 @@ poolbridge::
     │   ├── ProducerDiedError                      the writer died before the content was complete
     │   └── FrameCorruptError                      what a producer wrote about a frame cannot be true
     ├── ClosedError (ConnectionError)              the channel, publisher, pool or service is closing or closed
+    │   ├── NoProducersError                       every producer has left, and did not close the channel
     │   ├── ClientClosedError                      this client was closed
     │   └── ConnectionLostError                    the service went away
     ├── ServiceNotRunningError (ConnectionError)   no service listens at the socket
@@ -181,6 +182,10 @@ class ClosedError(PoolbridgeError, ConnectionError):
     """The channel or publisher was closed, the pool is being destroyed, or the service is shutting down."""
 
     code = "closed"
+
+
+class NoProducersError(ClosedError):
+    """Every producer of the channel has left without closing it, and ``subscribe(no_producers="fail")`` was asked."""
 
 
 class ClientClosedError(ClosedError):

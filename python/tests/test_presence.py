@@ -10,6 +10,9 @@ pytest.importorskip(
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -127,3 +130,181 @@ def test_a_task_waits_for_consumers_and_can_be_cancelled(service, client):
             frames.close()
 
     asyncio.run(main())
+
+
+# Consumers without producers
+
+
+PRODUCER = """
+import os, signal, sys
+import numpy, poolbridge
+client = poolbridge.connect(sys.argv[1], timeout=60)
+client.open_pool("frames")
+channel = client.open_channel("c")
+for value in range(int(sys.argv[2])):
+    channel.publish(numpy.full(4, value, "int32"))
+child = 0
+if sys.argv[3:] == ["fork"]:
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+print(child, flush=True)
+sys.stdin.read()
+"""
+
+
+class Program:
+    """A program that has published frames, and then waits until it is killed."""
+
+    def __init__(self, service, frames, *options):
+        command = [sys.executable, "-c", PRODUCER, service.path, str(frames), *options]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.pipes = self.process.stdin, self.process.stdout
+        self.child = int(self.process.stdout.readline())
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def leave(self):
+        self.process.communicate()
+        assert self.process.returncode == 0
+
+    def close(self):
+        self.kill()
+        if self.child:
+            os.kill(self.child, signal.SIGKILL)
+        for pipe in self.pipes:
+            pipe.close()
+
+
+@pytest.fixture
+def programs(service):
+    started = []
+
+    def start(*arguments):
+        started.append(Program(service, *arguments))
+        return started[-1]
+
+    yield start
+    for program in started:
+        program.close()
+
+
+def numbers(frames):
+    return [int(np.asarray(frame)[0]) for frame in frames]
+
+
+@pytest.mark.parametrize("mode", ["broadcast", "queue"])
+@pytest.mark.parametrize(("end", "options"), [(Program.kill, ()), (Program.kill, ("fork",)), (Program.leave, ())])
+def test_without_producers_a_consumer_gets_every_frame_and_ends(client, programs, mode, options, end):
+    client.create_channel("c", mode=mode)
+    frames = client.subscribe("c", no_producers="end")
+    producer = programs(3, *options)
+    end(producer)
+    assert numbers(frames) == [0, 1, 2]
+    assert frames.closed
+    assert frames.receive() is None
+    until(lambda: client.channels()[0].consumers == 0)
+
+
+@pytest.mark.parametrize("mode", ["broadcast", "queue"])
+def test_without_producers_a_consumer_gets_every_frame_and_an_error_that_says_so(client, programs, mode):
+    client.create_channel("c", mode=mode, capacity=2)
+    arrays = client.subscribe("c", no_producers="fail").arrays()
+    programs(2).kill()
+    assert [int(next(arrays)[0]) for _ in range(2)] == [0, 1]
+    for _ in range(2):
+        with pytest.raises(
+            poolbridge.NoProducersError, match=r"'c' is not closed, and no producer is left since \d\d:"
+        ):
+            next(arrays)
+    channel = client.open_channel("c")
+    if mode == "queue":
+        later = client.subscribe("c")
+    for value in range(5):  # the subscription has left, so it holds no later producer back
+        publish(client, channel, value, timeout=60)
+        if mode == "queue":
+            assert numbers([later.receive(60)]) == [value]
+
+
+def test_a_consumer_that_waits_sleeps_until_its_producer_is_killed(client, programs, beside):
+    client.create_channel("c")
+    frames = client.subscribe("c", no_producers="fail")
+    producer = programs(1)
+    assert numbers([frames.receive(60)]) == [0]
+    waits = beside(frames.receive)
+    producer.kill()
+    with pytest.raises(poolbridge.NoProducersError):
+        waits.result()
+
+
+def test_a_consumer_that_asks_for_nothing_waits_for_the_next_producer(client, programs):
+    client.create_channel("c")
+    frames = client.subscribe("c")
+    first = programs(1)
+    assert numbers([frames.receive(60)]) == [0]
+    first.kill()
+    until(lambda: client.channels()[0].producers == 0)
+    with pytest.raises(poolbridge.WaitTimeoutError, match="no frame came; no producer is left since"):
+        frames.receive(0.01)
+    programs(2)
+    assert numbers([frames.receive(60), frames.receive(60)]) == [0, 1]
+
+
+def test_the_first_and_the_last_producer_count(client, programs):
+    client.create_channel("c")
+    frames = client.subscribe("c", no_producers="fail")
+    with pytest.raises(poolbridge.WaitTimeoutError, match="no frame came; no producer has joined yet$"):
+        frames.receive(0.01)
+    first, second = programs(1), programs(1)
+    assert numbers([frames.receive(60), frames.receive(60)]) == [0, 0]
+    first.kill()
+    until(lambda: client.channels()[0].producers == 1)
+    with pytest.raises(poolbridge.WaitTimeoutError, match=f"there: pid {second.process.pid}$"):
+        frames.receive(0.01)
+    second.kill()
+    with pytest.raises(poolbridge.NoProducersError):
+        frames.receive()
+
+
+def test_a_queue_without_producers_ends_when_every_frame_is_acknowledged(client, other, programs, beside):
+    client.create_channel("c", mode="queue")
+    slow = other.subscribe("c", ack="manual")
+    producer = programs(1)
+    frame = slow.receive(60)
+    frames = client.subscribe("c", no_producers="end")
+    producer.kill()
+    until(lambda: client.channels()[0].producers == 0)
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        frames.receive(0)
+    rest = beside(numbers, frames)
+    frame.requeue()
+    assert rest.result() == [0]
+
+
+def test_a_task_learns_that_no_producer_is_left(service, client, programs):
+    client.create_channel("c")
+
+    async def main():
+        async with await poolbridge.connect_async(service.path, timeout=60) as consumer:
+            failing, ending = (consumer.subscribe("c", no_producers=way) for way in ("fail", "end"))
+            async with failing, ending:
+                with pytest.raises(poolbridge.WaitTimeoutError, match="no producer has joined yet$"):
+                    await failing.receive(0.01)
+                (await asyncio.to_thread(programs, 1)).kill()
+                assert [int(np.asarray(frame)[0]) async for frame in ending] == [0]
+                assert (await anext(failing)).seq == 1
+                with pytest.raises(poolbridge.NoProducersError):
+                    await failing.receive()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("no_producers", ["closed", "", None, True])
+def test_another_word_for_a_consumer_without_producers_is_refused(client, no_producers):
+    channel = client.create_channel("c")
+    with pytest.raises(poolbridge.InvalidArgumentError, match="no_producers"):
+        client.subscribe(channel, no_producers=no_producers)

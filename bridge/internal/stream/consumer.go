@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -18,12 +20,16 @@ import (
 // ErrFrameCorrupt means that what a producer wrote about a frame cannot be true.
 var ErrFrameCorrupt = fmt.Errorf("%w: the frame is corrupt", mempool.ErrContentFailed)
 
+// ErrNoProducers means that every producer of a channel has left, and that the channel is not closed.
+var ErrNoProducers = fmt.Errorf("%w: no producer is left", mempool.ErrClosed)
+
 // Consumer is a consumer of a channel. Each loop over frames has its own Consumer.
 type Consumer struct {
 	member
 	native *shmchannel.Consumer
 	latest shmchannel.Frame // the last frame that Take has taken
 	leaves sync.Once
+	fails  bool // whether the stream fails without producers
 
 	users atomic.Int64 // number of frames that the user has, plus one until the consumer leaves; at 0 the client unmaps the channel
 }
@@ -33,11 +39,12 @@ func (ch *Channel) Consume(ctx context.Context, o mempool.SubscribeOptions) (*Co
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Consumer{member: newMember(ch.streams, ch.Identity, shmchannel.ConsumerRole)}
+	s := &Consumer{member: newMember(ch.streams, ch.Identity, shmchannel.ConsumerRole), fails: o.NoProducers == mempool.FailWithoutProducers}
 	s.users.Store(1)
 	s.depart = func(context.Context) { s.Leave() }
 	err := s.join(ctx, &wire.Join{Oldest: o.Oldest, Full: string(o.Full)}, func(config shmchannel.MemberConfig) (err error) {
-		s.native, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: config, Reached: s.reached})
+		s.native, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: config, Reached: s.reached,
+			NeedsProducers: s.fails || o.NoProducers == mempool.EndWithoutProducers})
 		if err == nil {
 			s.add, s.counts = s.native.AddTrack, s.native.Counts
 			s.unwatch = context.AfterFunc(s.session.Working(), s.native.Wake)
@@ -73,11 +80,31 @@ func (s *Consumer) Take(caller context.Context) (*shmchannel.Frame, error) {
 		return &s.latest, nil
 	case errors.Is(err, shmchannel.ErrEnded):
 		return nil, nil
+	case errors.Is(err, shmchannel.ErrAbandoned) && s.fails:
+		return nil, typed.Errorf(ErrNoProducers, "channel %q is not closed, and %s", s.channel.Name, s.producers())
+	case errors.Is(err, shmchannel.ErrAbandoned):
+		return nil, nil
 	}
 	if bad, ok := errors.AsType[*shmchannel.FrameError](err); ok {
 		return &shmchannel.Frame{Hand: shmchannel.Hand{Number: bad.Number}}, s.doubt(bad.Number, err)
 	}
-	return nil, s.failure(caller, err)
+	err = s.failure(caller, err)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("channel %q: no frame came; %s: %w", s.channel.Name, s.producers(), err)
+	}
+	return nil, err
+}
+
+// producers says who publishes in the channel.
+func (s *Consumer) producers() string {
+	pids, abandoned := s.native.Producers()
+	switch {
+	case len(pids) > 0:
+		return fmt.Sprintf("%s (pid %s)", count.Of(len(pids), "producer"), strings.Trim(fmt.Sprint(pids), "[]"))
+	case abandoned.IsZero():
+		return "no producer has joined yet"
+	}
+	return fmt.Sprintf("no producer is left since %s", abandoned.UTC().Format("15:04:05 UTC"))
 }
 
 func (s *Consumer) take(caller context.Context) (err error) {

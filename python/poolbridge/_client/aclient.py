@@ -23,7 +23,7 @@ from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.loop_reader import LoopReader
 from poolbridge._session.session import Session
 from poolbridge._sys.finaliser import while_running
-from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library
+from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library, NoProducers
 from poolbridge.errors import InvalidArgumentError
 
 _T = TypeVar("_T")
@@ -191,6 +191,7 @@ class AsyncClient(AsyncLists, ClientState):
         oldest: bool = False,
         full: FullPolicy | None = None,
         ack: AckMode = "auto",
+        no_producers: NoProducers = "wait",
         timeout: float | None = 0.0,
     ) -> AsyncSubscription:
         """Return a subscription. It joins the channel when the program enters it by ``async with`` or iterates over it.
@@ -207,6 +208,7 @@ class AsyncClient(AsyncLists, ClientState):
             oldest=oldest,
             full=full,
             ack=ack,
+            no_producers=no_producers,
             timeout=timeout,
         )
 

@@ -54,7 +54,7 @@ class BaseChannel:
         if self.mode != "broadcast":
             raise InvalidArgumentError(f"channel {self.name!r} is a queue: subscribe to take its frames")
         consumer = yield from _channel_operations.subscribe(
-            self._session, self._info, credit=1, oldest=False, full="latest", ack="auto"
+            self._session, self._info, credit=1, oldest=False, full="latest", ack="auto", no_producers="wait"
         )
         try:
             native = consumer.at_once() or (yield from receive(consumer, seconds))

@@ -22,7 +22,7 @@ from poolbridge._session.consumer import consume
 from poolbridge._session.flow import Ask, Flow
 from poolbridge._session.membership import check_able
 from poolbridge._session.producer import producer_of, send
-from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy
+from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, NoProducers
 from poolbridge._wire.limits import MAX_CAPACITY, MAX_CONSUMERS, MAX_DELIVERY, MAX_IN_HAND
 from poolbridge._wire.messages import (
     AwaitConsumers,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 MODES = get_args(ChannelMode)
 ACKS = get_args(AckMode)
 FULL = get_args(FullPolicy)
+NO_PRODUCERS = get_args(NoProducers)
 
 
 # Arguments
@@ -155,14 +156,28 @@ def publish(
 
 
 def subscribe(
-    session: Session, channel: ChannelIdentity, *, credit: int, oldest: bool, full: FullPolicy | None, ack: AckMode
+    session: Session,
+    channel: ChannelIdentity,
+    *,
+    credit: int,
+    oldest: bool,
+    full: FullPolicy | None,
+    ack: AckMode,
+    no_producers: NoProducers,
 ) -> Flow[Consumer]:
     """Join a channel as a consumer."""
     auto = check_word(ack, ACKS, "ack", ACKS) == "auto"
     most = _check_most(credit, MAX_IN_HAND, "credit")
     policy = "" if full is None else check_word(full, FULL, "full", FULL)
+    without = check_word(no_producers, NO_PRODUCERS, "no_producers", NO_PRODUCERS)
     consumer: Consumer = yield from consume(
-        session, channel, credit=most, oldest=check_flag(oldest, "oldest"), full=policy, auto=auto
+        session,
+        channel,
+        credit=most,
+        oldest=check_flag(oldest, "oldest"),
+        full=policy,
+        auto=auto,
+        no_producers=without,
     )
     if session.concurrent:  # one thread takes a frame, and the event loop's thread accepts it
         consumer.native.any_thread, consumer.spin = True, 0.0

@@ -19,7 +19,7 @@ from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.session import Session
 from poolbridge._session.socket_reader import SocketReader
 from poolbridge._sys.finaliser import while_running
-from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library
+from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library, NoProducers
 
 _T = TypeVar("_T")
 
@@ -526,6 +526,7 @@ class Client(Lists, ClientState):
         oldest: bool = False,
         full: FullPolicy | None = None,
         ack: AckMode = "auto",
+        no_producers: NoProducers = "wait",
         timeout: float | None = 0.0,
     ) -> Subscription:
         """Subscribe to a channel. Iterate over the returned subscription to get the frames.
@@ -547,6 +548,12 @@ class Client(Lists, ClientState):
         ack
             ``"auto"``: the call for the next frame acknowledges the earlier frames. ``"manual"``: only `Frame.ack`,
             `Frame.release` and the end of a frame's ``with`` block acknowledge a frame. See `Frame`.
+        no_producers
+            What happens when a producer was there, none is left, the channel is not closed, and this subscriber has got
+            all frames (in a queue: when all frames are acknowledged). ``"wait"``: the subscription waits for another
+            producer. ``"end"``: it ends, as when the channel is closed. ``"fail"``: it ends with `NoProducersError`. A
+            program is a producer from its first frame, or its first publisher, until its client is closed or its
+            process ends.
         timeout
             Seconds to wait for the channel to appear; 0: do not wait; None: no limit.
 
@@ -579,6 +586,7 @@ class Client(Lists, ClientState):
             oldest=oldest,
             full=full,
             ack=ack,
+            no_producers=no_producers,
             timeout=timeout,
         )
         self._run(join(subscription))

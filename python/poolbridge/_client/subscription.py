@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from poolbridge._session.consumer import Consumer
     from poolbridge._session.flow import AsyncRun, Flow, Run
     from poolbridge._session.session import Session
-    from poolbridge._sys.literals import AckMode, FullPolicy
+    from poolbridge._sys.literals import AckMode, FullPolicy, NoProducers
 
 
 def _receives(subscription: BaseSubscription, *_of: Any) -> Operation:
@@ -55,6 +55,7 @@ class BaseSubscription(Uncopied):
         oldest: bool,
         full: FullPolicy | None,
         ack: AckMode,
+        no_producers: NoProducers,
         timeout: float | None,
     ) -> None:
         self._session = session
@@ -62,7 +63,13 @@ class BaseSubscription(Uncopied):
         self._find = find
         self._wanted = channel
         self._subscribe = partial(
-            _channel_operations.subscribe, session, credit=credit, oldest=oldest, full=full, ack=ack
+            _channel_operations.subscribe,
+            session,
+            credit=credit,
+            oldest=oldest,
+            full=full,
+            ack=ack,
+            no_producers=no_producers,
         )
         self._ack = ack
         self._timeout = timeout
@@ -210,8 +217,8 @@ class Subscription(BaseSubscription):
         Raises
         ------
         WaitTimeoutError
-            No frame came within `timeout`. Or this subscription held as many unacknowledged frames as its ``credit``
-            allows, during all this time.
+            No frame came within `timeout`; the message says who the producers are, or since when there is none. Or this
+            subscription held as many unacknowledged frames as its ``credit`` allows, during all this time.
         ContentFailedError
             The frame's content will never be complete. The next call of `receive` takes the next frame.
         FrameCorruptError
@@ -222,6 +229,8 @@ class Subscription(BaseSubscription):
             Another thread or task is taking a frame of this subscription: subscribe once for each.
         PoolLimitError
             This subscription holds 256 frames, which is the limit: release some frames and their arrays.
+        NoProducersError
+            A `ClosedError`: no producer is left, and the subscription has ``no_producers="fail"``.
         ClosedError
             The subscription will get no more frames: the pool was destroyed, the client was closed or the connection is
             lost.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -26,6 +27,7 @@ from poolbridge.errors import (
     FrameCorruptError,
     InvalidArgumentError,
     LeaseReleasedError,
+    NoProducersError,
     PoolbridgeError,
     PoolLimitError,
     ProtocolError,
@@ -82,6 +84,8 @@ class Consumer(Membership):
         What the channel does when it is full because this consumer is behind. "" stands for the channel's own setting.
     auto
         Whether the consumer acknowledges all taken frames when the program asks for the next frame.
+    no_producers
+        See `poolbridge._sys.literals.NoProducers`.
 
     Attributes
     ----------
@@ -97,6 +101,8 @@ class Consumer(Membership):
         The error that says why no frame will come; None if the channel or the subscription was closed.
     left
         Whether the consumer has left the channel.
+    fails
+        Whether the end of the last producer is an error.
     spin
         See `Subscription.spin`.
     receiving
@@ -120,8 +126,11 @@ class Consumer(Membership):
         credit: int,
         full: str,
         auto: bool,
+        no_producers: str,
     ) -> None:
         super().__init__(session, channel, "consumer", native, member)
+        native.needs_producers = no_producers != "wait"
+        self.fails = no_producers == "fail"
         self.credit = credit
         self.auto = auto
         self.queue = channel.mode == "queue"
@@ -149,6 +158,18 @@ class Consumer(Membership):
 
     def _add(self, slot: int, member: int, fd: int) -> None:
         self.native.add_track(slot, member, fd)
+
+    def producers(self) -> str:
+        """Say who publishes in the channel, for an error text."""
+        try:
+            abandoned, processes = self.native.producers
+        except ClosedError:
+            return "the subscription has ended"
+        if processes:
+            return f"producers are there: pid {', '.join(map(str, processes))}"
+        if not abandoned:
+            return "no producer has joined yet"
+        return f"no producer is left since {datetime.fromtimestamp(abandoned // 10**9, UTC):%H:%M:%S UTC}"
 
     # Taking
 
@@ -539,14 +560,23 @@ class Consumer(Membership):
 
 
 def consume(
-    session: Session, channel: ChannelIdentity, *, credit: int, oldest: bool, full: str, auto: bool
+    session: Session,
+    channel: ChannelIdentity,
+    *,
+    credit: int,
+    oldest: bool,
+    full: str,
+    auto: bool,
+    no_producers: str,
 ) -> Flow[Consumer]:
     """Join a channel as a consumer."""
     consumer: Consumer = yield from join(
         session,
         channel,
         "consumer",
-        lambda native, member: Consumer(session, channel, native, member, credit=credit, full=full, auto=auto),
+        lambda native, member: Consumer(
+            session, channel, native, member, credit=credit, full=full, auto=auto, no_producers=no_producers
+        ),
         oldest=oldest,
         full=full,
     )
@@ -602,7 +632,7 @@ def _receive(consumer: Consumer, seconds: float | None) -> Flow[_native.Frame | 
         elif got is not condition.TIMEOUT:
             yield from _end_or_fail(consumer, got)
         if deadline is not None and time.monotonic() >= deadline:
-            why = "no frame came"
+            why = f"no frame came; {consumer.producers()}"
             if not consumer.has_credit:
                 why = (
                     "as many frames are not acknowledged as its credit allows: acknowledge some, by ack() or release(),"
@@ -616,6 +646,10 @@ def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
     condition = NATIVE.Condition
     if got is condition.END:
         consumer.lose(None)
+    elif got is condition.ABANDONED:
+        text = f"channel {consumer.channel.name!r} is not closed, and {consumer.producers()}"
+        consumer.lose(NoProducersError(text) if consumer.fails else None)
+        consumer.session.leave(consumer)  # else a producer that comes later would wait for this consumer
     elif got is condition.DESTROYED:
         consumer.lose(consumer.destroyed())
     elif got is condition.FAILED:

@@ -21,6 +21,13 @@ FullPolicy: TypeAlias = Literal["block", "drop-oldest", "latest", "fail"]
 misses the oldest frames. ``"latest"``: the subscriber misses frames too, and gets only the newest frame.
 """
 
+NoProducers: TypeAlias = Literal["wait", "end", "fail"]
+"""What a subscription does when a producer was there, none is left, and the channel is not closed.
+
+``"wait"``: it waits for another producer. ``"end"``: it ends, as when the channel is closed. ``"fail"``: it raises
+`NoProducersError`.
+"""
+
 AckMode: TypeAlias = Literal["auto", "manual"]
 """When a frame is acknowledged: when the subscriber takes the next frame, or when the program acknowledges the frame.
 
