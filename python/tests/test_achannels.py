@@ -51,6 +51,16 @@ def test_they_have_the_methods_of_the_blocking_ones(name):
     assert public(getattr(poolbridge, f"Async{name}")) == blocking
 
 
+def test_a_channel_is_no_context_manager_and_says_what_to_write(service):
+    async def body(client, other):
+        with pytest.raises(TypeError, match="ends it for all clients"):
+            async with await client.create_channel("c"):
+                pass
+        await other.open_channel("c")
+
+    run(service, body)
+
+
 def test_a_block_lets_go_of_its_frame_though_an_array_lives_on(service):
     async def body(client, other):
         channel = await client.create_channel("c", capacity=4)

@@ -523,6 +523,13 @@ def test_any_whole_number_will_do_as_a_number_of_frames(client):
     assert client.subscribe(channel, credit=np.int64(2))._consumer.credit == 2
 
 
+def test_a_channel_is_no_context_manager_and_says_what_to_write(client, other):
+    channel = client.create_channel("c")
+    with pytest.raises(TypeError, match=r"ends it for all clients.*channel\.close\(\) after the last frame"), channel:
+        pass
+    assert other.open_channel("c").id == channel.id
+
+
 def test_a_channel_may_be_closed_twice(client):
     channel = client.create_channel("c")
     channel.close()

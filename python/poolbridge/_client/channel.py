@@ -101,6 +101,14 @@ class BaseChannel:
         """How often subscribers of a queue get a frame that none of them acknowledges; None: without end."""
         return self._info.max_deliveries or None
 
+    def _no_block(self, *_error: object) -> Never:
+        raise TypeError(
+            "a channel is no context manager, because its close() ends it for all clients, also after an exception: "
+            "call channel.close() after the last frame; `with` is for clients, subscriptions and publishers"
+        )
+
+    __enter__ = __exit__ = __aenter__ = __aexit__ = _no_block
+
     def __reduce__(self) -> Never:
         raise TypeError(
             "a channel cannot be copied or sent to another process: send the client and channel.name, for "
