@@ -62,11 +62,11 @@ func TestWhatClientsDoMovesTheMetricsOfTheService(t *testing.T) {
 		`poolbridge_requests_total{operation="alloc",result="limit"} 1`,
 		`poolbridge_request_duration_seconds_count{operation="alloc"} 2`,
 		"poolbridge_sessions 2",
-		`poolbridge_channel_frames_total{channel="camera",pool="frames"} 0`)
+		`poolbridge_channel_frames_total{channel="camera",full="block",mode="broadcast",pool="frames"} 0`)
 	_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{})
 	require.NoError(t, err)
-	shows(`poolbridge_channel_frames_total{channel="camera",pool="frames"} 1`,
-		`poolbridge_channel_dropped_frames_total{channel="camera",pool="frames"} 0`)
+	shows(`poolbridge_channel_frames_total{channel="camera",full="block",mode="broadcast",pool="frames"} 1`,
+		`poolbridge_channel_dropped_frames_total{channel="camera",full="block",mode="broadcast",pool="frames"} 0`)
 	shows(`poolbridge_driver_calls_total{call="allocate"} 1`)
 	next, stop := iter.Pull2(ch.Frames(t.Context(), mempool.SubscribeOptions{Oldest: true, Full: mempool.DropOldest}))
 	_, err, _ = next()
@@ -77,15 +77,15 @@ func TestWhatClientsDoMovesTheMetricsOfTheService(t *testing.T) {
 		_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{})
 		require.NoError(t, err)
 	}
-	shows(`poolbridge_channel_subscriber_lag_frames{channel="camera",pool="frames",subscriber="0"} 6`,
-		`poolbridge_channel_waiting_frames{channel="camera",pool="frames"} 6`,
-		`poolbridge_channel_used_frames{channel="camera",pool="frames"} 4`,
-		`poolbridge_channel_dropped_frames_total{channel="camera",pool="frames"} 2`)
+	shows(`poolbridge_channel_subscriber_lag_frames{channel="camera",full="block",mode="broadcast",pool="frames",subscriber="0"} 6`,
+		`poolbridge_channel_waiting_frames{channel="camera",full="block",mode="broadcast",pool="frames"} 6`,
+		`poolbridge_channel_used_frames{channel="camera",full="block",mode="broadcast",pool="frames"} 4`,
+		`poolbridge_channel_dropped_frames_total{channel="camera",full="block",mode="broadcast",pool="frames"} 2`)
 	f, err, _ := next()
 	require.NoError(t, err)
 	assert.EqualValues(t, 2, f.Dropped)
-	shows(`poolbridge_channel_subscriber_lag_frames{channel="camera",pool="frames",subscriber="0"} 3`,
-		`poolbridge_channel_dropped_frames_total{channel="camera",pool="frames"} 2`)
+	shows(`poolbridge_channel_subscriber_lag_frames{channel="camera",full="block",mode="broadcast",pool="frames",subscriber="0"} 3`,
+		`poolbridge_channel_dropped_frames_total{channel="camera",full="block",mode="broadcast",pool="frames"} 2`)
 	stop()
 	shows(`poolbridge_events_total{kind="pool-full"} 1`)
 	require.NoError(t, c.Close())
