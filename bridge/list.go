@@ -13,39 +13,48 @@ import (
 //
 // An error ends the loop: [ErrDisconnected], [ErrClosed], the context's error.
 func (c *Client) Sessions(ctx context.Context) iter.Seq2[SessionInfo, error] {
-	return pages(ctx, c, wire.ListSessions, func(r *wire.ListReply) []wire.SessionInfo { return r.Sessions }, convert.SessionInfo)
+	return pages(ctx, c, wire.List{What: wire.ListSessions}, func(r *wire.ListReply) []wire.SessionInfo { return r.Sessions }, convert.SessionInfo)
 }
 
 // Channels lists the channels that this client may use, including closed channels that still have consumers. A channel that is made or ends
 // during the loop may be missing. An error ends the loop: see [Client.Sessions].
 func (c *Client) Channels(ctx context.Context) iter.Seq2[ChannelInfo, error] {
-	return pages(ctx, c, wire.ListChannels, func(r *wire.ListReply) []wire.ChannelInfo { return r.Channels }, convert.ChannelInfo)
+	return pages(ctx, c, wire.List{What: wire.ListChannels}, func(r *wire.ListReply) []wire.ChannelInfo { return r.Channels }, convert.ChannelInfo)
 }
 
 // Names lists the names of buffers that this client may lease. A name that is published or removed during the loop may be missing. An error
 // ends the loop: see [Client.Sessions].
 func (c *Client) Names(ctx context.Context) iter.Seq2[NameInfo, error] {
-	return pages(ctx, c, wire.ListNames, func(r *wire.ListReply) []wire.NameInfo { return r.Names }, convert.NameInfo)
+	return pages(ctx, c, wire.List{What: wire.ListNames}, func(r *wire.ListReply) []wire.NameInfo { return r.Names }, convert.NameInfo)
 }
 
 // Buffers lists the buffers of the pools that this client may use, with the sessions that have leases on the buffers. A buffer that is
 // allocated or freed during the loop may be missing. An error ends the loop: see [Client.Sessions].
 func (c *Client) Buffers(ctx context.Context) iter.Seq2[BufferInfo, error] {
-	return pages(ctx, c, wire.ListBuffers, func(r *wire.ListReply) []wire.BufferInfo { return r.Buffers }, convert.BufferInfo)
+	return pages(ctx, c, wire.List{What: wire.ListBuffers}, func(r *wire.ListReply) []wire.BufferInfo { return r.Buffers }, convert.BufferInfo)
 }
 
 // Leases lists the leases on buffers of the pools that this client may use, with the sessions that have these leases. A lease that begins
 // or ends during the loop may be missing. An error ends the loop: see [Client.Sessions].
 func (c *Client) Leases(ctx context.Context) iter.Seq2[LeaseInfo, error] {
-	return pages(ctx, c, wire.ListLeases, func(r *wire.ListReply) []wire.LeaseInfo { return r.Leases }, convert.LeaseInfo)
+	return pages(ctx, c, wire.List{What: wire.ListLeases}, func(r *wire.ListReply) []wire.LeaseInfo { return r.Leases }, convert.LeaseInfo)
 }
 
-// pages yields the entries of the service's list `what`. It asks the service for one page of the list after the other.
-func pages[W, T any](ctx context.Context, c *Client, what string, entries func(*wire.ListReply) []W, describe func(W) T) iter.Seq2[T, error] {
+// Members lists the producers and consumers that take part in a channel, by the channel's id. A member that joins or leaves during the loop
+// may be missing.
+//
+// An error ends the loop: [ErrClosed] if there is no such channel that this client may use, and the errors of [Client.Sessions].
+func (c *Client) Members(ctx context.Context, channel uint64) iter.Seq2[MemberInfo, error] {
+	return pages(ctx, c, wire.List{What: wire.ListMembers, Channel: channel}, func(r *wire.ListReply) []wire.MemberInfo { return r.Members }, convert.MemberInfo)
+}
+
+// pages yields the entries of a list of the service. It asks the service for one page of the list after the other.
+func pages[W, T any](ctx context.Context, c *Client, list wire.List, entries func(*wire.ListReply) []W, describe func(W) T) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
-		for after, more := "", true; more; {
+		for more := true; more; {
 			var page wire.ListReply
-			if err := c.session.Call(ctx, &wire.List{What: what, After: after}, &page); err != nil {
+			ask := list
+			if err := c.session.Call(ctx, &ask, &page); err != nil {
 				var none T
 				yield(none, err)
 				return
@@ -55,7 +64,7 @@ func pages[W, T any](ctx context.Context, c *Client, what string, entries func(*
 					return
 				}
 			}
-			after, more = page.Next, page.Next != ""
+			list.After, more = page.Next, page.Next != ""
 		}
 	}
 }

@@ -65,6 +65,8 @@ type (
 	NameInfo = mempool.NameInfo
 	// BufferInfo describes a buffer and its users. More: go doc [mempool.BufferInfo].
 	BufferInfo = mempool.BufferInfo
+	// MemberInfo describes a producer or a consumer of a channel. More: go doc [mempool.MemberInfo].
+	MemberInfo = mempool.MemberInfo
 	// LeaseInfo describes a lease and the session that has it. More: go doc [mempool.LeaseInfo].
 	LeaseInfo = mempool.LeaseInfo
 	// ChannelInfo describes a channel and its members. More: go doc [mempool.ChannelInfo].

@@ -38,12 +38,10 @@ type PoolStats struct {
 
 // SessionInfo describes a session of the service: one connected client.
 type SessionInfo struct {
-	// Session id. It stays unique until the service is restarted.
-	ID  uint64
-	UID uint32 // user id
-	PID int32  // process id, for people
-	// The program's name, at most 255 bytes, for people. The client gave this name.
-	Program string
+	ID      uint64    // session id
+	UID     uint32    // user id
+	PID     int32     // process id, for people
+	Program string    // the program's name, at most 255 bytes, which the client gave
 	Began   time.Time // when the session began
 	Leases  int       // number of leases
 	// Number of blocks whose export it was sent and that it has not dropped. It may have mapped these blocks.
@@ -79,6 +77,21 @@ type ChannelInfo struct {
 	Dropped uint64
 }
 
+// MemberInfo describes a member of a channel.
+type MemberInfo struct {
+	ID      uint64    // member id
+	Session uint64    // session id
+	UID     uint32    // user id
+	PID     int32     // process id
+	Program string    // the program's name
+	Role    string    // `producer` or `consumer`
+	Frames  uint64    // frames published or taken
+	Last    uint64    // number of the last of these frames; 0: there was none
+	LastAt  time.Time // when the last frame was published; zero: not known any more
+	Lag     uint64    // frames that a consumer has not taken; in a queue, not acknowledged
+	Since   time.Time // since when producers of a broadcast wait for this consumer; zero: they do not
+}
+
 // NameInfo describes a name, and the buffer that is published under this name.
 type NameInfo struct {
 	Name    string // name
@@ -92,8 +105,7 @@ type NameInfo struct {
 
 // BufferInfo describes a buffer, and the sessions that hold it.
 type BufferInfo struct {
-	// Buffer id. It stays unique until the service is restarted.
-	ID         uint64
+	ID         uint64   // buffer id
 	Generation uint64   // generation: how many buffers have used the block, with this one
 	Pool       uint64   // pool id
 	Bytes      uint64   // bytes of the buffer
@@ -108,13 +120,11 @@ type BufferInfo struct {
 
 // LeaseInfo describes a lease, and the session that has it.
 type LeaseInfo struct {
-	// Lease id. It stays unique until the service is restarted.
-	ID      uint64
-	Session uint64 // session id
-	UID     uint32 // user id of the session
-	PID     int32  // process id, for people
-	// The program's name, at most 255 bytes, for people. The client gave this name.
-	Program    string
+	ID         uint64    // lease id
+	Session    uint64    // session id
+	UID        uint32    // user id of the session
+	PID        int32     // process id, for people
+	Program    string    // the program's name, at most 255 bytes, which the client gave
 	Buffer     uint64    // buffer id
 	Pool       uint64    // pool id
 	Bytes      uint64    // bytes of the buffer

@@ -32,8 +32,14 @@ func (c *connection) list(q uint32, r *wire.List) {
 		reply.Buffers, reply.Next, err = entries(v.Buffers, r.After, most, &m.buffers, reply.Buffers, convert.WireBufferInfo)
 	case wire.ListLeases:
 		reply.Leases, reply.Next, err = entries(v.Leases, r.After, most, &m.leases, reply.Leases, convert.WireLeaseInfo)
+	case wire.ListMembers:
+		members := func(after string, most int, into []mempool.MemberInfo) (service.Page[mempool.MemberInfo], error) {
+			return v.Members(r.Channel, after, most, into)
+		}
+		reply.Members, reply.Next, err = entries(members, r.After, most, &m.members, reply.Members, convert.WireMemberInfo)
 	default:
-		err = typed.Errorf(mempool.ErrInvalid, "there is no list of %q: expected %s, %s, %s, %s or %s", r.What, wire.ListSessions, wire.ListChannels, wire.ListNames, wire.ListBuffers, wire.ListLeases)
+		err = typed.Errorf(mempool.ErrInvalid, "there is no list of %q: expected %s, %s, %s, %s, %s or %s", r.What, wire.ListSessions, wire.ListChannels, wire.ListNames,
+			wire.ListBuffers, wire.ListLeases, wire.ListMembers)
 	}
 	if err != nil {
 		c.fail(q, err)
@@ -78,6 +84,7 @@ type listMemory struct {
 	names    []mempool.NameInfo
 	buffers  []mempool.BufferInfo
 	leases   []mempool.LeaseInfo
+	members  []mempool.MemberInfo
 	reply    wire.ListReply
 }
 
@@ -86,8 +93,10 @@ var listMemories = sync.Pool{New: func() any { return new(listMemory) }}
 // free removes the entries from the memory, and keeps the memory for another page.
 func (m *listMemory) free() {
 	r := &m.reply
-	m.sessions, m.channels, m.names, m.buffers, m.leases = emptied(m.sessions), emptied(m.channels), emptied(m.names), emptied(m.buffers), emptied(m.leases)
-	*r = wire.ListReply{Sessions: emptied(r.Sessions), Channels: emptied(r.Channels), Names: emptied(r.Names), Buffers: emptied(r.Buffers), Leases: emptied(r.Leases)}
+	m.sessions, m.channels, m.names = emptied(m.sessions), emptied(m.channels), emptied(m.names)
+	m.buffers, m.leases, m.members = emptied(m.buffers), emptied(m.leases), emptied(m.members)
+	*r = wire.ListReply{Sessions: emptied(r.Sessions), Channels: emptied(r.Channels), Names: emptied(r.Names), Buffers: emptied(r.Buffers), Leases: emptied(r.Leases),
+		Members: emptied(r.Members)}
 	listMemories.Put(m)
 }
 

@@ -104,7 +104,7 @@ var hidden = map[string]func(id uint64) []wire.Request{
 		for _, what := range []string{wire.ListSessions, wire.ListChannels, wire.ListNames, wire.ListBuffers, wire.ListLeases} {
 			all = append(all, &wire.List{What: what}, &wire.List{What: what, After: "1", Most: id})
 		}
-		return all
+		return append(all, &wire.List{What: wire.ListMembers, Channel: id})
 	},
 	"events": func(uint64) []wire.Request { return []wire.Request{&wire.Events{}, &wire.Events{Wait: 1}} },
 	"end":    func(id uint64) []wire.Request { return []wire.Request{&wire.EndSession{Session: id}} },

@@ -47,7 +47,7 @@ type Tensor struct {
 //wire:public
 //wire:go
 type PoolInfo struct {
-	ID   uint64 `wire:"id"` // pool id. It stays unique until the service is restarted
+	ID   uint64 `wire:"id"` // pool id
 	Name string `wire:"nm"` // name
 	Kind Kind   `wire:"k"`  // kind of memory: `device`, `vmm`, `legacy`, `pinned`, `host`
 	// device ordinal, as the service sees it; none: no device
@@ -86,7 +86,7 @@ type Fence struct {
 //
 //wire:go
 type ChannelIdentity struct {
-	ID       uint64      `wire:"id"`                   // channel id. It stays unique until the service is restarted
+	ID       uint64      `wire:"id"`                   // channel id
 	Name     string      `wire:"nm" poolsvc:"channel"` // name
 	Pool     uint64      `wire:"pl"`                   // pool id. The channel carries buffers of this pool
 	Mode     ChannelMode `wire:"md"`                   // mode: `broadcast` or `queue`
@@ -151,10 +151,10 @@ type PoolStats struct {
 //
 //wire:public
 type SessionInfo struct {
-	ID      uint64    `wire:"id" poolsvc:"session"` // session id. It stays unique until the service is restarted
+	ID      uint64    `wire:"id" poolsvc:"session"` // session id
 	UID     UserID    `wire:"ui"`                   // user id
 	PID     ProcessID `wire:"pd"`                   // process id, for people
-	Program string    `wire:"nm?"`                  // the program's name, at most 255 bytes, for people. The client gave this name
+	Program string    `wire:"nm?"`                  // the program's name, at most 255 bytes, which the client gave
 	Began   Time      `wire:"bg"`                   // when the session began
 	Leases  Count     `wire:"ls?"`                  // number of leases
 	Blocks  Count     `wire:"bk?"`                  // number of blocks whose export it was sent and that it has not dropped. It may have mapped these blocks
@@ -193,6 +193,25 @@ type ChannelInfo struct {
 	Dropped uint64 `wire:"dr?"`
 }
 
+// MemberInfo describes a member of a channel.
+//
+//wire:public
+type MemberInfo struct {
+	ID      uint64    `wire:"id" poolsvc:"member"` // member id
+	Session uint64    `wire:"ss"`                  // session id
+	UID     UserID    `wire:"ui"`                  // user id
+	PID     ProcessID `wire:"pd"`                  // process id
+	Program string    `wire:"nm?"`                 // the program's name
+	Role    string    `wire:"ro"`                  // `producer` or `consumer`
+	Frames  uint64    `wire:"fr?"`                 // frames published or taken
+	Last    uint64    `wire:"la?,none"`            // number of the last of these frames; none: there was none
+	// when the last frame was published; none: not known any more
+	LastAt Time   `wire:"lt?,none" poolsvc:"last_published"`
+	Lag    uint64 `wire:"lg?"` // frames that a consumer has not taken; in a queue, not acknowledged
+	// since when producers of a broadcast wait for this consumer; none: they do not
+	Since Time `wire:"bs?,none" poolsvc:"blocks_since"`
+}
+
 // NameInfo describes a name, and the buffer that is published under this name.
 //
 //wire:public
@@ -210,7 +229,7 @@ type NameInfo struct {
 //
 //wire:public
 type BufferInfo struct {
-	ID         uint64   `wire:"id" poolsvc:"buffer"`      // buffer id. It stays unique until the service is restarted
+	ID         uint64   `wire:"id" poolsvc:"buffer"`      // buffer id
 	Generation uint64   `wire:"ge"`                       // generation: how many buffers have used the block, with this one
 	Pool       uint64   `wire:"pl"`                       // pool id
 	Bytes      uint64   `wire:"n"`                        // bytes of the buffer
@@ -227,11 +246,11 @@ type BufferInfo struct {
 //
 //wire:public
 type LeaseInfo struct {
-	ID         uint64    `wire:"id" poolsvc:"lease"` // lease id. It stays unique until the service is restarted
+	ID         uint64    `wire:"id" poolsvc:"lease"` // lease id
 	Session    uint64    `wire:"ss"`                 // session id
 	UID        UserID    `wire:"ui"`                 // user id of the session
 	PID        ProcessID `wire:"pd"`                 // process id, for people
-	Program    string    `wire:"nm?"`                // the program's name, at most 255 bytes, for people. The client gave this name
+	Program    string    `wire:"nm?"`                // the program's name, at most 255 bytes, which the client gave
 	Buffer     uint64    `wire:"bf"`                 // buffer id
 	Pool       uint64    `wire:"pl"`                 // pool id
 	Bytes      uint64    `wire:"n"`                  // bytes of the buffer
@@ -432,9 +451,10 @@ type StatsReply struct {
 //
 //wire:request list ListReply
 type List struct {
-	What  string `wire:"wt"`  // `sessions`, `channels`, `names`, `buffers` or `leases`
-	After string `wire:"af?"` // `nx` of the previous page; left out: the first page
-	Most  uint64 `wire:"n?"`  // most entries; left out: 64
+	What    string `wire:"wt"`  // `sessions`, `channels`, `names`, `buffers`, `leases` or `members`
+	After   string `wire:"af?"` // `nx` of the previous page; left out: the first page
+	Most    uint64 `wire:"n?"`  // most entries; left out: 64
+	Channel uint64 `wire:"ch?"` // channel id, for `members`
 }
 
 // ListReply has the entries that were asked for.
@@ -444,6 +464,7 @@ type ListReply struct {
 	Names    []NameInfo    `wire:"ns?"` // names
 	Buffers  []BufferInfo  `wire:"bs?"` // buffers
 	Leases   []LeaseInfo   `wire:"ls?"` // leases
+	Members  []MemberInfo  `wire:"ms?"` // members of the channel
 	Next     string        `wire:"nx?"` // `af` of the next page; left out: no more pages
 }
 

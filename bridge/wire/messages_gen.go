@@ -154,6 +154,20 @@ var channelInfoFields = record[ChannelInfo]{
 	uintField("dr", func(m *ChannelInfo) *uint64 { return &m.Dropped }).maybe(),
 }
 
+var memberInfoFields = record[MemberInfo]{
+	uintField("id", func(m *MemberInfo) *uint64 { return &m.ID }),
+	uintField("ss", func(m *MemberInfo) *uint64 { return &m.Session }),
+	uintField("ui", func(m *MemberInfo) *UserID { return &m.UID }),
+	uintField("pd", func(m *MemberInfo) *ProcessID { return &m.PID }),
+	stringField("nm", func(m *MemberInfo) *string { return &m.Program }).maybe(),
+	stringField("ro", func(m *MemberInfo) *string { return &m.Role }),
+	uintField("fr", func(m *MemberInfo) *uint64 { return &m.Frames }).maybe(),
+	uintField("la", func(m *MemberInfo) *uint64 { return &m.Last }).maybe(),
+	uintField("lt", func(m *MemberInfo) *Time { return &m.LastAt }).maybe(),
+	uintField("lg", func(m *MemberInfo) *uint64 { return &m.Lag }).maybe(),
+	uintField("bs", func(m *MemberInfo) *Time { return &m.Since }).maybe(),
+}
+
 var nameInfoFields = record[NameInfo]{
 	stringField("nm", func(m *NameInfo) *string { return &m.Name }),
 	uintField("bf", func(m *NameInfo) *uint64 { return &m.Buffer }),
@@ -456,6 +470,7 @@ var listFields = record[List]{
 	stringField("wt", func(m *List) *string { return &m.What }),
 	stringField("af", func(m *List) *string { return &m.After }).maybe(),
 	uintField("n", func(m *List) *uint64 { return &m.Most }).maybe(),
+	uintField("ch", func(m *List) *uint64 { return &m.Channel }).maybe(),
 }
 
 // Op returns "list".
@@ -472,6 +487,7 @@ var listReplyFields = record[ListReply]{
 	structsField("ns", func(m *ListReply) *[]NameInfo { return &m.Names }, nameInfoFields).maybe(),
 	structsField("bs", func(m *ListReply) *[]BufferInfo { return &m.Buffers }, bufferInfoFields).maybe(),
 	structsField("ls", func(m *ListReply) *[]LeaseInfo { return &m.Leases }, leaseInfoFields).maybe(),
+	structsField("ms", func(m *ListReply) *[]MemberInfo { return &m.Members }, memberInfoFields).maybe(),
 	stringField("nx", func(m *ListReply) *string { return &m.Next }).maybe(),
 }
 

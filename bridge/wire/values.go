@@ -13,6 +13,7 @@ const (
 	ListNames    = "names"
 	ListBuffers  = "buffers"
 	ListLeases   = "leases"
+	ListMembers  = "members"
 )
 
 // These types say what the numbers and texts of messages are.

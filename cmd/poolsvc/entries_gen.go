@@ -74,6 +74,29 @@ func jsonChannelInfo(e mempool.ChannelInfo, l *listed) map[string]any {
 	return out
 }
 
+func jsonMemberInfo(e mempool.MemberInfo, _ *listed) map[string]any {
+	out := map[string]any{
+		"member":  e.ID,
+		"session": e.Session,
+		"uid":     e.UID,
+		"pid":     e.PID,
+		"program": e.Program,
+		"role":    e.Role,
+		"frames":  e.Frames,
+		"lag":     e.Lag,
+	}
+	if e.Last != 0 {
+		out["last"] = e.Last
+	}
+	if !e.LastAt.IsZero() {
+		out["last_published"] = e.LastAt.UTC().Format(time.RFC3339Nano)
+	}
+	if !e.Since.IsZero() {
+		out["blocks_since"] = e.Since.UTC().Format(time.RFC3339Nano)
+	}
+	return out
+}
+
 func jsonNameInfo(e mempool.NameInfo, l *listed) map[string]any {
 	out := map[string]any{
 		"name":    e.Name,

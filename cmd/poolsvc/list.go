@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -34,6 +35,9 @@ type listing[T any] struct {
 	// named says that rows name sessions of the entries by their programs.
 	named bool
 
+	// blocks says whether an entry blocks others, so that its row is in colour; nil: no entry does.
+	blocks func(T, *listed) bool
+
 	// compare orders the entries; nil: the entries keep the order of the service.
 	compare func(a, b T) int
 
@@ -52,6 +56,7 @@ type listed struct {
 
 	programs map[uint64]string // programs of sessions, by id; only for a listing that names them
 	commands map[int32]string  // command lines, by process
+	blocking map[uint64]bool   // sessions that block producers of a channel
 }
 
 // command returns the command line of the process `pid` if this program can read the command line and the process belongs to the user
@@ -122,6 +127,7 @@ func newLists() []*cobra.Command {
 				return fmt.Sprintf("%d\t%d\t%d\t%s\t%s\t%d\t%s\t%d\t%d\t%s", s.ID, s.UID, s.PID, display.Printable(s.Program), display.Age(l.now.Sub(s.Began)), s.Leases,
 					display.Size(s.Bytes), s.Blocks, s.Members, l.waits(s.WaitsFor, s.Since))
 			},
+			blocks:     func(s mempool.SessionInfo, l *listed) bool { return l.blocking[s.ID] },
 			json:       jsonSessionInfo,
 			ofSessions: func(s mempool.SessionInfo) []uint64 { return []uint64{s.ID} },
 			ofUser:     func(s mempool.SessionInfo) uint32 { return s.UID },
@@ -140,7 +146,8 @@ are frames that consumers missed.`,
 				return fmt.Sprintf("%s\t%d\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s", ch.Name, ch.ID, l.pool(ch.Pool), ch.Mode, ch.Capacity, ch.Full, ch.Producers,
 					ch.Consumers, ch.Published, ch.Dropped, ch.Used, min(ch.Waiting, uint64(ch.Capacity)), l.who(ch.Slowest), shownState(ch))
 			},
-			named: true,
+			named:  true,
+			blocks: func(ch mempool.ChannelInfo, _ *listed) bool { return ch.Blocks() },
 			json: func(ch mempool.ChannelInfo, l *listed) map[string]any {
 				out := jsonChannelInfo(ch, l)
 				out["state"] = state(ch)
@@ -222,9 +229,20 @@ func (l listing[T]) command() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			with := &listed{now: time.Now(), pools: make(map[uint64]string), programs: make(map[uint64]string), commands: make(map[int32]string)}
+			with := &listed{now: time.Now(), pools: make(map[uint64]string), programs: make(map[uint64]string), commands: make(map[int32]string),
+				blocking: make(map[uint64]bool)}
 			for _, p := range stats.Pools {
 				with.pools[p.Pool.ID] = p.Pool.Name
+			}
+			if l.blocks != nil && !v.json {
+				for ch, err := range client.Channels(ctx) {
+					if err != nil {
+						return err
+					}
+					if ch.Blocks() {
+						with.blocking[ch.Slowest] = true
+					}
+				}
 			}
 			if l.named && !v.json {
 				for s, err := range client.Sessions(ctx) {
@@ -334,12 +352,43 @@ func noPool(name string) error {
 }
 
 func (l listing[T]) print(out io.Writer, entries []T, with *listed) error {
-	w := tabwriter.NewWriter(display.Safe(out), 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, l.head)
+	t := table{head: l.head}
 	for _, e := range entries {
-		fmt.Fprintln(w, l.row(e, with))
+		t.add(l.blocks != nil && l.blocks(e, with), "%s", l.row(e, with))
 	}
-	return w.Flush()
+	return t.print(out)
+}
+
+// table is a table with rows in colour. Its columns are separated by tabs.
+type table struct {
+	head   string
+	rows   []string
+	marked []bool // rows that show what blocks others
+}
+
+func (t *table) add(marked bool, format string, args ...any) {
+	t.rows, t.marked = append(t.rows, fmt.Sprintf(format, args...)), append(t.marked, marked)
+}
+
+// print prints the table. The caller's writer leaves colours out if nobody can see them.
+func (t *table) print(out io.Writer) error {
+	var text bytes.Buffer
+	w := tabwriter.NewWriter(display.Safe(&text), 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, t.head)
+	for _, row := range t.rows {
+		fmt.Fprintln(w, row)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	lines := strings.SplitAfter(text.String(), "\n")
+	for i, marked := range t.marked {
+		if marked {
+			lines[i+1] = display.Bad.Render(strings.TrimSuffix(lines[i+1], "\n")) + "\n"
+		}
+	}
+	_, err := io.WriteString(out, strings.Join(lines, ""))
+	return err
 }
 
 func (l listing[T]) printJSON(v *view, out io.Writer, entries []T, with *listed) error {

@@ -82,11 +82,11 @@ func newPoolTrim() *cobra.Command {
 func newChannel() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "channel",
-		Short: "Close channels of a running service",
+		Short: "Show the members of a channel, or close it",
 		Args:  arguments(0, 0),
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(withClient(&cobra.Command{
+	c.AddCommand(newChannelShow(), withClient(&cobra.Command{
 		Use:   "close NAME",
 		Short: "Close a channel",
 		Long:  "Close a channel. Nothing more can be published. Consumers get the frames that were published, and then the end.",

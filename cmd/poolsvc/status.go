@@ -102,7 +102,7 @@ func askStatus(ctx context.Context, client *bridge.Client) (s status, err error)
 		if err != nil {
 			return s, err
 		}
-		if ch.Full == mempool.Block && ch.Used >= uint64(ch.Capacity) {
+		if ch.Blocks() {
 			slow = append(slow, ch)
 		}
 	}

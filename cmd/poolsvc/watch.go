@@ -45,7 +45,7 @@ func (v *view) show(c *cobra.Command, draw func(ctx context.Context, client *bri
 	}
 	defer func() { err = errors.Join(err, client.Close()) }()
 	if v.watch == 0 {
-		return draw(ctx, client, c.OutOrStdout())
+		return draw(ctx, client, display.Coloured(c.OutOrStdout()))
 	}
 	redraws := !v.json && isTerminal(os.Stdout)
 	for {
@@ -66,7 +66,7 @@ func (v *view) show(c *cobra.Command, draw func(ctx context.Context, client *bri
 		if !redraws && !v.json {
 			fmt.Fprintln(&page)
 		}
-		if _, err := page.WriteTo(c.OutOrStdout()); err != nil {
+		if _, err := page.WriteTo(display.Coloured(c.OutOrStdout())); err != nil {
 			return err
 		}
 		select {

@@ -193,6 +193,7 @@ func (c *Consumer) attempt(f *Frame) (ok bool, err error) {
 			c.counts.Frames++
 			c.counts.Bytes += f.Bytes
 			c.counts.Missed += f.Missed
+			c.cursor.counted.store(c.counts.Frames, f.Number)
 		}
 		return ok, err
 	}

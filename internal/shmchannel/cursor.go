@@ -33,13 +33,22 @@ func (d *done) load() (number uint64, t Fence, ok bool) {
 	return number, t, true
 }
 
+// counted is the part of a member's file that says, for people, how many frames the member has published or taken, and which was the last.
+type counted struct{ frames, last atomic.Uint64 }
+
+func (c *counted) store(frames, last uint64) {
+	put(&c.frames, frames)
+	put(&c.last, last)
+}
+
 // cursorHead is the part of a cursor whose size does not depend on N, the number of slots.
 type cursorHead struct {
 	floor     atomic.Uint64
 	next      atomic.Uint64
 	holdsUsed atomic.Uint64
 	missed    atomic.Uint64
-	_         [4096 - 32]byte
+	counted   counted
+	_         [4096 - 48]byte
 	holds     [MaxInHand]hold
 }
 

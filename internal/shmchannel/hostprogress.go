@@ -95,6 +95,41 @@ func (h *Host) Used() (used uint64) {
 	return used
 }
 
+// Progress says how many frames a member has published or taken, the number of the last one, and when that frame was published, in
+// nanoseconds since 1970; 0: that is not known any more.
+func (h *Host) Progress(m *Member) (frames, last, when uint64) {
+	switch {
+	case m.track != nil:
+		frames, last = m.track.frames.Load(), m.track.last.Load()
+	case m.cursor != nil:
+		frames, last = m.cursor.counted.frames.Load(), m.cursor.counted.last.Load()
+	}
+	t := h.sequencer.loadTail()
+	if last == 0 || last > t.number() || h.roster.state.Load() == channelDestroyed {
+		return min(frames, MaxNumber), min(last, MaxNumber), 0
+	}
+	if slot, how := h.sequencer.producerOf(last, t); how == published && slot < len(h.producers) && h.producers[slot] != nil {
+		if from := h.producers[slot].track; from != nil {
+			when = min(from.published(last), math.MaxInt64)
+		}
+	}
+	return min(frames, MaxNumber), last, when
+}
+
+// InHand returns how many frames of a queue each consumer has taken and not acknowledged.
+func (h *Host) InHand() map[*Member]uint64 {
+	counts := make(map[*Member]uint64)
+	for r := range h.open() {
+		if r.waits() {
+			continue
+		}
+		if slot := r.claim.tag() - tagConsumer; slot < uint64(len(h.consumers)) && h.consumers[slot] != nil {
+			counts[h.consumers[slot]]++
+		}
+	}
+	return counts
+}
+
 // follows reports whether a member is an active consumer of a broadcast.
 func (h *Host) follows(m *Member) bool {
 	return h.mode == Broadcast && m.cursor != nil && m.joined && !m.left

@@ -154,6 +154,7 @@ func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
 			p.last, p.turn.yields = n, 0
 			p.counts.Frames++
 			p.counts.Bytes += r.Bytes
+			p.track.counted.store(p.counts.Frames, n)
 			p.pending = append(p.pending, inFlight{n, r.Block, r.Owner})
 			s.published.wake()
 			if p.mode == Broadcast && len(p.view.others) > 0 {

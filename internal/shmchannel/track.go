@@ -9,6 +9,7 @@ const trackMagic = "PBTRCK01"
 
 // track is a producer's file. It has the producer's records. Only that producer writes the file.
 type track struct {
+	*counted
 	region
 	layout
 	id           uint64
@@ -50,7 +51,7 @@ func writeTrackHead(mem region, id uint64) {
 
 func newTrack(mem region, l layout, id uint64) *track {
 	return &track{
-		region: mem, layout: l, id: id,
+		counted: at[counted](mem, 16), region: mem, layout: l, id: id,
 		records:      list[rawRecord](mem, trackHeadBytes, l.slots),
 		descriptions: list[rawDescription](mem, l.descriptionsAt(), l.slots),
 		meta:         list[rawMeta](mem, l.metaAt(), l.slots),
@@ -85,6 +86,16 @@ func (t *track) store(raw *rawRecord, number uint64, r *Record, when, descriptio
 	put(&raw.small, small)
 	put(&raw.description, description)
 	raw.seq.Store(number)
+}
+
+// published returns when the frame with this number was published, in nanoseconds since 1970, or 0 if its record was overwritten.
+func (t *track) published(number uint64) uint64 {
+	raw := &t.records[number&t.mask()]
+	when := raw.time.Load()
+	if raw.seq.Load() != number {
+		return 0
+	}
+	return when
 }
 
 // verdict is a text for people that says what is wrong with a record.

@@ -83,6 +83,7 @@ type metaVector struct{ Key, Value string }
 type cursorVector struct {
 	Floor, Next, Used uint64
 	Missed            uint64
+	Taken, Last       uint64
 	Holds             []struct{ Index, Number, Block uint64 }
 	Done              []struct{ Number, Value, Word uint64 }
 }
@@ -186,6 +187,7 @@ func (v cursorVector) write(mem region, l layout) {
 	c.next.Store(v.Next)
 	c.holdsUsed.Store(v.Used)
 	c.missed.Store(v.Missed)
+	c.counted.store(v.Taken, v.Last)
 	for _, h := range v.Holds {
 		c.holds[h.Index].number.Store(h.Number)
 		c.holds[h.Index].block.Store(h.Block)
@@ -332,7 +334,7 @@ func vectorsToWrite() vectors {
 		}}},
 		{Name: "cursor of a new consumer", Capacity: 4, Cursor: &cursorVector{Floor: 8, Next: 8}},
 		{Name: "cursor with frames in hand", Capacity: 4, Cursor: &cursorVector{
-			Floor: 100, Next: 102, Used: MaxInHand, Missed: 77,
+			Floor: 100, Next: 102, Used: MaxInHand, Missed: 77, Taken: 12, Last: 101,
 			Holds: []struct{ Index, Number, Block uint64 }{{0, 98, 5}, {1, 101, 0}, {255, 99, 1 << 60}},
 			Done:  []struct{ Number, Value, Word uint64 }{{97, MaxFenceValue, MaxWord}, {64, 1, 0}},
 		}},

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"runtime"
+	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -134,6 +135,32 @@ func (v View) Leases(after string, most int, into []mempool.LeaseInfo) (Page[mem
 	})
 }
 
+// Members lists the producers and consumers that take part in a channel, ordered by id.
+//
+// Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrDenied] if the asking session may not use
+// the channel, [mempool.ErrClosed] also if there is no such channel.
+func (v View) Members(channel uint64, after string, most int, into []mempool.MemberInfo) (page Page[mempool.MemberInfo], err error) {
+	from, err := idAfter(after)
+	if err != nil {
+		return page, err
+	}
+	svc := v.session.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	ch, err := svc.ledger.Channel(v.session.rec, channel)
+	if err != nil {
+		return page, err
+	}
+	all := svc.channelOfLocked(ch).Describes()
+	first := sort.Search(len(all), func(i int) bool { return all[i].ID > from })
+	into = append(into[:0], all[first:min(len(all), first+most)]...)
+	page.Entries = into
+	if first+most < len(all) {
+		page.Next = strconv.FormatUint(all[first+most-1].ID, 10)
+	}
+	return page, nil
+}
+
 // waitsForLocked returns what the session waits for, and since when. If the session waits for several things, waitsForLocked returns the wait
 // that began first. A producer sends no request when it waits for room in a full channel, so waitsForLocked also checks the session's
 // channels. If the session `to` sees only some of the pools, waitsForLocked ignores waits for other things.
@@ -161,14 +188,22 @@ const maxWaitText = 300
 
 // listByID does the same as list, for entries whose keys are ids.
 func listByID[V ledger.Visible, T any](s *Session, all *ledger.Index[uint64, V], after string, most int, into []T, describe func(V) T) (Page[T], error) {
-	from := uint64(0)
-	if after != "" {
-		var err error
-		if from, err = strconv.ParseUint(after, 10, 64); err != nil {
-			return Page[T]{}, typed.Errorf(mempool.ErrInvalid, "%q is no cursor: expected the one that came with the page before", after)
-		}
+	from, err := idAfter(after)
+	if err != nil {
+		return Page[T]{}, err
 	}
 	return list(s, all, from, most, into, func(id uint64) string { return strconv.FormatUint(id, 10) }, describe)
+}
+
+// idAfter reads a cursor that is an id.
+func idAfter(cursor string) (id uint64, err error) {
+	if cursor == "" {
+		return 0, nil
+	}
+	if id, err = strconv.ParseUint(cursor, 10, 64); err != nil {
+		return 0, typed.Errorf(mempool.ErrInvalid, "%q is no cursor: expected the one that came with the page before", cursor)
+	}
+	return id, nil
 }
 
 // listPause is the number of entries after which list releases Service.mu for a moment.

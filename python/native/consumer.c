@@ -497,6 +497,8 @@ enum pb_result pb_take(struct pb_consumer *c, struct pb_frame *frame) {
         c->taken++;
         c->bytes += frame->bytes;
         c->dropped += frame->missed;
+        PB_STORE(own(c, PB_AT_TAKEN), c->taken);
+        PB_STORE(own(c, PB_AT_TAKEN + 8), frame->number);
     }
     return r;
 }

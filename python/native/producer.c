@@ -294,6 +294,8 @@ enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *wh
         }
         ch->odd_since = 0;
         p->published++;
+        PB_STORE(pb_at(&ch->own, PB_AT_SENT), p->published);
+        PB_STORE(pb_at(&ch->own, PB_AT_SENT + 8), n);
         p->yields = 0;
         p->bytes += what->bytes;
         *number = n;

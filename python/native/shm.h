@@ -290,7 +290,8 @@ enum { // offsets in the roster and in its slots
     PB_SLOT_PROCESS = 32,
 };
 enum { PB_AT_TICKETS = 192, PB_AT_DROPPED = 256, PB_AT_HEAD = 320, PB_AT_DROPS = 384, PB_AT_WAITING = 512, PB_AT_ORDER = PB_HEAD };
-enum { PB_AT_USED = 16, PB_AT_MISSED = 24, PB_AT_HOLDS = 4096, PB_AT_DONE = PB_HEAD };
+enum { PB_AT_USED = 16, PB_AT_MISSED = 24, PB_AT_TAKEN = 32, PB_AT_HOLDS = 4096, PB_AT_DONE = PB_HEAD };
+enum { PB_AT_SENT = 16 }; // in a track. Here and at PB_AT_TAKEN stand the number of frames and the number of the last one
 // The words of a frame's record in a track, which is the file of a producer. PB_RECORD_SMALL has the fence's word (16 bits), flags
 // (16 bits) and the size of meta (32 bits).
 enum {

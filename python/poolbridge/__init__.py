@@ -43,6 +43,7 @@ from poolbridge._client.entries import (
     ChannelInfo as ChannelInfo,
     HistoryEvent as HistoryEvent,
     LeaseInfo as LeaseInfo,
+    MemberInfo as MemberInfo,
     NameInfo as NameInfo,
     PoolInfo as PoolInfo,
     PoolStats as PoolStats,

@@ -72,6 +72,27 @@ def test_the_list_of_channels_says_how_far_the_slowest_consumer_is_behind(servic
         assert listed.slowest == max(one.id for one in client.sessions()), "that of the subscriber"
 
 
+def test_the_list_of_members_says_how_far_each_of_them_is(service, client):
+    client.create_pool("p", kind="host", max_bytes="1MiB")
+    channel = client.create_channel("c", capacity=3)
+    with poolbridge.connect(service.path) as other:
+        frames = other.subscribe("c", credit=1)
+        for value in range(3):
+            channel.publish(np.full(4, value))
+        first = next(frames)
+        consumer, producer = sorted(client.members(channel.id), key=lambda one: one.role)
+        assert (producer.role, producer.frames, producer.last, producer.lag) == ("producer", 3, 3, 0)
+        assert (consumer.role, consumer.frames, consumer.last, consumer.lag) == ("consumer", 1, 1, 2)
+        assert (consumer.pid, consumer.uid, consumer.program) == (os.getpid(), os.getuid(), producer.program)
+        assert consumer.session == max(one.id for one in client.sessions())
+        assert consumer.last_at <= producer.last_at
+        assert producer.since is None
+        assert consumer.since is not None, "it holds one frame and has two to take"
+        first.release()
+    with pytest.raises(poolbridge.ClosedError):
+        client.members(4711)
+
+
 def test_the_list_of_leases_says_who_has_them(service, client):
     client.create_pool("p", kind="host", max_bytes="1MiB")
     lease = client.allocate((2, 3), "float32")
@@ -131,6 +152,8 @@ def test_asyncio_has_the_same_lists(service):
                 await client.end_session(4711)
             assert await client.names() == []
             assert await client.channels() == []
+            channel = await client.create_channel("c")
+            assert await client.members(channel.id) == []
             assert any(one.pid == os.getpid() for one in await client.sessions())
             await lease.release()
 

@@ -115,7 +115,7 @@ func TestAServiceThatTakesNoMoreSessionsIsHealthy(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
-func TestStatusNamesTheConsumerThatHoldsAChannelUp(t *testing.T) {
+func TestStatusAndChannelShowNameTheConsumerThatHoldsAChannelUp(t *testing.T) {
 	s, c, pool, ch := camera(t)
 	slow, err := bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
@@ -135,6 +135,32 @@ func TestStatusNamesTheConsumerThatHoldsAChannelUp(t *testing.T) {
 	out, err := poolsvc(t, "status", "--socket", s.Socket)
 	require.NoError(t, err, out)
 	assert.Contains(t, out, fmt.Sprintf("warning: channel camera: session %d (%s, pid %d) has 2 of 2 frames to take or to release", slow.Session(), filepath.Base(os.Args[0]), os.Getpid()))
+	out, err = poolsvc(t, "channel", "show", "camera", "--socket", s.Socket)
+	require.NoError(t, err, out)
+	assert.Contains(t, out, "camera: broadcast of 2 frames, block when it is full; full")
+	assert.Regexp(t, fmt.Sprintf(`\Q%s (%d)\E +%d +%d +consumer +1 +0\.0 +1 +1 \(\d+s ago\) +for \d+s`, filepath.Base(os.Args[0]), slow.Session(), os.Getpid(), os.Getuid()), out)
+	assert.Regexp(t, `producer +- +0\.0 +2 +2 \(\d+s ago\) +-`, out)
+	assert.NotContains(t, out, "\x1b", "no colours in a pipe")
+	out, err = poolsvc(t, "channel", "show", "camera", "--json", "--socket", s.Socket)
+	require.NoError(t, err, out)
+	var shown struct {
+		Channel string
+		Members []struct {
+			Role, Program string
+			Lag           int
+			Rate          *float64 `json:"frames_per_second"`
+			Since         string   `json:"blocks_since"`
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(out), &shown))
+	assert.Equal(t, "camera", shown.Channel)
+	require.Len(t, shown.Members, 2)
+	assert.Equal(t, []string{"producer", "consumer"}, []string{shown.Members[0].Role, shown.Members[1].Role})
+	assert.NotNil(t, shown.Members[0].Rate)
+	assert.NotEmpty(t, shown.Members[1].Since)
+	out, err = poolsvc(t, "channel", "show", "no-such", "--socket", s.Socket)
+	require.Error(t, err)
+	assert.Contains(t, out, `there is no channel "no-such" that you may use: poolsvc channels shows`)
 	stop()
 	require.NoError(t, slow.Close())
 	require.NoError(t, c.Close())

@@ -127,6 +127,40 @@ func WireChannelInfo(e mempool.ChannelInfo) wire.ChannelInfo {
 	}
 }
 
+// MemberInfo converts a structure that came in a message.
+func MemberInfo(e wire.MemberInfo) mempool.MemberInfo {
+	return mempool.MemberInfo{
+		ID:      e.ID,
+		Session: e.Session,
+		UID:     userOf(e.UID),
+		PID:     processOf(e.PID),
+		Program: e.Program,
+		Role:    e.Role,
+		Frames:  e.Frames,
+		Last:    e.Last,
+		LastAt:  timeOf(e.LastAt),
+		Lag:     e.Lag,
+		Since:   timeOf(e.Since),
+	}
+}
+
+// WireMemberInfo converts a structure of package mempool to package wire.
+func WireMemberInfo(e mempool.MemberInfo) wire.MemberInfo {
+	return wire.MemberInfo{
+		ID:      e.ID,
+		Session: e.Session,
+		UID:     wire.UserID(e.UID),
+		PID:     wireProcess(e.PID),
+		Program: e.Program,
+		Role:    e.Role,
+		Frames:  e.Frames,
+		Last:    e.Last,
+		LastAt:  wireTime(e.LastAt),
+		Lag:     e.Lag,
+		Since:   wireTime(e.Since),
+	}
+}
+
 // NameInfo converts a structure that came in a message.
 func NameInfo(e wire.NameInfo) mempool.NameInfo {
 	return mempool.NameInfo{

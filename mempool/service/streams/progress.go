@@ -1,9 +1,12 @@
 package streams
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
@@ -33,6 +36,35 @@ func (st *Stream) Describe() mempool.ChannelInfo {
 		info.Slowest = st.Members[oldest.ID].Session.ID
 	}
 	return info
+}
+
+// Describes describes the members that take part, ordered by id.
+func (st *Stream) Describes() []mempool.MemberInfo {
+	var all []mempool.MemberInfo
+	var inHand map[*shmchannel.Member]uint64
+	if st.Info.Mode == mempool.WorkQueue {
+		inHand = st.host.InHand()
+	}
+	for _, m := range st.Members {
+		if !m.Entered || m.Left {
+			continue
+		}
+		of := m.Session
+		info := mempool.MemberInfo{ID: m.ID, Session: of.ID, UID: of.Peer.UID, PID: of.Peer.PID, Program: of.Program, Role: string(m.Role)}
+		var when uint64
+		if info.Frames, info.Last, when = st.host.Progress(st.ends[m.ID].Member); when > 0 {
+			info.LastAt = time.Unix(0, int64(when))
+		}
+		if info.Lag = inHand[st.ends[m.ID].Member]; st.Info.Mode == mempool.Broadcast {
+			info.Lag = st.Behind(m)
+		}
+		if m.Full == mempool.Block && st.lags(m) {
+			info.Since = st.ends[m.ID].behind.Since
+		}
+		all = append(all, info)
+	}
+	slices.SortFunc(all, func(a, b mempool.MemberInfo) int { return cmp.Compare(a.ID, b.ID) })
+	return all
 }
 
 // Used returns how many places of the channel are taken.

@@ -25,7 +25,7 @@ class PoolInfo(Shown):
     Attributes
     ----------
     id
-        Pool id. It stays unique until the service is restarted.
+        Pool id.
     name
         Name.
     kind
@@ -166,13 +166,13 @@ class SessionInfo(Shown):
     Attributes
     ----------
     id
-        Session id. It stays unique until the service is restarted.
+        Session id.
     uid
         User id.
     pid
         Process id, for people.
     program
-        The program's name, at most 255 bytes, for people. The client gave this name.
+        The program's name, at most 255 bytes, which the client gave.
     began
         When the session began, in UTC.
     leases
@@ -230,7 +230,7 @@ class ChannelInfo(Shown):
     Attributes
     ----------
     id
-        Channel id. It stays unique until the service is restarted.
+        Channel id.
     name
         Name.
     pool
@@ -312,6 +312,66 @@ def channel_info(of: _messages.ChannelInfo) -> ChannelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberInfo(Shown):
+    """Describes a member of a channel.
+
+    Attributes
+    ----------
+    id
+        Member id.
+    session
+        Session id.
+    uid
+        User id.
+    pid
+        Process id.
+    program
+        The program's name.
+    role
+        ``producer`` or ``consumer``.
+    frames
+        Frames published or taken.
+    last
+        Number of the last of these frames; None: there was none.
+    last_at
+        When the last frame was published, in UTC; None: not known any more.
+    lag
+        Frames that a consumer has not taken; in a queue, not acknowledged.
+    since
+        Since when producers of a broadcast wait for this consumer, in UTC; None: they do not.
+    """
+
+    id: int
+    session: int
+    uid: int
+    pid: int
+    program: str
+    role: str
+    frames: int
+    last: int | None
+    last_at: datetime | None
+    lag: int
+    since: datetime | None
+
+
+def member_info(of: _messages.MemberInfo) -> MemberInfo:
+    """Make a `MemberInfo` of a message."""
+    return MemberInfo(
+        id=of.id,
+        session=of.session,
+        uid=of.uid,
+        pid=of.pid,
+        program=of.program,
+        role=of.role,
+        frames=of.frames,
+        last=of.last or None,
+        last_at=_time(of.last_at) if of.last_at else None,
+        lag=of.lag,
+        since=_time(of.since) if of.since else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class NameInfo(Shown):
     """Describes a name, and the buffer that is published under this name.
 
@@ -366,7 +426,7 @@ class BufferInfo(Shown):
     Attributes
     ----------
     id
-        Buffer id. It stays unique until the service is restarted.
+        Buffer id.
     generation
         Generation: how many buffers have used the block, with this one.
     pool
@@ -430,7 +490,7 @@ class LeaseInfo(Shown):
     Attributes
     ----------
     id
-        Lease id. It stays unique until the service is restarted.
+        Lease id.
     session
         Session id.
     uid
@@ -438,7 +498,7 @@ class LeaseInfo(Shown):
     pid
         Process id, for people.
     program
-        The program's name, at most 255 bytes, for people. The client gave this name.
+        The program's name, at most 255 bytes, which the client gave.
     buffer
         Buffer id.
     pool

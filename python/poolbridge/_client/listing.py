@@ -12,12 +12,14 @@ from poolbridge._client.entries import (
     ChannelInfo,
     HistoryEvent,
     LeaseInfo,
+    MemberInfo,
     NameInfo,
     SessionInfo,
     buffer_info,
     channel_info,
     history_event,
     lease_info,
+    member_info,
     name_info,
     session_info,
 )
@@ -35,11 +37,11 @@ from poolbridge._wire.messages import (
 _T = TypeVar("_T")
 
 
-def _pages(what: str, describe: Callable[[Any], _T]) -> Flow[list[_T]]:
+def _pages(what: str, describe: Callable[[Any], _T], channel: int = 0) -> Flow[list[_T]]:
     found: list[_T] = []
     after = ""
     while True:
-        page = yield from ask(ListRequest(what=what, after=after), ListReply)
+        page = yield from ask(ListRequest(what=what, after=after, channel=channel), ListReply)
         found += map(describe, getattr(page, what))
         after = page.next
         if not after:
@@ -65,6 +67,10 @@ _channels = partial(_pages, "channels", channel_info)
 _names = partial(_pages, "names", name_info)
 _buffers = partial(_pages, "buffers", buffer_info)
 _leases = partial(_pages, "leases", lease_info)
+
+
+def _members(channel: int) -> Flow[list[MemberInfo]]:
+    return _pages("members", member_info, check_count(channel, "channel"))
 
 
 class Lists:
@@ -119,6 +125,21 @@ class Lists:
     def leases(self) -> list[LeaseInfo]:
         """List the leases on buffers of the pools that this user may use, with the session of each lease."""
         return self._run(_leases())
+
+    def members(self, channel: int) -> list[MemberInfo]:
+        """List the producers and consumers that take part in a channel.
+
+        Parameters
+        ----------
+        channel
+            The id of the channel, as in `ChannelInfo.id`.
+
+        Raises
+        ------
+        ClosedError
+            There is no such channel that this user may use.
+        """
+        return self._run(_members(channel))
 
     def events(self, after: int = 0) -> list[HistoryEvent]:
         """List the events that concern this user, the oldest first. The user that runs the service gets all events.
@@ -179,6 +200,10 @@ class AsyncLists:
     async def leases(self) -> list[LeaseInfo]:
         """List leases; see `Client.leases`."""
         return await self._run(_leases())
+
+    async def members(self, channel: int) -> list[MemberInfo]:
+        """List the members of a channel; see `Client.members`."""
+        return await self._run(_members(channel))
 
     async def events(self, after: int = 0) -> list[HistoryEvent]:
         """List events; see `Client.events`."""

@@ -147,7 +147,7 @@ class SessionInfo(Struct, omit_defaults=True, kw_only=True):
     id: U  # session id
     uid: U = field(name="ui")  # user id
     pid: U = field(name="pd")  # process id, for people
-    program: str = field(default="", name="nm")  # the program's name, at most 255 bytes, for people
+    program: str = field(default="", name="nm")  # the program's name, at most 255 bytes, which the client gave
     began: U = field(name="bg")  # when the session began
     leases: U = field(default=0, name="ls")  # number of leases
     blocks: U = field(default=0, name="bk")  # number of blocks whose export it was sent and that it has not dropped
@@ -175,6 +175,23 @@ class ChannelInfo(Struct, omit_defaults=True, kw_only=True):
     used: U = field(default=0, name="uf")  # places in use; the channel is full if this is the capacity
     # broadcast: number of frames that consumers missed; queue: number of frames that no consumer got
     dropped: U = field(default=0, name="dr")
+
+
+class MemberInfo(Struct, omit_defaults=True, kw_only=True):
+    """Describes a member of a channel."""
+
+    id: U  # member id
+    session: U = field(name="ss")  # session id
+    uid: U = field(name="ui")  # user id
+    pid: U = field(name="pd")  # process id
+    program: str = field(default="", name="nm")  # the program's name
+    role: str = field(name="ro")  # `producer` or `consumer`
+    frames: U = field(default=0, name="fr")  # frames published or taken
+    last: U = field(default=0, name="la")  # number of the last of these frames; left out: there was none
+    last_at: U = field(default=0, name="lt")  # when the last frame was published; left out: not known any more
+    lag: U = field(default=0, name="lg")  # frames that a consumer has not taken; in a queue, not acknowledged
+    # since when producers of a broadcast wait for this consumer; left out: they do not
+    since: U = field(default=0, name="bs")
 
 
 class NameInfo(Struct, omit_defaults=True, kw_only=True):
@@ -212,7 +229,7 @@ class LeaseInfo(Struct, omit_defaults=True, kw_only=True):
     session: U = field(name="ss")  # session id
     uid: U = field(name="ui")  # user id of the session
     pid: U = field(name="pd")  # process id, for people
-    program: str = field(default="", name="nm")  # the program's name, at most 255 bytes, for people
+    program: str = field(default="", name="nm")  # the program's name, at most 255 bytes, which the client gave
     buffer: U = field(name="bf")  # buffer id
     pool: U = field(name="pl")  # pool id
     nbytes: U = field(name="n")  # bytes of the buffer
@@ -405,9 +422,10 @@ class List(Request, kw_only=True, tag="list"):
     `ListReply` answers it.
     """
 
-    what: str = field(name="wt")  # `sessions`, `channels`, `names`, `buffers` or `leases`
+    what: str = field(name="wt")  # `sessions`, `channels`, `names`, `buffers`, `leases` or `members`
     after: str = field(default="", name="af")  # `nx` of the previous page; left out: the first page
     most: U = field(default=0, name="n")  # most entries; left out: 64
+    channel: U = field(default=0, name="ch")  # channel id, for `members`
 
 
 class Events(Request, kw_only=True, tag="events"):
@@ -629,6 +647,7 @@ class ListReply(Reply, kw_only=True):
     names: tuple[NameInfo, ...] = field(default=(), name="ns")  # names
     buffers: tuple[BufferInfo, ...] = field(default=(), name="bs")  # buffers
     leases: tuple[LeaseInfo, ...] = field(default=(), name="ls")  # leases
+    members: tuple[MemberInfo, ...] = field(default=(), name="ms")  # members of the channel
     next: str = field(default="", name="nx")  # `af` of the next page; left out: no more pages
 
 

@@ -195,7 +195,19 @@ func (m *Model) drawSessions() []string {
 		rows = append(rows, []string{strconv.FormatUint(o.ID, 10), strconv.Itoa(int(o.PID)), strconv.Itoa(int(o.UID)), display.Printable(o.Program),
 			display.Age(m.now.at.Sub(o.Began)), strconv.Itoa(o.Leases), strconv.Itoa(o.Members), display.Size(o.Bytes), share, m.waits(o)})
 	}
-	return m.mark(sessionsPane, rows, table(rows, "rrRlRRRrRL", m.width))
+	blocking := make(map[uint64]bool)
+	for _, ch := range m.now.channels {
+		if ch.Blocks() {
+			blocking[ch.Slowest] = true
+		}
+	}
+	lines := table(rows, "rrRlRRRrRL", m.width)
+	for i, o := range list {
+		if blocking[o.ID] {
+			lines[i+1] = trouble.Render(lines[i+1])
+		}
+	}
+	return m.mark(sessionsPane, rows, lines)
 }
 
 // waits says what a session waits for, and how long the session has waited.
@@ -209,7 +221,8 @@ func (m *Model) waits(o mempool.SessionInfo) string {
 func (m *Model) drawChannels() []string {
 	rows := [][]string{m.head(channelsPane, "CHANNEL", "POOL", "MODE", "FULL", "FRAMES/S", "FRAMES", "DROPPED", "WAITING", "SLOWEST", "P/C", "STATE")}
 	rates := m.rates()
-	for _, ch := range m.channels() {
+	list := m.channels()
+	for _, ch := range list {
 		rate, slowest, state := "-", "-", "open"
 		if r, ok := rates[ch.ID]; ok {
 			rate = strconv.FormatFloat(r, 'f', 0, 64)
@@ -226,7 +239,13 @@ func (m *Model) drawChannels() []string {
 		rows = append(rows, []string{display.Printable(ch.Name), m.now.pool(ch.Pool), string(ch.Mode), string(ch.Full), rate, strconv.FormatUint(ch.Published, 10),
 			strconv.FormatUint(ch.Dropped, 10), fmt.Sprintf("%d/%d", min(ch.Waiting, uint64(ch.Capacity)), ch.Capacity), slowest, fmt.Sprintf("%d/%d", ch.Producers, ch.Consumers), state})
 	}
-	return m.mark(channelsPane, rows, table(rows, "lLLLrRrrlRl", m.width))
+	lines := table(rows, "lLLLrRrrlRl", m.width)
+	for i, ch := range list {
+		if ch.Blocks() {
+			lines[i+1] = trouble.Render(lines[i+1])
+		}
+	}
+	return m.mark(channelsPane, rows, lines)
 }
 
 // head returns the heads of the columns of a pane. An arrow marks the column by which the pane is sorted.
@@ -245,7 +264,11 @@ func (m *Model) mark(pane int, rows [][]string, lines []string) []string {
 	lines[0] = bold.Render(lines[0])
 	if n := len(rows) - 1; m.pane == pane && n > 0 {
 		at := m.cursor(pane, n) + 1
-		lines[at] = selected.Render(lines[at])
+		style, text := selected, ansi.Strip(lines[at])
+		if text != lines[at] {
+			style = style.Foreground(lipgloss.Red)
+		}
+		lines[at] = style.Render(text)
 	}
 	return lines
 }
