@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,8 +61,64 @@ func writeManPage(c *cobra.Command, header doc.GenManHeader, folder string) erro
 		return err
 	}
 	text := bytes.ReplaceAll(page.Bytes(), []byte("[=]"), nil) // cobra writes [=] after switches
+	if !c.HasParent() {
+		before, after, _ := strings.Cut(string(text), ".SH SEE ALSO")
+		text = []byte(before + overview(c) + ".SH SEE ALSO" + after)
+	}
 	return os.WriteFile(filepath.Join(folder, name+".1"), text, 0o644)
 }
+
+// overview returns the sections that only the page poolsvc(1) has: the commands with their purpose, files, variables and examples.
+func overview(root *cobra.Command) string {
+	var b strings.Builder
+	section := func(title string, rows [][2]string) {
+		fmt.Fprintf(&b, ".SH %s\n", title)
+		for _, row := range rows {
+			fmt.Fprintf(&b, ".TP\n\\fB%s\\fP\n%s\n", roff.Replace(row[0]), roff.Replace(row[1]))
+		}
+	}
+	var rows [][2]string
+	var add func(c *cobra.Command)
+	add = func(c *cobra.Command) {
+		for _, below := range c.Commands() {
+			switch {
+			case !below.IsAvailableCommand() || below.IsAdditionalHelpTopicCommand():
+			case below.HasAvailableSubCommands():
+				add(below)
+			default:
+				rows = append(rows, [2]string{strings.TrimPrefix(below.CommandPath(), root.Name()+" "), unescape(below.Short)})
+			}
+		}
+	}
+	add(root)
+	section("COMMANDS", rows)
+	section("FILES", [][2]string{
+		{"/etc/poolbridge/poolsvc.yaml", "Configuration of the service that systemd starts. poolsvc config check says what is wrong in it."},
+		{"/run/poolbridge/poolsvc.sock", "Socket of the service that systemd starts."},
+		{"$XDG_RUNTIME_DIR/poolbridge/poolsvc.sock", "Socket of a service that a user starts, if $XDG_RUNTIME_DIR is set."},
+	})
+	rows = [][2]string{
+		{"POOLBRIDGE_SOCKET", "Socket of the service, for clients and for poolsvc serve."},
+		{"POOLBRIDGE_CONFIG", "Configuration file of poolsvc serve and poolsvc config check."},
+	}
+	for _, s := range settings() {
+		if s.flag != "socket" {
+			rows = append(rows, [2]string{s.variable(), "The same as --" + s.flag + " of poolsvc serve."})
+		}
+	}
+	section("ENVIRONMENT", append(rows, [2]string{"NO_COLOR", "If it is set, nothing is in colour."}))
+	section("EXAMPLES", [][2]string{
+		{"poolsvc verify", "Check that memory can be shared on this machine."},
+		{"poolsvc serve --pool " + poolExample, "Run a service with one pool of memory of the CPU."},
+		{"poolsvc top", "Watch what the programs of this machine do."},
+		{"poolsvc channel show camera --watch", "See which consumer of a channel is behind."},
+		{"poolsvc events --follow --kind writer-died", "Wait for programs that die before they have written what others read."},
+	})
+	return b.String()
+}
+
+// roff escapes a text for a man page.
+var roff = strings.NewReplacer(`\`, `\e`, "-", `\-`)
 
 // valueWord is the value of a flag that has no default. A man page shows a word for this value.
 type valueWord struct{ pflag.Value }
@@ -90,7 +147,12 @@ func plain(c *cobra.Command) {
 	}
 }
 
+var unescaper = strings.NewReplacer(`\\`, `\`, `\*`, `*`, `\_`, `_`, `\<`, `<`, `\>`, `>`, "\\`", "`", `\[`, `[`, `\]`, `]`)
+
 var escaper = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `_`, `\_`, `<`, `\<`, `>`, `\>`, "`", "\\`", `[`, `\[`, `]`, `\]`)
+
+// unescape undoes literal, for a text of one line.
+func unescape(text string) string { return unescaper.Replace(text) }
 
 // literal escapes a text for Markdown. An indented line becomes a line of code, and all other lines become plain text.
 func literal(text string) string {

@@ -52,6 +52,34 @@ func TestEveryCommandHasAManPageWithItsFlagsAndExamples(t *testing.T) {
 	}
 }
 
+func TestTheMainManPageHasCommandsWithTheirPurposeFilesVariablesAndExamples(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "man1")
+	require.NoError(t, writeManPages(folder))
+	root := newRoot()
+	text := manPage(t, folder, root)
+	for _, title := range []string{"COMMANDS", "FILES", "ENVIRONMENT", "EXAMPLES", "SEE ALSO"} {
+		assert.Contains(t, text, "\n.SH "+title+"\n")
+	}
+	for _, c := range commands(root)[1:] {
+		if !c.HasAvailableSubCommands() {
+			assert.Contains(t, text, ".TP\nfB"+strings.TrimPrefix(c.CommandPath(), "poolsvc ")+"fP\n"+c.Short+"\n")
+		}
+	}
+	for _, s := range settings() {
+		assert.Contains(t, text, "fB"+s.variable()+"fP")
+	}
+	_, examples, _ := strings.Cut(text, ".SH EXAMPLES")
+	for line := range strings.Lines(examples) {
+		if words, ok := strings.CutPrefix(strings.TrimSpace(line), "fBpoolsvc "); ok {
+			args := strings.Fields(strings.TrimSuffix(words, "fP"))
+			c, rest, err := newRoot().Find(args)
+			require.NoError(t, err, line)
+			assert.True(t, c.HasParent(), line)
+			assert.NoError(t, c.ParseFlags(rest), line)
+		}
+	}
+}
+
 func TestManPagesAreTheSameForEveryUserAndMachine(t *testing.T) {
 	home := t.TempDir()
 	t.Setenv("XDG_RUNTIME_DIR", home)
