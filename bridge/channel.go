@@ -106,9 +106,6 @@ func (ch *Channel) TryPublish(ctx context.Context, l *Lease, o FrameOptions) (ui
 }
 
 func (ch *Channel) send(ctx context.Context, try session.Attempt, l *Lease, o mempool.FrameOptions) (number uint64, err error) {
-	if err := o.Validate(); err != nil {
-		return 0, err
-	}
 	if l.client != ch.client {
 		return 0, typed.Errorf(ErrInvalid, "lease %d and the channel belong to different clients", l.Grant().ID)
 	}

@@ -67,14 +67,14 @@ func TestMetaThatIsNotUTF8IsRefusedAndTheLeaseStays(t *testing.T) {
 	from := s.follow(t, mempool.SubscribeOptions{})
 	l := allocate(t, s.pool, 8)
 	require.NoError(t, l.CopyFrom(t.Context(), 0, frameOf(7, 8)))
-	for _, meta := range []map[string]string{{"n": "\xff"}, {"\xff": "7"}, {"n": "\xed\xa0\x80"}} {
+	for _, meta := range []map[string]any{{"n": "\xff"}, {"\xff": "7"}, {"n": "\xed\xa0\x80"}} {
 		for _, publish := range []publishing{s.from.Publish, s.from.TryPublish} {
 			_, err := publish(t.Context(), l, mempool.FrameOptions{Meta: meta})
 			require.ErrorIs(t, err, ErrInvalid, "%q", meta)
 			require.ErrorContains(t, err, "UTF-8")
 		}
 	}
-	number, err := s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": "7", "größe": "10 µm"}})
+	number, err := s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]any{"n": "7", "größe": "10 µm"}})
 	require.NoError(t, err)
 	f := receive(t, from, 7)
 	assert.Equal(t, number, f.Seq)
@@ -128,14 +128,14 @@ func TestAFrameCarriesWhatItsSenderSays(t *testing.T) {
 		l := allocate(t, p, 1000)
 		strided := mempool.Tensor{DType: mempool.Int16, Shape: []uint64{2, 3}, Strides: []int64{-3, 1}, ByteOffset: 6}
 		before := time.Now()
-		number, err := ch.Publish(t.Context(), l, mempool.FrameOptions{Tensor: &strided, Meta: map[string]string{"": "empty", "camera": "left"},
+		number, err := ch.Publish(t.Context(), l, mempool.FrameOptions{Tensor: &strided, Meta: map[string]any{"": "empty", "camera": "left"},
 			Completion: mempool.Completion{Ready: &ready, Event: event}})
 		require.NoError(t, err)
 		assert.ErrorIs(t, l.Release(false), ErrReleased)
 		f, err := from.next(t.Context())
 		require.NoError(t, err)
 		assert.Equal(t, number, f.Seq)
-		assert.Equal(t, map[string]string{"": "empty", "camera": "left"}, f.Meta)
+		assert.Equal(t, map[string]any{"": "empty", "camera": "left"}, f.Meta)
 		assert.WithinRange(t, f.Time, before, time.Now())
 		info := f.Lease.Grant()
 		assert.Equal(t, strided, info.Tensor)
@@ -233,7 +233,7 @@ func TestWhatAFullChannelDoes(t *testing.T) {
 				lease := allocate(t, s.pool, 1<<16)
 				ctx, cancel := context.WithTimeout(t.Context(), limit)
 				defer cancel()
-				_, err := s.from.Publish(ctx, lease, mempool.FrameOptions{Meta: map[string]string{"n": "3"}})
+				_, err := s.from.Publish(ctx, lease, mempool.FrameOptions{Meta: map[string]any{"n": "3"}})
 				require.ErrorIs(t, err, want)
 				assert.Equal(t, policy == mempool.Block, errors.Is(err, context.DeadlineExceeded))
 				if want != nil {

@@ -239,14 +239,14 @@ func TestABufferThatHadANameIsNotAllocatedAgain(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, named, l.Grant().Buffer)
 	require.NoError(t, l.CopyFrom(context.Background(), 0, frameOf(1, 1<<16)))
-	_, err = s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": "1"}})
+	_, err = s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]any{"n": "1"}})
 	require.NoError(t, err)
 	require.NoError(t, receive(t, from, 1).Release())
 	for n := range uint64(8) {
 		l := allocate(t, s.pool, 1<<16)
 		require.NotEqual(t, named, l.Grant().Buffer)
 		require.NoError(t, l.CopyFrom(context.Background(), 0, frameOf(2+n, 1<<16)))
-		_, err := s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": fmt.Sprint(2 + n)}})
+		_, err := s.from.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]any{"n": fmt.Sprint(2 + n)}})
 		require.NoError(t, err)
 		require.NoError(t, receive(t, from, 2+n).Release())
 	}
@@ -365,7 +365,7 @@ func TestALeaseThatHasEndedStaysEndedWhileItsMemoryIsUsedAgain(t *testing.T) {
 		at, err := l.Pointer(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, l.CopyFrom(context.Background(), 0, frameOf(n, 1<<16)))
-		_, err = p.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": fmt.Sprint(n)}})
+		_, err = p.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]any{"n": fmt.Sprint(n)}})
 		require.NoError(t, err)
 		f := receive(t, from, n)
 		f.Lease.Grant().Tensor.Shape[0] = 1

@@ -22,8 +22,8 @@ type Frame struct {
 	Seq uint64
 	// Time is when the frame was published.
 	Time time.Time
-	// Meta is the producer's data about the frame.
-	Meta map[string]string
+	// Meta is the producer's data about the frame: see [mempool.FrameOptions].
+	Meta map[string]any
 	// Dropped is how many frames the subscriber missed between the previous frame that it got and this frame.
 	Dropped uint64
 	// Delivery is how often subscribers have got this frame of a queue, with this time: 1 for the first. In a broadcast it is 1. A frame comes

@@ -81,7 +81,7 @@ func (h *hostileMember) publish(lie func(h *hostileMember, number uint64)) uint6
 		tail := h.sequencer.word(0).Load()
 		last, slot := tail>>16, tail>>10&63
 		n := (last + 1) & (1<<48 - 1)
-		said := append([]byte{2, 0, 2, 0}, "byme"...)
+		said := []byte("\x81\xa2by\xa2me")
 		record := make([]byte, 0, 64)
 		for _, word := range []uint64{n, h.lease.Block, h.lease.Buffer, 16, 1, 0, uint64(len(said)) << 32, 1000 + n} {
 			record = binary.LittleEndian.AppendUint64(record, word)
@@ -162,7 +162,7 @@ func (v *victim) subscribe(ch *Channel) {
 func (v *victim) send(ch *Channel) (uint64, error) {
 	v.t.Helper()
 	l := v.allocate(v.p)
-	number, err := ch.TryPublish(v.t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"by": "victim"}})
+	number, err := ch.TryPublish(v.t.Context(), l, mempool.FrameOptions{Meta: map[string]any{"by": "victim"}})
 	if err != nil {
 		require.NoError(v.t, l.Release(false), "a lease that was not published is still the victim's")
 	}
@@ -250,10 +250,13 @@ func wrongWords() (all []wrongWord) {
 		}
 	}
 	for what, meta := range map[string]string{
-		"meta that is not UTF-8": "\x01\x00\x01\x00k\xff",
-		"a surrogate":            "\x01\x00\x03\x00k\xed\xa0\x80",
-		"a key twice":            "\x01\x00\x01\x00kv\x01\x00\x01\x00kv",
-		"text beyond the end":    "\x01\x00\xc8\x00kv",
+		"meta that is not UTF-8": "\x81\xa1k\xa1\xff",
+		"a surrogate":            "\x81\xa1k\xa3\xed\xa0\x80",
+		"a key twice":            "\x82\xa1k\xa1v\xa1k\xa1v",
+		"text beyond the end":    "\x81\xa1k\xd9\xc8v",
+		"too deep":               "\x81\xa1k\x91\x91\x91\x91\x91\x91\x91\x91\xc0",
+		"an extension":           "\x81\xa1k\xd4\x01\x00",
+		"a list of 2³² elements": "\x81\xa1k\xdd\xff\xff\xff\xff\xc0",
 	} {
 		all = append(all, wrongWord{what, func(h *hostileMember, n uint64) {
 			copy(h.own[h.metaAt(n):], meta)

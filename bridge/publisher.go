@@ -83,9 +83,6 @@ func (p *Publisher) loan(ctx context.Context, try session.Attempt) (l *Lease, er
 }
 
 func (p *Publisher) send(ctx context.Context, try session.Attempt, l *Lease, o mempool.FrameOptions) (number uint64, err error) {
-	if err := o.Validate(); err != nil {
-		return 0, err
-	}
 	if l.client.tracer != nil {
 		var end func(uint64, error)
 		ctx, end = l.traceSend(ctx, p.channel.shared.Identity.Name, &o)

@@ -50,7 +50,7 @@ func sendLoanBy(ctx context.Context, publish publishing, p *Publisher, n uint64)
 	if err := l.CopyFrom(context.Background(), 0, frameOf(n, int(p.shared.Bytes))); err != nil {
 		return fmt.Errorf("copy: %w", err)
 	}
-	_, err = publish(ctx, l, mempool.FrameOptions{Meta: map[string]string{"n": fmt.Sprint(n)}})
+	_, err = publish(ctx, l, mempool.FrameOptions{Meta: map[string]any{"n": fmt.Sprint(n)}})
 	return err
 }
 
@@ -131,7 +131,7 @@ func TestALoanCanOnlyBePublishedByItsPublisher(t *testing.T) {
 	large := mempool.Bytes(101)
 	_, err = p.Publish(t.Context(), l, mempool.FrameOptions{Tensor: &large})
 	require.ErrorIs(t, err, ErrInvalid)
-	_, err = p.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"k": "\xff"}})
+	_, err = p.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]any{"k": "\xff"}})
 	require.ErrorIs(t, err, ErrInvalid)
 	number, err := p.Publish(t.Context(), l, mempool.FrameOptions{})
 	require.NoError(t, err, "no error has ended the loan")
@@ -146,7 +146,7 @@ func TestAFrameOfALoanMayHaveAnotherTensor(t *testing.T) {
 		want := mempool.Tensor{DType: mempool.Float64, Shape: []uint64{3, 4}, ByteOffset: 8 * n}
 		l := loan(t, p)
 		require.NoError(t, l.CopyFrom(t.Context(), 0, frameOf(n, 1<<10)))
-		_, err := p.Publish(t.Context(), l, mempool.FrameOptions{Tensor: &want, Meta: map[string]string{"n": fmt.Sprint(n)}})
+		_, err := p.Publish(t.Context(), l, mempool.FrameOptions{Tensor: &want, Meta: map[string]any{"n": fmt.Sprint(n)}})
 		require.NoError(t, err)
 		f := receive(t, from, n)
 		assert.Equal(t, want, f.Lease.Tensor())
@@ -364,7 +364,7 @@ func TestASlotWaitsForTheWorkOfItsReaders(t *testing.T) {
 	require.NoError(t, w.clock.Reach(busy))
 	require.NoError(t, <-written)
 	require.NoError(t, receive(t, from, 2).Release())
-	_, err := p.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": "3"}})
+	_, err := p.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]any{"n": "3"}})
 	require.NoError(t, err)
 	require.NoError(t, receive(t, from, 3).Release())
 }
@@ -760,7 +760,7 @@ func TestASlotOfAGPUWaitsForTheStreamsOfItsWriterAndItsReaders(t *testing.T) {
 	stopped(t, l, clock, stuck)
 	require.NoError(t, l.CopyFrom(t.Context(), 0, frameOf(1, 1<<20)))
 	at := memoryOf(t, l).Pointer()
-	_, err = p.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"n": "1"}})
+	_, err = p.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]any{"n": "1"}})
 	require.NoError(t, err, "nobody waits for the stream")
 	f, err := from.next(t.Context())
 	require.NoError(t, err)

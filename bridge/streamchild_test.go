@@ -105,7 +105,7 @@ func promiseFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int,
 		return nil, err
 	}
 	ready := clock.Next(word)
-	o := mempool.FrameOptions{Completion: mempool.Completion{Ready: &ready}, Meta: map[string]string{"n": fmt.Sprint(n)}}
+	o := mempool.FrameOptions{Completion: mempool.Completion{Ready: &ready}, Meta: map[string]any{"n": fmt.Sprint(n)}}
 	_, err = ch.Publish(ctx, l, o)
 	return func() error {
 		copy(b, content)

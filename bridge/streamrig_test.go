@@ -75,7 +75,7 @@ func sendFrameBy(ctx context.Context, publish publishing, p *Pool, n uint64, siz
 		return fmt.Errorf("copy: %w", err)
 	}
 	if o.Meta == nil {
-		o.Meta = map[string]string{"n": fmt.Sprint(n)}
+		o.Meta = map[string]any{"n": fmt.Sprint(n)}
 	}
 	_, err = publish(ctx, l, o)
 	return err
@@ -87,7 +87,7 @@ func verify(f *Frame) (n uint64, err error) {
 	if err := f.Lease.CopyTo(context.Background(), b, 0); err != nil {
 		return 0, err
 	}
-	if _, err := fmt.Sscan(f.Meta["n"], &n); err != nil {
+	if _, err := fmt.Sscan(fmt.Sprint(f.Meta["n"]), &n); err != nil {
 		return 0, fmt.Errorf("frame %d says %q: %w", f.Seq, f.Meta, err)
 	}
 	for i := 0; i < len(b); i += 8 {

@@ -77,12 +77,7 @@ func (s *subscription) next(ctx context.Context) (f *Frame, err error) {
 	r := &received{Frame: Frame{Seq: came.Number, Time: time.Unix(0, int64(came.Time)), Dropped: came.Missed, Delivery: came.Delivery,
 		channel: s.Channel()}}
 	r.lease.client = s.client
-	for key, value := range shmchannel.Meta(came.Meta) {
-		if r.Meta == nil {
-			r.Meta = make(map[string]string)
-		}
-		r.Meta[string(key)] = string(value)
-	}
+	r.Meta = shmchannel.DecodeMeta(came.Meta)
 	err = s.Adopt(ctx, &r.lease.held, &r.hand, came)
 	switch {
 	case err == nil:

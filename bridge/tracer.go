@@ -7,6 +7,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/internal/stream"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -50,8 +51,8 @@ type Operation struct {
 	// Dropped is how many frames the subscriber missed before the received frame.
 	Dropped uint64
 	// Meta is the producer's data about a frame; nil if the operation is not about a frame. When the publication of a frame begins, the tracer
-	// may add entries to Meta, within the limits of [mempool.FrameOptions].
-	Meta map[string]string
+	// may add entries to Meta. If Meta then exceeds the limits of [mempool.FrameOptions], the frame is sent without them.
+	Meta map[string]any
 }
 
 // Title returns the operation's name with the name of its channel or pool, such as "publish camera".
@@ -105,11 +106,13 @@ func (l *Lease) traceSend(ctx context.Context, channel string, f *mempool.FrameO
 	c := l.client
 	o := &Operation{Name: OpPublish, Channel: channel, Meta: maps.Clone(f.Meta)}
 	if o.Meta == nil {
-		o.Meta = make(map[string]string)
+		o.Meta = make(map[string]any)
 	}
 	c.describe(o, &l.held)
 	ctx = c.tracer.TraceStart(ctx, o)
-	f.Meta = o.Meta
+	if _, err := shmchannel.AppendMeta(nil, o.Meta); err == nil {
+		f.Meta = o.Meta
+	}
 	return ctx, func(number uint64, err error) {
 		o.Seq = number
 		if l.held.Ended() {

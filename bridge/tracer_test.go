@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 
@@ -84,11 +85,11 @@ func TestATracerIsToldOfEveryOperationAndItsResults(t *testing.T) {
 	p := tracedPool(t, r)
 	ch := makeChannel(t, p.client, p, mempool.ChannelSpec{Capacity: 4})
 	ctx := context.WithValue(t.Context(), spanKey{}, "caller")
-	meta := map[string]string{"a": "b"}
+	meta := map[string]any{"a": "b"}
 	_, err := ch.Publish(ctx, allocate(t, p, 16), mempool.FrameOptions{Meta: meta})
 	require.NoError(t, err)
-	assert.Equal(t, map[string]string{"a": "b"}, meta)
-	both := map[string]string{"a": "b", "traceparent": "00"}
+	assert.Equal(t, map[string]any{"a": "b"}, meta)
+	both := map[string]any{"a": "b", "traceparent": "00"}
 	for f, err := range ch.Frames(ctx, mempool.SubscribeOptions{Oldest: true}) {
 		require.NoError(t, err)
 		assert.Equal(t, both, f.Meta)
@@ -158,4 +159,19 @@ func TestAClientThatClosesTellsItsTracerOfTheLeasesThatEnd(t *testing.T) {
 	all := r.take()
 	require.Len(t, all, 2)
 	assert.Equal(t, Operation{Name: OpRelease, Pool: "p", Bytes: 16}, all[1].Operation)
+}
+
+func TestAFrameIsSentWithoutWhatATracerAddsBeyondTheLimits(t *testing.T) {
+	r := &recorder{add: map[string]string{"traceparent": strings.Repeat("x", 8000)}}
+	p := tracedPool(t, r)
+	ch := makeChannel(t, p.client, p, mempool.ChannelSpec{Capacity: 4})
+	meta := map[string]any{"a": strings.Repeat("y", 1000)}
+	_, err := ch.Publish(t.Context(), allocate(t, p, 16), mempool.FrameOptions{Meta: meta})
+	require.NoError(t, err)
+	for f, err := range ch.Frames(t.Context(), mempool.SubscribeOptions{Oldest: true}) {
+		require.NoError(t, err)
+		assert.Equal(t, meta, f.Meta)
+		require.NoError(t, f.Release())
+		break
+	}
 }

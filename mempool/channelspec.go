@@ -1,8 +1,6 @@
 package mempool
 
 import (
-	"unicode/utf8"
-
 	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
@@ -115,29 +113,11 @@ type ChannelIdentity struct {
 type FrameOptions struct {
 	// Tensor describes the content. nil means that the content has the description with which the buffer was allocated.
 	Tensor *Tensor
-	// Meta is the producer's data about the frame: a map of at most MaxMetaEntries short texts in UTF-8.
-	Meta map[string]string
+	// Meta is the producer's data about the frame, which is sent as MessagePack: at most 8,320 bytes, 8 deep. The keys are texts in UTF-8. The
+	// values are nil, booleans, numbers, strings in UTF-8, []byte, and slices and maps with string keys of these. Subscribers get nil, bool,
+	// int64 (uint64 for greater numbers), float64, string, []byte, []any and map[string]any.
+	Meta map[string]any
 	Completion
-}
-
-// Validate returns an error if no frame can be sent with these options.
-//
-// Errors: [ErrInvalid].
-func (o FrameOptions) Validate() error {
-	if len(o.Meta) > MaxMetaEntries {
-		return typed.Errorf(ErrInvalid, "a frame's map has at most %d entries, this one has %d", MaxMetaEntries, len(o.Meta))
-	}
-	for k, v := range o.Meta {
-		if len(k) > MaxMetaText || len(v) > MaxMetaText {
-			return typed.Errorf(ErrInvalid, "the keys and values of a frame's map have at most %d bytes, %q has %d and %d", MaxMetaText,
-				k[:min(len(k), 32)], len(k), len(v))
-		}
-		if !utf8.ValidString(k) || !utf8.ValidString(v) {
-			return typed.Errorf(ErrInvalid, "the keys and values of a frame's map are texts in UTF-8, %q: %q is not; encode other bytes as text, "+
-				"for example as base64", k, v)
-		}
-	}
-	return nil
 }
 
 // SubscribeOptions says with which frame a subscription begins, what happens when the subscriber is too slow, and how the subscriber

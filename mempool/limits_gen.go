@@ -15,6 +15,4 @@ const (
 	MaxCapacity    = 1024      // frames that a channel keeps
 	MaxConsumers   = 1024      // consumers of a channel
 	MaxDelivery    = 65535     // greatest count of deliveries of a frame; the count stops there
-	MaxMetaEntries = 16        // entries of a frame's meta
-	MaxMetaText    = 256       // bytes of each key and value of meta
 )

@@ -92,36 +92,32 @@ func (t *Tracer) TraceEnd(ctx context.Context, o *bridge.Operation, err error) {
 	}
 }
 
-// These are the limits of a frame's Meta. The documentation of mempool.FrameOptions has these limits, too.
-const (
-	mostEntries = 16
-	mostBytes   = 256
-)
-
 const traceparent = "traceparent"
 
-// inject adds the span of ctx to the Meta of a frame, unless Meta has a span already or cannot take another entry.
-func inject(ctx context.Context, meta map[string]string) {
-	if meta[traceparent] != "" {
+// inject adds the span of ctx to the Meta of a frame, unless Meta has a span already.
+func inject(ctx context.Context, meta map[string]any) {
+	if meta[traceparent] != nil {
 		return
 	}
 	carrier := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(ctx, carrier)
-	for _, key := range []string{traceparent, "tracestate"} {
-		value := carrier.Get(key)
-		if value == "" || len(value) > mostBytes || len(meta) >= mostEntries {
-			return
-		}
+	for key, value := range carrier {
 		meta[key] = value
 	}
 }
 
 // link links a span to the span that came with a frame.
-func link(span trace.Span, meta map[string]string) {
-	if meta[traceparent] == "" {
+func link(span trace.Span, meta map[string]any) {
+	carrier := propagation.MapCarrier{}
+	for _, key := range (propagation.TraceContext{}).Fields() {
+		if text, ok := meta[key].(string); ok {
+			carrier[key] = text
+		}
+	}
+	if carrier[traceparent] == "" {
 		return
 	}
-	came := trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier(meta)))
+	came := trace.SpanContextFromContext(propagation.TraceContext{}.Extract(context.Background(), carrier))
 	if came.IsValid() {
 		span.AddLink(trace.Link{SpanContext: came})
 	}

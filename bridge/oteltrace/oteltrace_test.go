@@ -106,7 +106,7 @@ func TestTheTypeOfAnErrorIsItsCodeIfItHasOne(t *testing.T) {
 
 func TestAFrameCarriesTheSpanOfItsPublicationWhereThatWasAskedFor(t *testing.T) {
 	p, exported := provider(t)
-	publish := bridge.Operation{Name: bridge.OpPublish, Channel: "c", Meta: map[string]string{}}
+	publish := bridge.Operation{Name: bridge.OpPublish, Channel: "c", Meta: map[string]any{}}
 	do(t.Context(), New(Config{Provider: p}), publish, nil, nil)
 	assert.Empty(t, publish.Meta)
 	tr := New(Config{Provider: p, Propagate: true})
@@ -121,20 +121,13 @@ func TestAFrameCarriesTheSpanOfItsPublicationWhereThatWasAskedFor(t *testing.T) 
 	assert.NotEqual(t, spans[1].SpanContext.TraceID(), spans[2].SpanContext.TraceID())
 }
 
-func TestAFrameKeepsTheSpanThatTheProgramSentAndHasNoMoreEntriesThanItMay(t *testing.T) {
+func TestAFrameKeepsTheSpanThatTheProgramSent(t *testing.T) {
 	p, exported := provider(t)
 	tr := New(Config{Provider: p, Propagate: true})
-	own := map[string]string{"traceparent": "00-11111111111111111111111111111111-2222222222222222-01"}
+	own := map[string]any{"traceparent": "00-11111111111111111111111111111111-2222222222222222-01"}
 	sent := do(t.Context(), tr, bridge.Operation{Name: bridge.OpPublish, Channel: "c", Meta: own}, nil, nil)
 	assert.Equal(t, "00-11111111111111111111111111111111-2222222222222222-01", sent.Meta["traceparent"])
-	full := make(map[string]string)
-	for i := range mostEntries {
-		full[fmt.Sprint(i)] = ""
-	}
-	sent = do(t.Context(), tr, bridge.Operation{Name: bridge.OpPublish, Channel: "c", Meta: full}, nil, nil)
-	assert.Len(t, sent.Meta, mostEntries)
-	assert.NotContains(t, sent.Meta, "traceparent")
-	broken := map[string]string{"traceparent": "nonsense"}
+	broken := map[string]any{"traceparent": "nonsense"}
 	do(t.Context(), tr, bridge.Operation{Name: bridge.OpReceive, Channel: "c"}, func(o *bridge.Operation) { o.Meta = broken }, nil)
 	spans := exported.GetSpans()
 	assert.Empty(t, spans[len(spans)-1].Links)

@@ -65,10 +65,10 @@ const (
 
 // These are limits of the meta of frames.
 //
-//wire:limits mempool shmchannel python
+//wire:limits shmchannel python c
 const (
-	MaxMetaEntries = 16  // entries of a frame's meta
-	MaxMetaText    = 256 // bytes of each key and value of meta
+	MaxMetaBytes = 8320 // bytes of a frame's meta, in MessagePack
+	MaxMetaDepth = 8    // nested maps and arrays of a frame's meta, including the outermost map
 )
 
 // These are the numbers of docs/streams.md.
@@ -93,5 +93,4 @@ const (
 	RecordBytes      = 64    // bytes of a record in a track
 	DescriptionBytes = 576   // bytes of a description in a track
 	MetaBytes        = 8448  // bytes of the event and the meta of a frame in a track
-	MaxMetaBytes     = 8320  // greatest number of bytes of meta, after the event
 )

@@ -7,7 +7,6 @@ import (
 	"context"
 	"flag"
 	"log"
-	"strconv"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge"
@@ -91,7 +90,7 @@ func (c *camera) frame(ctx context.Context, n int) error {
 	if err := lease.Fill(ctx, 0, 240*320*3, byte(n)); err != nil {
 		return err
 	}
-	meta := map[string]string{"exposure": strconv.Itoa(n)}
+	meta := map[string]any{"exposure": n}
 	_, err = c.publisher.Publish(ctx, lease, bridge.FrameOptions{Meta: meta})
 	return err
 }

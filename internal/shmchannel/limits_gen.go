@@ -10,8 +10,8 @@ const (
 	MaxCapacity      = 1024      // frames that a channel keeps
 	MaxConsumers     = 1024      // consumers of a channel
 	MaxDelivery      = 65535     // greatest count of deliveries of a frame; the count stops there
-	MaxMetaEntries   = 16        // entries of a frame's meta
-	MaxMetaText      = 256       // bytes of each key and value of meta
+	MaxMetaBytes     = 8320      // bytes of a frame's meta, in MessagePack
+	MaxMetaDepth     = 8         // nested maps and arrays of a frame's meta, including the outermost map
 	EventBytes       = 64        // bytes of the handle of an interprocess event
 	MaxInHand        = 256       // frames that a consumer may have in hand, and entries of its holds
 	MinSlots         = 64        // least number of slots of a ring
@@ -23,5 +23,4 @@ const (
 	RecordBytes      = 64        // bytes of a record in a track
 	DescriptionBytes = 576       // bytes of a description in a track
 	MetaBytes        = 8448      // bytes of the event and the meta of a frame in a track
-	MaxMetaBytes     = 8320      // greatest number of bytes of meta, after the event
 )

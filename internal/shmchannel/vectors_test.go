@@ -22,6 +22,7 @@ type vectors struct {
 	Version int
 	Layouts []layoutVector
 	Files   []fileVector
+	Meta    []packedVector
 }
 
 type layoutVector struct{ Capacity, Slots, Roster, Sequencer, Track, Cursor uint64 }
@@ -79,6 +80,14 @@ type recordVector struct {
 }
 
 type metaVector struct{ Key, Value string }
+
+// packedVector is the meta of a frame: bytes, and what they say, or why they are wrong.
+type packedVector struct {
+	Name, Hex string
+	Value     json.RawMessage // null if there is a Why
+	Why       string
+	Canonical bool // an encoder writes these bytes
+}
 
 type cursorVector struct {
 	Floor, Next, Used uint64
@@ -143,7 +152,7 @@ func (v sequencerVector) write(mem region, l layout) {
 func (v recordVector) record(t testing.TB) *Record {
 	event, err := hex.DecodeString(v.Event)
 	require.NoError(t, err)
-	meta := map[string]string{}
+	meta := map[string]any{}
 	for _, m := range v.Meta {
 		meta[m.Key] = m.Value
 	}
@@ -170,11 +179,14 @@ func (v trackVector) check(t testing.TB, mem region, l layout) {
 		var r Record
 		require.Equal(t, sound, tr.load(want.Number, &r))
 		assert.Equal(t, want.Description, *r.Description)
-		meta := []metaVector{}
-		for key, value := range Meta(r.Meta) {
-			meta = append(meta, metaVector{string(key), string(value)})
+		meta := map[string]any{}
+		for _, m := range want.Meta {
+			meta[m.Key] = m.Value
 		}
-		assert.Equal(t, want.Meta, meta)
+		assert.Len(t, DecodeMeta(r.Meta), len(meta))
+		for key, value := range DecodeMeta(r.Meta) {
+			assert.Equal(t, meta[key], value)
+		}
 		assert.Equal(t, want.Event, hex.EncodeToString(r.Event))
 		assert.Equal(t, []uint64{want.Block, want.Buffer, want.Bytes, want.Time, want.Word, want.Value},
 			[]uint64{r.Block, r.Buffer, r.Bytes, r.Time, r.Ready.Word, r.Ready.Value})
@@ -246,6 +258,7 @@ func TestFilesLookAsTheVectorsSay(t *testing.T) {
 	require.NoError(t, json.Unmarshal(text, &v))
 	require.NotEmpty(t, v.Layouts)
 	require.NotEmpty(t, v.Files)
+	require.NotEmpty(t, v.Meta)
 	for i, want := range v.Layouts {
 		l := layoutFor(int(want.Capacity))
 		have := layoutVector{l.capacity, l.slots, RosterBytes, l.sequencerBytes(), l.trackBytes(), l.cursorBytes()}
@@ -263,6 +276,9 @@ func TestFilesLookAsTheVectorsSay(t *testing.T) {
 			}
 			assert.Equal(t, f.Bytes, have)
 		})
+	}
+	for i := range v.Meta {
+		t.Run("meta: "+v.Meta[i].Name, func(t *testing.T) { v.Meta[i].check(t) })
 	}
 	if *update {
 		require.NoError(t, os.WriteFile(vectorsFile, encode(t, v), 0o666))
@@ -297,9 +313,9 @@ func vectorsToWrite() vectors {
 	for i := range event {
 		event[i] = byte(i + 1)
 	}
-	long := string(bytes.Repeat([]byte("x"), MaxMetaText))
+	long := string(bytes.Repeat([]byte("x"), 256))
 	var most []metaVector
-	for i := range MaxMetaEntries {
+	for i := range 16 {
 		most = append(most, metaVector{string(rune('a'+i)) + long[1:], long})
 	}
 	shape := make([]uint64, MaxDims)
@@ -307,6 +323,7 @@ func vectorsToWrite() vectors {
 	for i := range shape {
 		shape[i], strides[i] = uint64(i+1), int64(i-16)
 	}
+	v.Meta = metaVectors()
 	v.Files = []fileVector{
 		{Name: "roster of a new broadcast", Capacity: 4, Roster: &rosterVector{}},
 		{Name: "roster of a closed queue with members", Capacity: 33, Roster: &rosterVector{
@@ -340,4 +357,110 @@ func vectorsToWrite() vectors {
 		}},
 	}
 	return v
+}
+
+func (v *packedVector) bytes() string {
+	packed, err := hex.DecodeString(v.Hex)
+	if err != nil {
+		panic(err)
+	}
+	return string(packed)
+}
+
+// check decodes a vector's bytes. With the flag, it writes what they say.
+func (v *packedVector) check(t *testing.T) {
+	packed := []byte(v.bytes())
+	if err := CheckMeta(packed); v.Why != "" {
+		require.ErrorIs(t, err, ErrInvalid)
+		return
+	}
+	require.NoError(t, CheckMeta(packed))
+	decoded := DecodeMeta(packed)
+	text, err := json.Marshal(jsonOf(decoded))
+	require.NoError(t, err)
+	again, err := AppendMeta(nil, decoded)
+	require.NoError(t, err)
+	if *update {
+		v.Value, v.Canonical = text, bytes.Equal(again, packed)
+	}
+	var want bytes.Buffer
+	require.NoError(t, json.Compact(&want, v.Value))
+	assert.Equal(t, want.String(), string(text))
+	assert.Equal(t, v.Canonical, bytes.Equal(again, packed))
+}
+
+// jsonOf returns a value of meta as JSON has it in the vectors.
+func jsonOf(v any) any {
+	switch v := v.(type) {
+	case []byte:
+		return map[string]any{"$bin": hex.EncodeToString(v)}
+	case []any:
+		out := []any{}
+		for _, one := range v {
+			out = append(out, jsonOf(one))
+		}
+		return out
+	case map[string]any:
+		out := map[string]any{}
+		for key, one := range v {
+			out[key] = jsonOf(one)
+		}
+		return out
+	}
+	return v
+}
+
+func metaVectors() (all []packedVector) {
+	add := func(why, name, packed string) {
+		all = append(all, packedVector{Name: name, Hex: hex.EncodeToString([]byte(packed)), Why: why})
+	}
+	x := func(n int) string { return string(bytes.Repeat([]byte("x"), n)) }
+	add("", "a text", "\x81\xa8exposure\xa18")
+	add("", "whole numbers", "\x81\xa1n\xdc\x00\x13\x00\x7f\xcc\x80\xcc\xff\xcd\x01\x00\xcd\xff\xff\xce\x00\x01\x00\x00\xce\xff\xff\xff\xff"+
+		"\xcf\x00\x00\x00\x01\x00\x00\x00\x00\xcf\x7f\xff\xff\xff\xff\xff\xff\xff\xcf\xff\xff\xff\xff\xff\xff\xff\xff"+
+		"\xff\xe0\xd0\xdf\xd0\x80\xd1\xff\x7f\xd2\xff\xff\x7f\xff\xd3\xff\xff\xff\xff\x7f\xff\xff\xff\xd3\x80\x00\x00\x00\x00\x00\x00\x00")
+	add("", "numbers that are longer than they must be", "\x81\xa1n\x96\xcc\x01\xcf\x00\x00\x00\x00\x00\x00\x00\x01\xd0\x01\xd1\x00\x80\xd2\xff\xff\xff\xff\xd3\x00\x00\x00\x00\x00\x00\x00\x07")
+	add("", "floats", "\x81\xa1f\x92\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00\xcb\xbf\xb9\x99\x99\x99\x99\x99\x9a")
+	add("", "a float of 32 bits", "\x81\xa1f\xca\x3f\xc0\x00\x00")
+	add("", "none and booleans", "\x83\xa1f\xc2\xa1n\xc0\xa1t\xc3")
+	add("", "bytes", "\x81\xa1b\x92\xc4\x00\xc4\x03\x00\xff\x80")
+	add("", "bytes with long lengths", "\x81\xa1b\x92\xc5\x00\x01a\xc6\x00\x00\x00\x01b")
+	add("", "texts of each length", "\x84\xa0\xa0\xa1a\xbf"+x(31)+"\xa1b\xd9\x20"+x(32)+"\xa1c\xda\x01\x00"+x(256))
+	add("", "texts with long lengths", "\x82\xd9\x01a\xda\x00\x01a\xa1b\xdb\x00\x00\x00\x01a")
+	add("", "lists and maps in each other", "\x81\xa1r\x82\xa1h\x93\x01\x90\x80\xa1w\x92\xc0\x81\xa1z\x91\xc3")
+	add("", "a list and a map with long lengths", "\x81\xa1l\x92\xdd\x00\x00\x00\x01\x01\xdf\x00\x00\x00\x01\xa1k\x01")
+	add("", "eight deep", "\x81\xa1k\x91\x91\x91\x91\x91\x91\x91\xc0")
+	add("", "the most bytes", "\x81\xa1b\xc5\x20\x7a"+string(make([]byte, MaxMetaBytes-6)))
+	add("", "an empty map", "\x80")
+	add("deeper than eight", "nine deep", "\x81\xa1k\x91\x91\x91\x91\x91\x91\x91\x91\xc0")
+	add("more than 8,320 bytes", "too many bytes", "\x81\xa1b\xc5\x20\x7b"+string(make([]byte, MaxMetaBytes-5)))
+	add("not a map", "a list", "\x91\x01")
+	add("not a map", "a number", "\x01")
+	add("bytes behind the map", "two maps", "\x80\x80")
+	add("ends too early", "a map without its value", "\x81\xa1k")
+	add("ends too early", "a map without its second entry", "\x82\xa1k\x01")
+	add("ends too early", "half a number", "\x81\xa1k\xcd\x01")
+	add("ends too early", "half a length", "\x81\xa1k\xda\x00")
+	add("ends too early", "a text that is longer than the meta", "\x81\xa1k\xd9\x05abc")
+	add("ends too early", "a list of 2³²-1 elements", "\x81\xa1k\xdd\xff\xff\xff\xff\x01")
+	add("ends too early", "a map of 2³²-1 entries", "\xdf\xff\xff\xff\xff\xa1k\x01")
+	add("a key is no text", "a number as key", "\x81\x01\x01")
+	add("a key is no text", "bytes as key of an inner map", "\x81\xa1k\x81\xc4\x01k\x01")
+	add("keys twice", "a key twice", "\x82\xa1k\x01\xa1k\x02")
+	add("keys not in order", "keys that descend", "\x82\xa1l\x01\xa1k\x02")
+	add("keys not in order", "a key behind one that begins with it", "\x82\xa2kk\x01\xa1k\x02")
+	add("keys twice", "a key twice in an inner map", "\x81\xa1m\x82\xa1k\x01\xa1k\x02")
+	add("not UTF-8", "a text that is not UTF-8", "\x81\xa1k\xa1\xff")
+	add("not UTF-8", "a surrogate", "\x81\xa1k\xa3\xed\xa0\x80")
+	add("not UTF-8", "an overlong text", "\x81\xa1k\xa2\xc0\x80")
+	add("not UTF-8", "half a character", "\x81\xa1k\xa1\xc3")
+	add("not UTF-8", "a key that is not UTF-8", "\x81\xa1\xff\x01")
+	for b := 0xc7; b <= 0xc9; b++ {
+		add("an extension", "extension "+hex.EncodeToString([]byte{byte(b)}), "\x81\xa1k"+string([]byte{byte(b)})+"\x00\x00\x00\x00\x00\x00")
+	}
+	for b := 0xd4; b <= 0xd8; b++ {
+		add("an extension", "extension "+hex.EncodeToString([]byte{byte(b)}), "\x81\xa1k"+string([]byte{byte(b)})+x(17))
+	}
+	add("no value", "the byte c1", "\x81\xa1k\xc1")
+	return all
 }

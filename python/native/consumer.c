@@ -221,26 +221,72 @@ static bool utf8(const unsigned char *at, size_t size) {
     return true;
 }
 
-bool pb_check_meta(const void *bytes, size_t size) {
-    const unsigned char *at = bytes, *key = NULL;
-    uint16_t length = 0, lengths[2];
-    for (unsigned entries = 0; size; entries++) {
-        if (entries == 16 || size < sizeof lengths) return false;
-        memcpy(lengths, at, sizeof lengths);
-        at += sizeof lengths;
-        size -= sizeof lengths;
-        if (lengths[0] > 256 || lengths[1] > 256 || size < (size_t)lengths[0] + lengths[1]) return false;
-        if (key) {
-            int order = memcmp(key, at, length < lengths[0] ? length : lengths[0]);
-            if (order > 0 || (!order && length >= lengths[0])) return false;
+// The meta of a frame, in MessagePack. `at` is the next byte, `end` is behind the last.
+struct meta {
+    const unsigned char *at, *end;
+};
+
+enum meta_kind { META_WRONG, META_PLAIN, META_TEXT, META_BYTES, META_LIST, META_MAP };
+
+// Says what begins with the byte `first`. `*head` is how many bytes the value begins with.
+static enum meta_kind meta_kind(unsigned char first, size_t *head) {
+    static const struct {
+        unsigned char from, to, kind, bytes; // `bytes` follow the byte `from`, and each next byte has twice as many
+    } kinds[] = {{0xC4, 0xC6, META_BYTES, 1}, {0xCA, 0xCB, META_PLAIN, 4}, {0xCC, 0xCF, META_PLAIN, 1}, {0xD0, 0xD3, META_PLAIN, 1},
+                 {0xD9, 0xDB, META_TEXT, 1},  {0xDC, 0xDD, META_LIST, 2},  {0xDE, 0xDF, META_MAP, 2}};
+    *head = 1;
+    if (first < 0x80 || first >= 0xE0 || first == 0xC0 || first == 0xC2 || first == 0xC3) return META_PLAIN;
+    if (first < 0x90) return META_MAP;
+    if (first < 0xA0) return META_LIST;
+    if (first < 0xC0) return META_TEXT;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (first >= kinds[i].from && first <= kinds[i].to) {
+            *head = 1 + ((size_t)kinds[i].bytes << (first - kinds[i].from));
+            return (enum meta_kind)kinds[i].kind;
         }
-        if (!utf8(at, lengths[0]) || !utf8(at + lengths[0], lengths[1])) return false;
-        key = at;
-        length = lengths[0];
-        at += lengths[0] + lengths[1];
-        size -= (size_t)lengths[0] + lengths[1];
+    return META_WRONG;
+}
+
+// Goes behind the next value, which is in maps and lists that are `depth` deep. Returns false if meta may not have it.
+static bool check_value(struct meta *m, unsigned depth) {
+    size_t head;
+    if (m->at == m->end) return false;
+    unsigned char first = *m->at;
+    enum meta_kind kind = meta_kind(first, &head);
+    if (kind == META_WRONG || (size_t)(m->end - m->at) < head) return false;
+    uint64_t n = 0;
+    for (size_t i = 1; i < head; i++) n = n << 8 | m->at[i];
+    m->at += head;
+    if (kind == META_PLAIN) return true;
+    if (head == 1) n = first & (kind == META_TEXT ? 31 : 15);
+    if (n > (size_t)(m->end - m->at)) return false; // every element has at least one byte
+    if (kind == META_TEXT || kind == META_BYTES) {
+        m->at += n;
+        return kind == META_BYTES || utf8(m->at - n, n);
+    }
+    if (depth == PB_META_DEPTH) return false;
+    const unsigned char *key = NULL;
+    size_t length = 0;
+    for (; n; n--) {
+        if (kind == META_MAP) {
+            const unsigned char *last = key;
+            size_t before = length;
+            if (m->at == m->end || meta_kind(*m->at, &head) != META_TEXT || (size_t)(m->end - m->at) < head) return false;
+            key = m->at + head;
+            if (!check_value(m, depth)) return false;
+            length = (size_t)(m->at - key);
+            int order = last ? memcmp(last, key, before < length ? before : length) : -1;
+            if (order > 0 || (!order && before >= length)) return false; // keys ascend
+        }
+        if (!check_value(m, depth + 1)) return false;
     }
     return true;
+}
+
+bool pb_check_meta(const void *bytes, size_t size) {
+    struct meta m = {bytes, (const unsigned char *)bytes + size};
+    size_t head;
+    return !size || (meta_kind(*m.at, &head) == META_MAP && check_value(&m, 0) && m.at == m.end);
 }
 
 bool pb_check_description(const void *bytes, struct pb_description *to) {

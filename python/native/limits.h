@@ -10,6 +10,8 @@ enum { // bridge/wire/limits.go says which other files have these numbers, in Go
     PB_CAPACITY = 1024, // frames that a channel keeps
     PB_CONSUMERS = 1024, // consumers of a channel
     PB_DELIVERY = 65535, // greatest count of deliveries of a frame; the count stops there
+    PB_META = 8320, // bytes of a frame's meta, in MessagePack
+    PB_META_DEPTH = 8, // nested maps and arrays of a frame's meta, including the outermost map
     PB_EVENT = 64, // bytes of the handle of an interprocess event
     PB_HOLDS = 256, // frames that a consumer may have in hand, and entries of its holds
     PB_LEAST_SLOTS = 64, // least number of slots of a ring
@@ -20,7 +22,6 @@ enum { // bridge/wire/limits.go says which other files have these numbers, in Go
     PB_RECORD = 64, // bytes of a record in a track
     PB_DESCRIPTION = 576, // bytes of a description in a track
     PB_META_SLOT = 8448, // bytes of the event and the meta of a frame in a track
-    PB_META = 8320, // greatest number of bytes of meta, after the event
 };
 #define PB_VALUE_MAX ((UINT64_C(1) << 62) - 1) // greatest value of a fence
 #define PB_NUMBER_MAX ((UINT64_C(1) << 48) - 1) // greatest number of a frame

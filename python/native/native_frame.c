@@ -44,18 +44,8 @@ static PyObject *event(Frame *self, void *closure) {
 
 static PyObject *meta(Frame *self, void *closure) {
     (void)closure;
-    PyObject *found = PyDict_New();
-    const char *at = self->frame.meta_bytes ? PyBytes_AsString(self->details) + (self->frame.event ? PB_EVENT : 0) : NULL;
-    const char *end = at + self->frame.meta_bytes;
-    uint16_t lengths[2];
-    for (; found && at < end; at += sizeof lengths + lengths[0] + lengths[1]) {
-        memcpy(lengths, at, sizeof lengths);
-        PyObject *key = PyUnicode_FromStringAndSize(at + sizeof lengths, lengths[0]);
-        PyObject *value = key ? PyUnicode_FromStringAndSize(at + sizeof lengths + lengths[0], lengths[1]) : NULL;
-        if (!value || PyDict_SetItem(found, key, value)) Py_CLEAR(found);
-        Py_XDECREF(key), Py_XDECREF(value);
-    }
-    return found;
+    if (!self->frame.event) return self->details ? Py_NewRef(self->details) : PyBytes_FromStringAndSize(NULL, 0);
+    return PyBytes_FromStringAndSize(PyBytes_AsString(self->details) + PB_EVENT, self->frame.meta_bytes);
 }
 
 static PyObject *description(Frame *self, void *closure) {

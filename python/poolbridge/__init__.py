@@ -79,6 +79,7 @@ from poolbridge._sys.literals import (
     NoProducers as NoProducers,
 )
 from poolbridge._sys.version import version as _version
+from poolbridge._wire.meta import MetaValue as MetaValue
 from poolbridge.errors import (
     AccessDeniedError as AccessDeniedError,
     AlreadyExistsError as AlreadyExistsError,

@@ -92,8 +92,8 @@ class Frame:
     def description(self) -> tuple[str, tuple[int, ...], tuple[int, ...] | None, int] | None:
         """Element type, shape, strides in elements, and offset in bytes from `base`; None if there is an `object`."""
     @property
-    def meta(self) -> dict[str, str]:
-        """Texts of the producer, by key."""
+    def meta(self) -> bytes:
+        """The producer's map, in MessagePack; empty: none."""
     @property
     def event(self) -> bytes | None:
         """The 64 bytes of an interprocess event that was recorded after the work on the content; None: no event."""

@@ -11,6 +11,8 @@ import os
 import struct
 from typing import Final, NamedTuple
 
+import msgspec
+
 from poolbridge import _native
 
 BLOCK: Final = 0
@@ -75,8 +77,7 @@ def description(
 
 
 def meta(entries: dict[str, str]) -> bytes:
-    coded = sorted((key.encode(), value.encode()) for key, value in entries.items())
-    return b"".join(struct.pack("<HH", len(key), len(value)) + key + value for key, value in coded)
+    return msgspec.msgpack.encode(entries, order="deterministic") if entries else b""
 
 
 class Channel:

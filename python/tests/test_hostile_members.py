@@ -204,10 +204,13 @@ RECORDS = [("record", at, value) for at in range(0, 64, 8) for value in EVIL if 
 DESCRIPTIONS = [("description", offset, value) for offset in (0, 8, 16, 24, 32, 40, 288, 544) for value in EVIL]
 WORDS: list[tuple[str, Callable[[Hostile, int], None]]] = [
     *((f"{part} {offset}: {value:#x}", store(part, offset, value)) for part, offset, value in RECORDS + DESCRIPTIONS),
-    ("meta that is not UTF-8", texts(struct.pack("<HH", 1, 1) + b"k\xff")),
-    ("a surrogate", texts(struct.pack("<HH", 1, 3) + b"k\xed\xa0\x80")),
-    ("a key twice", texts(2 * (struct.pack("<HH", 1, 1) + b"kv"))),
-    ("a length beyond the end", texts(struct.pack("<HH", 1, 200) + b"kv")),
+    ("meta that is not UTF-8", texts(b"\x81\xa1k\xa1\xff")),
+    ("a surrogate", texts(b"\x81\xa1k\xa3\xed\xa0\x80")),
+    ("a key twice", texts(b"\x82\xa1k\xa1v\xa1k\xa1v")),
+    ("a length beyond the end", texts(b"\x81\xa1k\xd9\xc8v")),
+    ("too deep", texts(b"\x81\xa1k" + b"\x91" * 8 + b"\xc0")),
+    ("an extension", texts(b"\x81\xa1k\xd4\x01\x00")),
+    ("a list of 2**32 elements", texts(b"\x81\xa1k\xdd\xff\xff\xff\xff\xc0")),
 ]
 
 
@@ -247,7 +250,7 @@ def test_a_frame_that_is_corrupt_is_a_frame_whose_content_has_failed(service: Re
         channel = honest.create_channel("loop", pool="p")
         victim = Victim(service.path, "loop", "blocking")
         hostile = Hostile(service.path, "loop", "producer")
-        bad = hostile.publish(texts(struct.pack("<HH", 1, 1) + b"k\xff"))
+        bad = hostile.publish(texts(b"\x81\xa1k\xa1\xff"))
         good = publish(honest, channel, 1)
         arrays = victim.frames.arrays()
         with pytest.raises(poolbridge.ContentFailedError, match=f"frame {bad} of channel 'loop'"):

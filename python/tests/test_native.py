@@ -21,6 +21,7 @@ from streamservice import memfd
 
 from poolbridge import _native
 from poolbridge._native import Condition, Consumer, Frame, Producer
+from poolbridge._wire.meta import unpack_meta
 from poolbridge.errors import (
     ForkError,
     InvalidArgumentError,
@@ -224,7 +225,7 @@ def test_a_frame_is_the_one_that_was_taken_though_a_finaliser_takes_the_next(
     collecting(lambda: take_one(0.0))
     frame = take_one(0.0)
     assert isinstance(frame, Frame)
-    assert (frame.number, frame.block, frame.meta) == (1, 1, {"name": "1"})
+    assert (frame.number, frame.block, unpack_meta(frame.meta)) == (1, 1, {"name": "1"})
 
 
 def test_frames_in_hand_are_told_whole_though_a_finaliser_closes_the_consumer(

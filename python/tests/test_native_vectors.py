@@ -15,7 +15,8 @@ pytest.importorskip(
 
 from streamservice import LATEST, ROSTER, Channel, description, memfd, meta
 
-from poolbridge import ProtocolError, _native
+from poolbridge import InvalidArgumentError, ProtocolError, _native
+from poolbridge._wire.meta import pack_meta, unpack_meta
 
 VECTORS = json.loads((Path(__file__).parents[2] / "docs/vectors/streams.json").read_text(encoding="utf-8"))
 TRACKS = [file for file in VECTORS["files"] if "track" in file]
@@ -105,7 +106,7 @@ def test_a_consumer_reads_the_records_of_a_track(file, record):
         assert frame.producer == members.seat.member
         assert frame.description_id == record["descriptionid"]
         assert (frame.event or b"").hex() == record["event"]
-        assert frame.meta == meta_of(record)
+        assert unpack_meta(frame.meta) == meta_of(record)
         said = record["description"]
         strides = None if said["strides"] is None else tuple(said["strides"])
         assert frame.description == (said["dtype"], tuple(said["shape"]), strides, said["offset"])
@@ -144,4 +145,32 @@ def test_a_producer_writes_the_records_of_a_track(file, record):
         assert written[start : start + DESCRIPTION] == expected[start : start + DESCRIPTION]
         start = PAGE + (RECORD + DESCRIPTION) * slots + META * at
         assert written[start : start + META] == expected[start : start + META]
+        producer.close()
+
+
+def plain(value):
+    """Return a value of meta as JSON has it in the vectors."""
+    if isinstance(value, bytes):
+        return {"$bin": value.hex()}
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("vector", VECTORS["meta"], ids=lambda vector: vector["name"])
+def test_meta_is_read_as_the_vectors_say(vector):
+    packed = bytes.fromhex(vector["hex"])
+    with Members(TRACKS[0], 0) as members:
+        producer = _native.Producer(*members.seat[1:])
+        members.channel.join(0, producer=True)
+        arguments = (1, 1, 1, 1, description("uint8", (1,)), packed, 0, 0, None, 0)
+        if vector["why"]:
+            with pytest.raises(InvalidArgumentError):
+                producer.publish(*arguments)
+        else:
+            assert producer.publish(*arguments) == 1
+            value = unpack_meta(packed)
+            assert json.dumps(plain(value)) == json.dumps(vector["value"])
+            if vector["canonical"]:
+                assert pack_meta(value) == packed
         producer.close()

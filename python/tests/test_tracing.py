@@ -351,7 +351,7 @@ def test_a_frame_carries_the_span_of_its_publication_where_that_was_asked_for(se
         # The tracer leaves `meta` as it is if the program has set `traceparent`, or if `meta` is full.
         own = f"00-{'1' * 32}-{'2' * 16}-01"
         channel.publish(np.zeros(4), meta={"traceparent": own})
-        full = {str(key): "" for key in range(16)}
+        full = {"full": "x" * 8270}
         channel.publish(np.zeros(4), meta=full)
         assert next(frames).meta == {"traceparent": own}
         assert next(frames).meta == full

@@ -194,7 +194,7 @@ func TestEveryDocumentedLoopSeesEveryFrameAndEnds(t *testing.T) {
 							l, err := p.TryAllocate(t.Context(), image)
 							require.NoError(t, err)
 							require.NoError(t, l.Fill(t.Context(), 0, 24, byte(i)))
-							_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]string{"exposure": "8"}})
+							_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{Meta: map[string]any{"exposure": "8"}})
 							require.NoError(t, err)
 						}
 						require.NoError(t, ch.Close(t.Context()))

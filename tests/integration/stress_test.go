@@ -290,7 +290,7 @@ func (s *stress) fromGo() {
 // publish publishes a frame. If the channel is full and its policy is to fail, publish tries again.
 func (s *stress) publish(ctx context.Context, l *bridge.Lease, n int) (uint64, error) {
 	for {
-		seq, err := s.channel.Publish(ctx, l, mempool.FrameOptions{Meta: map[string]string{"n": fmt.Sprint(n)}})
+		seq, err := s.channel.Publish(ctx, l, mempool.FrameOptions{Meta: map[string]any{"n": fmt.Sprint(n)}})
 		if s.full != mempool.Fail || !errors.Is(err, bridge.ErrLimit) {
 			return seq, err
 		}

@@ -136,7 +136,7 @@ func send(ctx context.Context, p *bridge.Pool, ch *bridge.Channel, n uint32, ele
 		return 0, err
 	}
 	start = time.Now()
-	o := mempool.FrameOptions{Completion: mempool.Completion{After: []mempool.Queue{q}}, Meta: map[string]string{"n": fmt.Sprint(n)}}
+	o := mempool.FrameOptions{Completion: mempool.Completion{After: []mempool.Queue{q}}, Meta: map[string]any{"n": fmt.Sprint(n)}}
 	_, err = ch.Publish(ctx, l, o)
 	return (took + time.Since(start)).Round(time.Microsecond), err
 }

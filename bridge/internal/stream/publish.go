@@ -21,6 +21,10 @@ type frameRecord struct {
 
 // Publish publishes the memory of a write lease as a frame, and ends the lease. It returns the frame's number.
 func (ch *Channel) Publish(ctx context.Context, try session.Attempt, l *session.Lease, o mempool.FrameOptions) (uint64, error) {
+	sent := &sending{}
+	if err := sent.record.pack(&o); err != nil {
+		return 0, err
+	}
 	l.Lock()
 	defer l.Unlock()
 	if err := l.AliveLocked(); err != nil {
@@ -40,7 +44,7 @@ func (ch *Channel) Publish(ctx context.Context, try session.Attempt, l *session.
 	}
 	info := *l.InfoLocked()
 	info.Wait, info.Event = nil, nil // the service knows them
-	sent := &sending{info: &info}
+	sent.info = &info
 	if ready != nil {
 		sent.wait = append(sent.wait, *ready)
 	}
@@ -86,7 +90,7 @@ func (r *frameRecord) place(info *mempool.Grant, t *mempool.Tensor, base uint64)
 }
 
 // fill writes the rest of the record. own is the id of the client's own timeline.
-func (r *frameRecord) fill(o *mempool.FrameOptions, ready *mempool.Fence, own uint64) (err error) {
+func (r *frameRecord) fill(o *mempool.FrameOptions, ready *mempool.Fence, own uint64) error {
 	r.Event, r.Ready = o.Handle(ready), shmchannel.Fence{}
 	if ready != nil {
 		if ready.Timeline != own {
@@ -97,6 +101,11 @@ func (r *frameRecord) fill(o *mempool.FrameOptions, ready *mempool.Fence, own ui
 		}
 		r.Ready = shmchannel.Fence{Timeline: own, Word: ready.Word, Value: ready.Value}
 	}
+	return nil
+}
+
+// pack writes the meta of the record.
+func (r *frameRecord) pack(o *mempool.FrameOptions) (err error) {
 	if r.Meta, err = shmchannel.AppendMeta(r.Meta[:0], o.Meta); err != nil {
 		return typed.Errorf(mempool.ErrInvalid, "%v", err)
 	}

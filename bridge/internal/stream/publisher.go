@@ -221,6 +221,9 @@ func (p *Publisher) Publish(ctx context.Context, try session.Attempt, l *session
 		return 0, err
 	}
 	r := &s.record
+	if err := r.pack(&o); err != nil {
+		return 0, err
+	}
 	if o.Tensor != nil {
 		t, err := p.channel.fits(l.InfoLocked(), o.Tensor)
 		if err != nil {

@@ -71,7 +71,7 @@ static void one_world(uint64_t inputs) {
     }
     if (pb_begin(&c)) fatal(c.ch.complaint);
     unsigned char description[PB_DESCRIPTION] = {[8] = 2, [10] = 1, [16] = 'u', '1', [32] = 3, [40] = 4};
-    struct pb_publication what = {.description = description, .description_id = 1, .meta = "\1\0\2\0a\xc3\xa9"};
+    struct pb_publication what = {.description = description, .description_id = 1, .meta = "\x81\xa1" "a\xa3x\xc3\xa9"};
     char object;
     void *before;
     size_t count;

@@ -20,6 +20,7 @@ from poolbridge._session.consumer import Kept, claim, fences_of, receive
 from poolbridge._sys import process as _process
 from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.uncopied import Uncopied
+from poolbridge._wire.meta import unpack_meta
 from poolbridge.errors import (
     InvalidArgumentError,
 )
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Fence
+    from poolbridge._wire.meta import MetaValue
 
 # For this number of seconds after the stream has written a fence, the iterator only collects the frames that the
 # program has used, at most `most_unfenced` of them. Then the stream writes one fence for all collected frames.
@@ -291,9 +293,9 @@ class BaseBorrowedArrays(Uncopied):
         return self._current.time
 
     @property
-    def meta(self) -> dict[str, str]:
-        """The texts that the producer published with the frame, by key; see `Channel.publish`."""
-        return self._current.meta
+    def meta(self) -> dict[str, MetaValue]:
+        """What the producer published about the frame, by key; see `Channel.publish`."""
+        return unpack_meta(self._current.meta)
 
     @property
     def dropped(self) -> int:

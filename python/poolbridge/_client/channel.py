@@ -10,7 +10,7 @@ from poolbridge._client.copies import Copies
 from poolbridge._client.frame import AsyncFrame, Frame
 from poolbridge._client.publisher import AsyncPublisher, Publisher
 from poolbridge._client.shown import html_of
-from poolbridge._client.tracing import Operation, bytes_of, published, texts_of, traced
+from poolbridge._client.tracing import Operation, bytes_of, meta_of, published, traced
 from poolbridge._memory import tensor as _tensor
 from poolbridge._session.consumer import claim, receive
 from poolbridge.errors import (
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
     from poolbridge._sys.literals import ChannelMode, FullPolicy
     from poolbridge._wire import messages as _messages
+    from poolbridge._wire.meta import MetaValue
 
 
-def _publishes(channel: BaseChannel, array: Any, *, meta: Mapping[str, str] | None, **_options: Any) -> Operation:
-    nbytes, texts = bytes_of(array), texts_of(meta)
-    return Operation("publish", channel=channel.name, pool=channel.pool, nbytes=nbytes, meta=texts)
+def _publishes(channel: BaseChannel, array: Any, *, meta: Mapping[str, MetaValue] | None, **_options: Any) -> Operation:
+    nbytes, copy = bytes_of(array), meta_of(meta)
+    return Operation("publish", channel=channel.name, pool=channel.pool, nbytes=nbytes, meta=copy)
 
 
 class BaseChannel:
@@ -43,7 +44,7 @@ class BaseChannel:
 
     @traced(_publishes, published)
     def _publish(
-        self, array: Any, *, meta: Mapping[str, str] | None, timeout: float | None, stream: Any, event: Any
+        self, array: Any, *, meta: Mapping[str, MetaValue] | None, timeout: float | None, stream: Any, event: Any
     ) -> Flow[int]:
         return _channel_operations.publish(
             self._session, self._info, self._copies, array, meta=meta, timeout=timeout, stream=stream, event=event
@@ -140,7 +141,7 @@ class Channel(BaseChannel):
         self,
         array: Any,
         *,
-        meta: Mapping[str, str] | None = None,
+        meta: Mapping[str, MetaValue] | None = None,
         timeout: float | None = None,
         stream: Any = None,
         event: Any = None,
@@ -160,7 +161,9 @@ class Channel(BaseChannel):
         array
             A lease, a NumPy array, or an array of any library that has DLPack or ``__cuda_array_interface__``.
         meta
-            Texts for the consumers, by key: at most 16 entries, with keys and values of at most 256 bytes of UTF-8.
+            A map for the consumers, which is sent as MessagePack. Keys are str; values are str, int (64 bits), float,
+            bool, bytes, None, and lists and dicts of these, at most 8 deep and 8,320 bytes in all. Scalars of NumPy are
+            sent as Python's numbers, tuples as lists.
         timeout
             Seconds to wait for a free place in the channel and, if the array is copied, for free memory in the pool; 0:
             do not wait; None, the default: no limit.
@@ -193,8 +196,8 @@ class Channel(BaseChannel):
             `array` is a lease that has ended, or is in memory that was published before: what the program writes there
             would be in the earlier frame. Make an array of a new lease for each frame, or use `publisher`.
         InvalidArgumentError
-            `array` is no array (a tuple of arrays is no array, either), `meta` is too large, `event` is no interprocess
-            event, or there is an `event` and the array has to be copied.
+            `array` is no array (a tuple of arrays is no array, either), `meta` cannot be sent, `event` is no
+            interprocess event, or there is an `event` and the array has to be copied.
         """
         if self._session.tracer is not None:
             return self._run(self._publish(array, meta=meta, timeout=timeout, stream=stream, event=event))
@@ -314,7 +317,7 @@ class AsyncChannel(BaseChannel):
         self,
         array: Any,
         *,
-        meta: Mapping[str, str] | None = None,
+        meta: Mapping[str, MetaValue] | None = None,
         timeout: float | None = None,
         stream: Any = None,
         event: Any = None,

@@ -9,7 +9,6 @@ from poolbridge._array import sources as _sources
 from poolbridge._client.operations import (
     check_count,
     check_flag,
-    check_meta,
     check_name,
     check_timeout,
     check_word,
@@ -34,6 +33,7 @@ from poolbridge._wire.messages import (
     PoolReply,
     Reply,
 )
+from poolbridge._wire.meta import MetaValue, pack_meta
 from poolbridge.errors import (
     InvalidArgumentError,
 )
@@ -126,13 +126,13 @@ def publish(
     copies: Copies,
     given: Any,
     *,
-    meta: Mapping[str, str] | None,
+    meta: Mapping[str, MetaValue] | None,
     timeout: float | None,
     stream: Any,
     event: Any,
 ) -> Flow[int]:
     """Publish `given` as a frame of the channel, and return the frame's number in the channel."""
-    texts = check_meta(meta)
+    packed = pack_meta(meta)
     timeout = check_timeout(timeout)
     found = _sources.find(session, channel.pool, given)
     if found is None and event is not None:
@@ -142,14 +142,14 @@ def publish(
         )
     producer = yield from producer_of(session, channel)
     if found is None:
-        return (yield from copies.publish(producer, given, texts=texts, timeout=timeout, stream=stream))
+        return (yield from copies.publish(producer, given, meta=packed, timeout=timeout, stream=stream))
     state, description = found
     if stream is not None:
         _fences.name_stream(state, stream)
     mark = None if event is None else local_event(state, event)
     fence = yield from ready(state, None, mark)
     handle = b"" if mark is None or fence is None else mark.ipc_handle
-    return (yield from send(producer, state, description, texts=texts, fence=fence, event=handle, timeout=timeout))
+    return (yield from send(producer, state, description, meta=packed, fence=fence, event=handle, timeout=timeout))
 
 
 # Receiving

@@ -18,7 +18,7 @@ from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._order import fences as _fences
 from poolbridge._session.flow import Do, Flow
 from poolbridge._session.lease_state import LeaseState, Token
-from poolbridge._session.producer import pack_meta, send
+from poolbridge._session.producer import send
 from poolbridge._wire.messages import Fence
 from poolbridge.errors import (
     DeviceMemoryError,
@@ -26,8 +26,6 @@ from poolbridge.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from poolbridge._array.sources import Source
     from poolbridge._memory.tensor import Description
     from poolbridge._session.producer import Producer
@@ -76,9 +74,7 @@ class Copies:
         self._newest: ref[_CopyPublisher] | None = None
         self._last: tuple[_Layout | None, float] = None, 0.0  # the layout and the time of the last copy
 
-    def publish(
-        self, producer: Producer, given: Any, *, texts: Mapping[str, str], timeout: float | None, stream: Any
-    ) -> Flow[int]:
+    def publish(self, producer: Producer, given: Any, *, meta: bytes, timeout: float | None, stream: Any) -> Flow[int]:
         """Let a stream of the GPU, or the CPU, copy `given`, and publish the copy. Return the frame's number."""
         if type(given) is np.ndarray:
             source, layout = None, _layout_on_cpu(given.dtype, given.shape)
@@ -90,7 +86,7 @@ class Copies:
         publisher = self._take(layout, began)
         if publisher is not None:
             try:
-                number = yield from publisher.publish_copy(given, source, pack_meta(texts), timeout, stream)
+                number = yield from publisher.publish_copy(given, source, meta, timeout, stream)
             finally:
                 self._put_back(publisher)
             if number is not None:
@@ -101,7 +97,7 @@ class Copies:
         try:
             yield from _fill(state, given, source, stream)
             fence = yield from ready(state, None)
-            number = yield from send(producer, state, description, texts=texts, fence=fence, event=b"", timeout=timeout)
+            number = yield from send(producer, state, description, meta=meta, fence=fence, event=b"", timeout=timeout)
         except BaseException:
             if not state.released:
                 state.end()
@@ -153,7 +149,7 @@ class _CopyPublisher(BasePublisher):
         return not self._slots.closed
 
     def publish_copy(
-        self, given: Any, source: Source | None, texts: bytes, timeout: float | None, stream: Any
+        self, given: Any, source: Source | None, meta: bytes, timeout: float | None, stream: Any
     ) -> Flow[int | None]:
         """Copy `given` into a slot, publish the slot, and return the frame's number; None: there is no slot."""
         slots, lender, mark = self._slots, None, COMPLETE
@@ -173,7 +169,7 @@ class _CopyPublisher(BasePublisher):
                 np.copyto(array, given)
             else:
                 yield Do(partial(np.copyto, array, given))
-            number: int = slots.send(texts, *mark) or (yield from self._deliver(texts, mark, timeout))
+            number: int = slots.send(meta, *mark) or (yield from self._deliver(meta, mark, timeout))
         except BaseException:
             if lender is None or lender.streams is None:
                 slots.put_back()

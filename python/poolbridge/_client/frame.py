@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from poolbridge._client import operations as _operations
 from poolbridge._client.lease import AsyncLease, BaseLease, Lease
 from poolbridge._client.tracing import Operation
+from poolbridge._wire.meta import unpack_meta
 from poolbridge.errors import (
     FrameSettledError,
     InvalidArgumentError,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from poolbridge._session.consumer import Consumer
     from poolbridge._session.flow import AsyncRun, Run
     from poolbridge._session.lease_state import LeaseState
+    from poolbridge._wire.meta import MetaValue
 
 
 _RELEASED: Final = "acknowledged before, by its release"
@@ -44,7 +46,8 @@ class BaseFrame(BaseLease):
         self._consumer = consumer
         # This object copies these values and does not keep `frame`. The native frame may refer to an array that
         # `Subscription.arrays` uses for other frames too, and this object must not keep that array alive.
-        self._seq, self._time, self._meta, self._dropped = frame.number, frame.time, frame.meta, frame.missed
+        self._seq, self._time, self._dropped = frame.number, frame.time, frame.missed
+        self._meta: bytes | dict[str, MetaValue] = frame.meta  # bytes until the program asks
         self._delivery = frame.delivery
         self._kept = False
         self._settled = ""  # how this object settled the frame; "": not settled
@@ -84,8 +87,10 @@ class BaseFrame(BaseLease):
         return self._time
 
     @property
-    def meta(self) -> dict[str, str]:
-        """The texts that the producer published with the frame, by key; see `Channel.publish`."""
+    def meta(self) -> dict[str, MetaValue]:
+        """What the producer published about the frame, by key; see `Channel.publish`."""
+        if isinstance(self._meta, bytes):
+            self._meta = unpack_meta(self._meta)
         return self._meta
 
     @property

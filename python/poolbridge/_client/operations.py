@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from poolbridge._session.flow import Ask, Do, Flow, Sleep, ask
 from poolbridge._session.grants import held, know_timeline, take
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._sys.error_texts import from_signal, shown
-from poolbridge._wire.limits import MAX_META_ENTRIES, MAX_META_TEXT, MAX_NAME_BYTES, MAX_UINT
+from poolbridge._wire.limits import MAX_NAME_BYTES, MAX_UINT
 from poolbridge._wire.messages import (
     Alloc,
     Create,
@@ -248,30 +248,6 @@ def check_device(device: int | str | None) -> int | str | None:
     if not device.isprintable():
         raise InvalidArgumentError(f"device {shown(device)} is the name of no GPU: expected an ordinal or a UUID")
     return check_text(device)
-
-
-def check_meta(meta: Mapping[str, str] | None) -> dict[str, str]:
-    """Check the texts of a frame, and return them sorted by the bytes of their keys."""
-    if meta is None:
-        return {}
-    if not isinstance(meta, Mapping):
-        raise InvalidArgumentError(
-            f'meta {shown(meta)} has no keys: expected texts by key, such as {{"camera": "left"}}'
-        )
-    if len(meta) > MAX_META_ENTRIES:
-        raise InvalidArgumentError(f"meta has {len(meta)} entries; at most {MAX_META_ENTRIES} can be sent")
-    for text in (*meta.keys(), *meta.values()):
-        _check_text(text)
-    return dict(sorted(meta.items()))
-
-
-def _check_text(text: Any) -> None:
-    try:
-        fits = len(check_text(text).encode()) <= MAX_META_TEXT
-    except (TypeError, UnicodeEncodeError):
-        fits = False
-    if not fits:
-        raise InvalidArgumentError(f"meta has {shown(text)}: expected texts of at most {MAX_META_TEXT} bytes of UTF-8")
 
 
 # Pools

@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar, cast
 import numpy as np
 
 from poolbridge._client.lease import AsyncLease, Lease
-from poolbridge._client.operations import allocate, check_meta, check_timeout, check_wrap, ready
-from poolbridge._client.tracing import Operation, published, texts_of, traced
+from poolbridge._client.operations import allocate, check_timeout, check_wrap, ready
+from poolbridge._client.tracing import Operation, meta_of, published, traced
 from poolbridge._memory import tensor as _tensor
 from poolbridge._order import fences as _fences
 from poolbridge._order.streams import stream_key
 from poolbridge._session.calls import Call
 from poolbridge._session.flow import Flow, Sleep
 from poolbridge._session.grants import held, know_timeline, take
-from poolbridge._session.producer import Sending, deliver, pack_meta, producer_of
+from poolbridge._session.producer import Sending, deliver, producer_of
 from poolbridge._session.returns import Arena, Slots
 from poolbridge._sys import process as _process
 from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.native import NATIVE
 from poolbridge._sys.uncopied import Uncopied
 from poolbridge._wire.messages import Alloc, Fence, GrantReply
+from poolbridge._wire.meta import pack_meta
 from poolbridge.errors import (
     ClosedError,
     DeviceMemoryError,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from poolbridge._session.producer import Producer
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import ChannelIdentity
+    from poolbridge._wire.meta import MetaValue
 
 
 _T = TypeVar("_T")
@@ -69,8 +71,8 @@ def _loans(publisher: BasePublisher, *_of: Any, **_options: Any) -> Operation:
     return Operation("allocate", channel=publisher._channel.name, nbytes=publisher._description.nbytes)  # noqa: SLF001
 
 
-def _publishes(publisher: BasePublisher, *, meta: Mapping[str, str] | None, **_options: Any) -> Operation:
-    return replace(_loans(publisher), name="publish", meta=texts_of(meta))
+def _publishes(publisher: BasePublisher, *, meta: Mapping[str, MetaValue] | None, **_options: Any) -> Operation:
+    return replace(_loans(publisher), name="publish", meta=meta_of(meta))
 
 
 class BasePublisher(Uncopied):
@@ -422,20 +424,20 @@ class BasePublisher(Uncopied):
     # Publishing
 
     @traced(_publishes, published)
-    def _publish(self, *, meta: Mapping[str, str] | None, timeout: float | None, stream: Any) -> Flow[int]:
-        texts = _texts(meta)
-        sent = self._send(texts, timeout, stream)
-        return sent if type(sent) is int else (yield from self._finish(texts, sent, timeout, stream))
+    def _publish(self, *, meta: Mapping[str, MetaValue] | None, timeout: float | None, stream: Any) -> Flow[int]:
+        packed = pack_meta(meta)
+        sent = self._send(packed, timeout, stream)
+        return sent if type(sent) is int else (yield from self._finish(packed, sent, timeout, stream))
 
-    def _finish(self, texts: bytes, mark: Any, timeout: float | None, stream: Any) -> Flow[int]:
+    def _finish(self, packed: bytes, mark: Any, timeout: float | None, stream: Any) -> Flow[int]:
         """Do what `_send` could not do at once; `mark` is its result."""
         self._check_free(timeout)
         if mark is None:
             mark = yield from self._alone(self._fence(stream))
-        number: int = self._slots.send(texts, *mark) or (yield from self._alone(self._deliver(texts, mark, timeout)))
+        number: int = self._slots.send(packed, *mark) or (yield from self._alone(self._deliver(packed, mark, timeout)))
         return number
 
-    def _send(self, texts: bytes, timeout: float | None, stream: Any) -> Any:
+    def _send(self, packed: bytes, timeout: float | None, stream: Any) -> Any:
         """If it is possible without a wait, publish the array on loan and return the frame's number.
 
         Otherwise, for example if the channel is full, the array stays on loan. The method then returns the word and the
@@ -443,17 +445,17 @@ class BasePublisher(Uncopied):
         """
         slots, valid = self._slots, timeout is None or _is_time(timeout)
         if not self._written and stream is None:
-            return (slots.send(texts) if valid else None) or COMPLETE
-        sent = slots.send_after(texts, stream) if valid else None
+            return (slots.send(packed) if valid else None) or COMPLETE
+        sent = slots.send_after(packed, stream) if valid else None
         if sent is not None:
             return sent
         mark = self._fence_at_once(stream)
-        return (slots.send(texts, *mark) if valid and mark is not None else None) or mark
+        return (slots.send(packed, *mark) if valid and mark is not None else None) or mark
 
-    def _deliver(self, texts: bytes, mark: tuple[int, int], timeout: float | None) -> Flow[int]:
+    def _deliver(self, packed: bytes, mark: tuple[int, int], timeout: float | None) -> Flow[int]:
         """Wait for a free place in the channel and publish the array on loan. On a timeout, the array stays on loan."""
         self._lender()
-        sending = _LoanSending(self._slots, texts, mark)
+        sending = _LoanSending(self._slots, packed, mark)
         return (yield from deliver(sending, check_timeout(timeout)))
 
     def _close(self) -> None:
@@ -487,22 +489,18 @@ def _is_time(timeout: float) -> bool:
     return type(timeout) in _NUMBERS and timeout >= 0
 
 
-def _texts(meta: Mapping[str, str] | None) -> bytes:
-    return pack_meta(check_meta(meta))
-
-
 class _LoanSending(Sending):
     """The publication of an array on loan. The publication may have to wait for a free place in the channel."""
 
-    def __init__(self, slots: Slots, texts: bytes, mark: tuple[int, int]) -> None:
+    def __init__(self, slots: Slots, packed: bytes, mark: tuple[int, int]) -> None:
         super().__init__(cast("Producer", slots.producer))  # an array is on loan, so there is a producer
         self._slots = slots
-        self._texts = texts
+        self._meta = packed
         self._mark = mark
 
     def attempt(self, seconds: float | None = 0.0) -> Any:
         """See `Sending.attempt`."""
-        return self._slots.publish(self._texts, *self._mark, seconds)
+        return self._slots.publish(self._meta, *self._mark, seconds)
 
 
 class Publisher(BasePublisher):
@@ -559,7 +557,7 @@ class Publisher(BasePublisher):
         return self._run(self._loan(timeout, stream)) if array is None else array
 
     def publish(
-        self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None, stream: Any = None
+        self, meta: Mapping[str, MetaValue] | None = None, *, timeout: float | None = None, stream: Any = None
     ) -> int:
         """Publish the array that `loan` returned last as the channel's next frame. Do not use the array after the call.
 
@@ -569,7 +567,7 @@ class Publisher(BasePublisher):
         Parameters
         ----------
         meta
-            Texts for the consumers, by key; see `Channel.publish`.
+            A map for the consumers; see `Channel.publish`.
         timeout
             Seconds to wait for a free place in the channel; 0: do not wait; None, the default: no limit.
         stream
@@ -597,9 +595,9 @@ class Publisher(BasePublisher):
         """
         if self._traced:
             return self._run(self._publish(meta=meta, timeout=timeout, stream=stream))
-        texts = b"" if meta is None else _texts(meta)
-        sent = self._send(texts, timeout, stream)
-        return sent if type(sent) is int else self._run(self._finish(texts, sent, timeout, stream))
+        packed = pack_meta(meta)
+        sent = self._send(packed, timeout, stream)
+        return sent if type(sent) is int else self._run(self._finish(packed, sent, timeout, stream))
 
     def close(self) -> None:
         """Close the publisher. Its memory goes back when its last frame has come back. Idempotent."""
@@ -634,14 +632,14 @@ class AsyncPublisher(BasePublisher):
         return await self._run(self._loan(timeout, stream)) if array is None else array
 
     async def publish(
-        self, meta: Mapping[str, str] | None = None, *, timeout: float | None = None, stream: Any = None
+        self, meta: Mapping[str, MetaValue] | None = None, *, timeout: float | None = None, stream: Any = None
     ) -> int:
         """Publish the array that `loan` returned last as the channel's next frame; see `Publisher.publish`."""
         if self._traced:
             return await self._run(self._publish(meta=meta, timeout=timeout, stream=stream))
-        texts = b"" if meta is None else _texts(meta)
-        sent = self._send(texts, timeout, stream)
-        return sent if type(sent) is int else await self._run(self._finish(texts, sent, timeout, stream))
+        packed = pack_meta(meta)
+        sent = self._send(packed, timeout, stream)
+        return sent if type(sent) is int else await self._run(self._finish(packed, sent, timeout, stream))
 
     async def close(self) -> None:
         """Close the publisher. Its memory goes back when its last frame has come back. Idempotent."""

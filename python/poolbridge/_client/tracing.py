@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, cast
 
 from poolbridge._sys.error_texts import shown
 from poolbridge._sys.version import version
-from poolbridge._wire.limits import MAX_META_ENTRIES, MAX_META_TEXT
+from poolbridge._wire.meta import pack_meta
 from poolbridge.errors import InvalidArgumentError, UnavailableError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from poolbridge._session.flow import Flow
     from poolbridge._session.session import Session
+    from poolbridge._wire.meta import MetaValue
 
 _F = TypeVar("_F", bound="Callable[..., Flow[Any]]")
 _SYSTEM: Final = "poolbridge"
@@ -52,9 +53,8 @@ class Operation:
         If the client received a frame: how many frames the client missed directly before this frame; see
         `Frame.dropped`.
     meta
-        The texts of the frame, by key; None: the operation has no frame. A tracer may add texts to a frame that is
-        about to be published. Together, the program and the tracer may give a frame at most 16 texts, with keys and
-        values of at most 256 bytes of UTF-8.
+        The frame's meta; None: the operation has no frame. A tracer may add values to a frame that is about to be
+        published, within the limits of `Channel.publish`.
     concurrent
         Whether the thread may do other work before the operation ends. This is True for operations of an `AsyncClient`.
     """
@@ -66,7 +66,7 @@ class Operation:
     nbytes: int | None = None
     seq: int | None = None
     dropped: int = 0
-    meta: dict[str, str] | None = None
+    meta: dict[str, MetaValue] | None = None
     concurrent: bool = False
 
     @property
@@ -150,7 +150,7 @@ class Traced:
         self._end = end
 
     def flow(self) -> Flow[Any]:
-        """Make the flow, after the tracer may have added texts to the frame that the flow publishes."""
+        """Make the flow, after the tracer may have added to the meta of the frame that the flow publishes."""
         meta = self.operation.meta
         return self._make() if self.operation.name != "publish" or meta is None else self._make(meta=meta)
 
@@ -168,8 +168,8 @@ def span(session: Session, operation: Operation) -> AbstractContextManager[objec
     return made
 
 
-def texts_of(meta: Any) -> dict[str, str] | None:
-    """Return the texts to which the tracer may add; None if `meta` is no mapping, which the operation then refuses."""
+def meta_of(meta: Any) -> dict[str, MetaValue] | None:
+    """Return the meta to which the tracer may add; None if `meta` is no mapping, which the operation then refuses."""
     return {} if meta is None else dict(meta) if isinstance(meta, Mapping) else None
 
 
@@ -201,8 +201,8 @@ class OpenTelemetryTracer:
         The provider that makes the spans; None: the program's global provider.
     propagate
         True: send the identity of each ``publish`` span with the frame. The frame's meta gets the text ``traceparent``
-        and, if the span has a trace state, the text ``tracestate``. All subscribers see these texts. The span of a
-        ``receive`` has a link to the ``publish`` span of the received frame.
+        and, if the span has a trace state, the text ``tracestate``, if there is room. All subscribers see these texts.
+        The span of a ``receive`` has a link to the ``publish`` span of the received frame.
 
     Raises
     ------
@@ -246,19 +246,23 @@ class OpenTelemetryTracer:
                         self._link(span, operation.meta)
 
     def _inject(self, meta: Any) -> None:
-        """Add the current span's id to a frame's texts, if no text names a span yet and the limits allow more texts."""
+        """Add the current span's id to a frame's meta, if it names no span yet and has room."""
         carrier: dict[str, str] = {}
         self._context.inject(carrier)
         if "traceparent" in meta:
             return
         for key, value in carrier.items():
-            if key not in meta and len(meta) < MAX_META_ENTRIES and len(value.encode()) <= MAX_META_TEXT:
-                meta[key] = value
+            try:
+                pack_meta({**meta, key: value})
+            except InvalidArgumentError:
+                return  # no room; if the program's meta is wrong, the operation says so
+            meta[key] = value
 
-    def _link(self, span: Any, meta: dict[str, str] | None) -> None:
-        """Add to `span` a link to the span that the frame's texts name, if they name a span."""
-        if meta and "traceparent" in meta:
-            came = self._api.get_current_span(self._context.extract(meta)).get_span_context()
+    def _link(self, span: Any, meta: dict[str, MetaValue] | None) -> None:
+        """Add to `span` a link to the span that the frame's meta names, if it names a span."""
+        texts = {key: value for key, value in (meta or {}).items() if isinstance(value, str)}
+        if "traceparent" in texts:
+            came = self._api.get_current_span(self._context.extract(texts)).get_span_context()
             if came.is_valid and came != span.get_span_context():
                 span.add_link(came)
 

@@ -6,7 +6,6 @@ import struct
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -163,13 +162,13 @@ class _LeaseSending(Sending):
         description: Description,
         *,
         fence: Fence | None,
-        texts: bytes,
+        meta: bytes,
         event: bytes,
     ) -> None:
         super().__init__(producer)
         self._lease_state = state
         self._fence = fence
-        self._texts = texts
+        self._meta = meta
         self._event = event or None
         self._described = producer.describe(description)
 
@@ -190,7 +189,7 @@ class _LeaseSending(Sending):
         result: Any = None
         try:
             result = producer.native.publish(
-                grant.block, grant.buffer, grant.nbytes, id_, packed, self._texts, word, value, self._event, seconds
+                grant.block, grant.buffer, grant.nbytes, id_, packed, self._meta, word, value, self._event, seconds
             )
         finally:
             # After an error, look: a signal handler may have raised it after the frame had entered the channel.
@@ -226,13 +225,13 @@ def send(
     state: LeaseState,
     description: Description,
     *,
-    texts: Mapping[str, str],
+    meta: bytes,
     fence: Fence | None,
     event: bytes,
     timeout: float | None,
 ) -> Flow[int]:
     """Publish a frame and return its number. If this fails, the lease stays usable."""
-    sending = _LeaseSending(producer, state, description, fence=fence, texts=pack_meta(texts), event=event)
+    sending = _LeaseSending(producer, state, description, fence=fence, meta=meta, event=event)
     state.released = True
     try:
         number: int = yield from deliver(sending, timeout)
@@ -303,14 +302,3 @@ def _pack_description(description: Description) -> bytes:
     head = struct.pack("<QHHI16s", tensor.offset, len(tensor.shape), bool(tensor.strides), 0, tensor.dtype.encode())
     shape = struct.pack(f"<{len(tensor.shape)}Q", *tensor.shape).ljust(256, b"\0")
     return (head + shape + struct.pack(f"<{len(tensor.strides)}q", *tensor.strides)).ljust(576, b"\0")
-
-
-def pack_meta(texts: Mapping[str, str]) -> bytes:
-    """Return the texts of a frame as bytes. The caller has sorted the texts by the bytes of their keys."""
-    if not texts:
-        return b""
-    parts = []
-    for key, value in texts.items():
-        name, text = key.encode(), value.encode()
-        parts.append(struct.pack("<HH", len(name), len(text)) + name + text)
-    return b"".join(parts)

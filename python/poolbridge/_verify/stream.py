@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from poolbridge._libraries.patterns import Pattern
 from poolbridge._verify.transfer import in_place
@@ -34,7 +34,7 @@ def publish(worker: Worker, channel: str, pool: str, *, first: int, last: int, t
         pattern = _content(number)
         with client.allocate((_ELEMENTS,), pattern.dtype, pool=pool, timeout=_TIMEOUT) as lease:
             consumer.fill(consumer.take(lease), lease, pattern.values())
-            opened.publish(lease, meta={_NUMBER: str(number)}, timeout=timeout)
+            opened.publish(lease, meta={_NUMBER: number}, timeout=timeout)
 
 
 def _content(number: int) -> Pattern:
@@ -56,7 +56,7 @@ def take(worker: Worker, channel: str, count: int, *, oldest: bool, keep: bool) 
         if frame is None:
             break
         _compare(worker, frame)
-        taken.append({"number": int(frame.meta[_NUMBER]), "seq": frame.seq, "dropped": frame.dropped})
+        taken.append({"number": cast("int", frame.meta[_NUMBER]), "seq": frame.seq, "dropped": frame.dropped})
         if keep:
             intake.kept.append(frame)
         else:
@@ -67,7 +67,7 @@ def take(worker: Worker, channel: str, count: int, *, oldest: bool, keep: bool) 
 
 def _compare(worker: Worker, frame: Frame) -> None:
     in_place(worker, frame)
-    pattern = _content(int(frame.meta[_NUMBER]))
+    pattern = _content(cast("int", frame.meta[_NUMBER]))
     pattern.compare(worker.consumer.copy(worker.consumer.take(frame)))
 
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"strconv"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -50,7 +49,7 @@ func (t publish) do(ctx context.Context, w *Worker) (any, error) {
 			return nil, err
 		}
 		limited, cancel := context.WithTimeout(ctx, time.Duration(t.Timeout*float64(time.Second)))
-		_, err = ch.Publish(limited, l, mempool.FrameOptions{Meta: map[string]string{numberKey: strconv.FormatUint(n, 10)}})
+		_, err = ch.Publish(limited, l, mempool.FrameOptions{Meta: map[string]any{numberKey: n}})
 		cancel()
 		if err != nil {
 			return nil, fmt.Errorf("frame %d: %w", n, errors.Join(err, l.Release(true)))
@@ -135,10 +134,11 @@ func (t take) do(ctx context.Context, w *Worker) (any, error) {
 
 // compareFrame compares a frame with the content of its number, and returns the number.
 func (w *Worker) compareFrame(ctx context.Context, f *bridge.Frame) (uint64, error) {
-	number, err := strconv.ParseUint(f.Meta[numberKey], 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("frame %d has no number: %w", f.Seq, err)
+	said, ok := f.Meta[numberKey].(int64)
+	if !ok {
+		return 0, fmt.Errorf("frame %d has no number: %v", f.Seq, f.Meta)
 	}
+	number := uint64(said)
 	m, err := memoryOf(ctx, f.Lease)
 	if err == nil {
 		err = w.gpus.compare(m, fibonacci(number), nil)
