@@ -197,6 +197,7 @@ CALLS = {
     "event": (),
     "events": (),
     "end_session": (10**9,),
+    "members": (1,),
     "Lease.publish": ("new",),
     "Lease.view": (),
     "Lease.used_on": (1,),
@@ -205,6 +206,8 @@ CALLS = {
     "Lease.release": (),
     "Channel.publish": (np.arange(4),),
     "Channel.publisher": (4,),
+    "Channel.wait_for_consumers": (1, 0),
+    "Channel.latest": (0,),
     "Publisher.loan": (),
     "Publisher.publish": (),
     "Subscription.receive": (),
@@ -242,6 +245,8 @@ async def prepared(world, name):
     elif kind == "Publisher":
         of = await world.publisher(loan=method == "publish")
     else:
+        if method in {"latest", "wait_for_consumers"}:
+            world.consumer = await world.subscription()  # so that the calls need not wait
         of = await MAKERS[kind](world)
     if method == "arrays":
         return lambda *args, **kwargs: of.arrays(*args, **kwargs), of.arrays, args, named
@@ -373,7 +378,7 @@ def test_what_would_be_guessed_is_refused(client):
         client.destroy_pool(None)
     with pytest.raises(poolbridge.InvalidArgumentError, match="no list of ids"):
         client.create_pool("q", max_bytes=4096, uids=b"12")
-    with pytest.raises(poolbridge.InvalidArgumentError, match="expected texts by key"):
+    with pytest.raises(poolbridge.InvalidArgumentError, match="expected values by key"):
         client.create_channel("c").publish(np.arange(3), meta=[("a", "b")])
 
 

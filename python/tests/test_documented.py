@@ -42,8 +42,8 @@ def blocks(*languages):
 
 
 def test_every_block_is_of_a_language_that_has_a_test():
-    # TestEveryDocumentedBlockOfGoCompiles in tests/integration checks the blocks of Go. Text blocks are program output.
-    assert {language for _, language, _ in blocks()} == {"python", "go", "sh", "yaml", "text"}
+    # TestEveryDocumentedBlockOfGoCompiles in tests/integration checks the blocks of Go.
+    assert {language for _, language, _ in blocks()} == {"python", "go", "sh", "yaml"}
 
 
 # Python

@@ -46,7 +46,7 @@ def publish(client, channel, number, values):
     lease = client.allocate(len(values), "uint64")
     array = np.asarray(lease)
     array[:] = values
-    channel.publish(lease, meta={"number": str(number)})
+    channel.publish(lease, meta={"number": number})
     return array
 
 

@@ -32,11 +32,14 @@ def pack_meta(meta: Mapping[str, MetaValue] | None) -> bytes:
     InvalidArgumentError
         `meta` cannot be sent. The error names the key, the type and what to do.
     """
-    if not meta and (meta is None or isinstance(meta, Mapping)):
+    if meta is None:
+        return b""
+    # the usual case: a dict without lists and maps
+    plain = meta if type(meta) is dict and _is_plain(meta) else _Copy().mapping(meta, "meta", 1)
+    if not plain:
         return b""
     try:
-        # the usual case: a dict without lists and maps
-        packed = _ENCODE(meta if type(meta) is dict and _is_plain(meta) else _Copy().mapping(meta, "meta", 1))
+        packed = _ENCODE(plain)
     except (OverflowError, UnicodeEncodeError):
         _Copy().mapping(meta, "meta", 1)  # raises an error that names the key
         raise
