@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
@@ -85,6 +86,12 @@ func (ch *Channel) source(ctx context.Context) *stream.Channel {
 
 // Identity returns the identity of the channel.
 func (ch *Channel) Identity() ChannelIdentity { return ch.shared.Identity }
+
+// String describes the channel for people.
+func (ch *Channel) String() string {
+	id := ch.Identity()
+	return fmt.Sprintf("channel %q: %s of %d frames, policy %s", id.Name, id.Mode, id.Capacity, id.Full)
+}
 
 // Publish publishes the buffer of a write lease as a frame and ends the lease. Publish returns the frame's number. It waits for room, but
 // not for work on the memory: a fence makes readers wait for that work. If Publish fails, for example at the deadline, the lease stays

@@ -30,6 +30,9 @@ type Client struct {
 	pools   sync.Map // maps each *session.Pool to its *Pool
 }
 
+// String describes the client for people.
+func (c *Client) String() string { return fmt.Sprintf("client, session %d", c.Session()) }
+
 // Dial opens a session with the service that listens at path. If the service has not started yet, Dial waits for the service until ctx
 // ends. Dial uses the zero [Dialer].
 func Dial(ctx context.Context, path string) (*Client, error) { return Dialer{}.Dial(ctx, path) }

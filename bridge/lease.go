@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/wire"
@@ -83,6 +84,18 @@ func (l *Lease) Grant() Grant {
 	info := *l.held.Info()
 	info.Tensor = info.Tensor.Clone()
 	return info
+}
+
+// String describes the lease for people.
+func (l *Lease) String() string {
+	g, state := l.Grant(), "read"
+	if g.Write {
+		state = "write"
+	}
+	if l.held.Ended() {
+		state = "released"
+	}
+	return fmt.Sprintf("lease %d: %s%v, %d bytes, %s", g.ID, g.Tensor.DType, g.Tensor.Shape, g.Bytes, state)
 }
 
 // Tensor returns the description of the buffer's content.

@@ -2,6 +2,8 @@ package bridge
 
 import (
 	"context"
+	"fmt"
+	"runtime/debug"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -48,6 +50,29 @@ func TestALeaseReachesItsOwnBytesOnly(t *testing.T) {
 	assert.ErrorIs(t, err, ErrReleased)
 	assert.ErrorIs(t, l.CopyFrom(ctx, 0, nil), ErrReleased)
 	assert.ErrorIs(t, l.Fill(ctx, 0, 0, 0), ErrReleased)
+}
+
+func TestAReaderCannotWriteMemoryOfTheCPU(t *testing.T) {
+	ctx := t.Context()
+	_, path := serve(t, server.Config{})
+	writer, reader := dial(t, path), dial(t, path)
+	p := createPool(t, writer, hostPool("p", 1<<16))
+	l := allocate(t, p, 5)
+	require.NoError(t, l.CopyFrom(ctx, 0, []byte("hello")))
+	require.NoError(t, l.Publish(ctx, mempool.Publication{Name: "x"}))
+	got, err := reader.Get(ctx, "x", LeaseOptions{})
+	require.NoError(t, err)
+	b, err := got.Bytes(ctx)
+	require.NoError(t, err)
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // a fault of this goroutine becomes a panic
+	assert.Panics(t, func() { b[0] = '!' })
+	assert.Equal(t, "hello", string(b))
+	assert.Regexp(t, `^lease 2: uint8\[5\], 5 bytes, read$`, fmt.Sprint(got))
+	assert.Equal(t, `pool "p" of kind host, at most 65536 bytes`, fmt.Sprint(p))
+	assert.Equal(t, `channel "c": broadcast of 8 frames, policy block`, fmt.Sprint(makeChannel(t, writer, p, mempool.ChannelSpec{})))
+	assert.Regexp(t, `^client, session \d+$`, fmt.Sprint(writer))
+	release(t, got)
+	assert.Regexp(t, `released$`, got.String())
 }
 
 func TestWhoReadsContentThatIsPromisedWaitsForIt(t *testing.T) {

@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
@@ -20,6 +21,11 @@ type Pool struct {
 // Info returns the description of the pool. The ordinal of the pool's device is the number that the device has in the service's process.
 // The UUID of the device is the same in every process.
 func (p *Pool) Info() PoolInfo { return p.opened.Info }
+
+// String describes the pool for people.
+func (p *Pool) String() string {
+	return fmt.Sprintf("pool %q of kind %s, at most %d bytes", p.Info().Name, p.Info().Kind, p.Info().MaxBytes)
+}
 
 // CreatePool makes a pool and opens it. If this process cannot open the pool, CreatePool destroys the pool.
 //

@@ -76,14 +76,14 @@ func sizeAndMap(f *os.File, size uint64) ([]byte, error) {
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, hostSeals); err != nil {
 		return nil, HostError("fcntl(F_ADD_SEALS)", err)
 	}
-	return mapHost(f, size)
+	return mapHost(f, size, unix.PROT_READ|unix.PROT_WRITE)
 }
 
-func mapHost(f *os.File, size uint64) ([]byte, error) {
+func mapHost(f *os.File, size uint64, protection int) ([]byte, error) {
 	if size > math.MaxInt {
 		return nil, typed.Errorf(ErrInvalid, "%s are more than this process can map", bytesize.Text(size))
 	}
-	mem, err := unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(size), protection, unix.MAP_SHARED|unix.MAP_NORESERVE)
 	if errors.Is(err, unix.ENOMEM) {
 		return nil, typed.Errorf(ErrOutOfMemory, "%s are more than this process can map at once: make a smaller pool, or look at ulimit -v and "+
 			"vm.overcommit_memory (mmap: %v)", bytesize.Text(size), err)
@@ -304,8 +304,8 @@ func (h hostMemory) Pointer() uintptr   { return uintptr(unsafe.Pointer(unsafe.S
 func (h hostMemory) Queue() Queue       { return CPU }
 func (h hostMemory) Synchronize() error { return nil }
 
-// importedHostArena is the memfd of another process, mapped in this process.
-type importedHostArena struct{ mem []byte }
+// importedHostArena is the memfd of another process, mapped twice in this process: its readView cannot be written.
+type importedHostArena struct{ views [2][]byte }
 
 func openHostArena(p PoolInfo, x Export) (ImportedArena, error) {
 	if len(x.Files) != 1 {
@@ -319,11 +319,13 @@ func openHostArena(p PoolInfo, x Export) (ImportedArena, error) {
 	if err != nil {
 		return nil, HostError("fstat", err)
 	}
-	mem, err := mapHost(f, uint64(st.Size()))
-	if err != nil {
-		return nil, err
+	a := &importedHostArena{}
+	for i, protection := range [...]int{readView: unix.PROT_READ, writeView: unix.PROT_READ | unix.PROT_WRITE} {
+		if a.views[i], err = mapHost(f, uint64(st.Size()), protection); err != nil {
+			return nil, errors.Join(err, a.Close())
+		}
 	}
-	return &importedHostArena{mem}, nil
+	return a, nil
 }
 
 func (a *importedHostArena) Import(x Export, size uint64) (Mapping, error) {
@@ -331,20 +333,43 @@ func (a *importedHostArena) Import(x Export, size uint64) (Mapping, error) {
 		return nil, typed.Errorf(ErrInvalid, "a block of kind %q is exported as 8 bytes, not as %d bytes and %d file descriptors",
 			Host, len(x.Data), len(x.Files))
 	}
-	off, total := binary.LittleEndian.Uint64(x.Data), uint64(len(a.mem))
+	off, total := binary.LittleEndian.Uint64(x.Data), uint64(len(a.views[readView]))
 	if off > total || size > total-off {
 		return nil, typed.Errorf(ErrInvalid, "a block of %d bytes at %d lies outside its pool of %d", size, off, total)
 	}
-	return hostMapping{hostMemory{a.mem[off : off+size : off+size]}}, nil
+	var m hostMapping
+	for i, view := range a.views {
+		m[i] = hostMemory{view[off : off+size : off+size]}
+	}
+	return m, nil
 }
 
 // Reach does nothing: no GPU accesses this memory.
 func (a *importedHostArena) Reach(string) error { return nil }
 
-func (a *importedHostArena) Close() error { return os.NewSyscallError("munmap", unix.Munmap(a.mem)) }
+func (a *importedHostArena) Close() error {
+	var err error
+	for i, view := range a.views {
+		if view == nil {
+			continue
+		}
+		if e := unix.Munmap(view); e != nil {
+			err = errors.Join(err, os.NewSyscallError("munmap", e))
+			continue
+		}
+		a.views[i] = nil
+	}
+	return err
+}
 
 // hostMapping is a range of an importedHostArena. The arena unmaps all ranges together.
-type hostMapping struct{ hostMemory }
+type hostMapping [2]hostMemory
 
-func (m hostMapping) Memory(bool) (Memory, error) { return m.hostMemory, nil }
-func (hostMapping) Close() error                  { return nil }
+func (m hostMapping) Memory(write bool) (Memory, error) {
+	if write {
+		return m[writeView], nil
+	}
+	return m[readView], nil
+}
+
+func (hostMapping) Close() error { return nil }

@@ -34,7 +34,7 @@ func TestHostMemoryIsOnNoDevice(t *testing.T) {
 func TestAMemfdTooLargeForTheMachineIsATypedError(t *testing.T) {
 	_, err := newHostArena(PoolSpec{Name: "p", MaxBytes: math.MaxInt64}, hostmem.New())
 	assert.ErrorIs(t, err, ErrOutOfMemory)
-	_, err = mapHost(nil, math.MaxUint64)
+	_, err = mapHost(nil, math.MaxUint64, unix.PROT_READ)
 	assert.ErrorIs(t, err, ErrInvalid)
 	for errno, want := range map[error]error{unix.ENOMEM: ErrOutOfMemory, unix.EMFILE: ErrLimit, unix.EFBIG: ErrInvalid, unix.ENOSYS: ErrUnavailable, unix.EIO: ErrInternal} {
 		assert.ErrorIs(t, HostError("call", errno), want)

@@ -42,7 +42,7 @@ The exit status is 3 if another service listens at the socket already, and 4 if 
   poolsvc serve --pool name=frames,kind=device,device=0,max=8GiB
   poolsvc serve --pool name=frames,kind=host,max=256MiB,session=64MiB,user=128MiB,uid=1000,uid=1001,gid=44
 
-Sizes are in bytes, KiB, MiB, GiB or TiB. The default kind is device, the default device the first GPU. session and user limit the bytes
+Sizes are in bytes, KiB, MiB, GiB or TiB. The default kind is host, the default device the first GPU. session and user limit the bytes
 that one session and one user may have in the pool.
 
 Users and groups on a pool's access list can use all of the pool's memory. The default is only the user that the service

@@ -35,9 +35,6 @@ class Handler(BaseHTTPRequestHandler):
             except poolbridge.PoolbridgeError as error:
                 self.send_error(503, explain=str(error))
                 return
-            if frame is None:
-                self.send_error(503, explain="the channel is closed")
-                return
             with frame:
                 body, kind = bmp(np.asarray(frame)), "image/bmp"
         self.send_response(200)

@@ -66,7 +66,7 @@ func (l *Ledger) MayMakeChannel(s *Session, spec mempool.ChannelSpec, p *Pool) (
 	case err != nil:
 		return nil, err
 	case old != nil && old.Info.ChannelSpec != spec:
-		return nil, typed.Errorf(mempool.ErrExists, "there is a channel %q already, in pool %q, with mode %s, capacity %d, policy %s and %d deliveries at most (0: no bound)",
+		return nil, typed.Errorf(mempool.ErrExists, "there is a channel %q already, in pool %q, with mode %s, capacity %d, policy %s and at most %d deliveries (0: no bound): use these, or close it first",
 			spec.Name, old.Pool.Info.Name, old.Info.Mode, old.Info.Capacity, old.Info.Full, old.Info.MaxDeliveries)
 	case old != nil:
 		return old, nil

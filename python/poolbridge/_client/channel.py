@@ -59,7 +59,9 @@ class BaseChannel:
         )
         try:
             native = consumer.at_once() or (yield from receive(consumer, seconds))
-            return native and frame(self._run, (yield from claim(consumer, native)), consumer, native)
+            if native is None:
+                raise ClosedError(f"channel {self.name!r} was closed")
+            return frame(self._run, (yield from claim(consumer, native)), consumer, native)
         finally:
             consumer.native.offered = None
             self._session.unsubscribe(consumer)
@@ -258,7 +260,7 @@ class Channel(BaseChannel):
         """
         self._run(_channel_operations.wait_for_consumers(self._info, n, timeout))
 
-    def latest(self, timeout: float | None = None) -> Frame | None:
+    def latest(self, timeout: float | None = None) -> Frame:
         """Take the newest frame of a broadcast, also if this client has taken the frame before.
 
         The call subscribes for one frame: for every frame, or for frames in a loop, use `Client.subscribe`.
@@ -270,8 +272,8 @@ class Channel(BaseChannel):
 
         Returns
         -------
-        Frame or None
-            The frame; None if the channel was closed.
+        Frame
+            The frame.
 
         Raises
         ------
@@ -281,10 +283,12 @@ class Channel(BaseChannel):
             The frame's content will never be complete.
         InvalidArgumentError
             The channel is a queue, or `timeout` is out of range.
-        PoolLimitError, ClosedError
+        ClosedError
+            The channel was closed.
+        PoolLimitError
             See `Client.subscribe`.
         """
-        frame: Frame | None = self._run(self._latest(timeout, Frame))
+        frame: Frame = self._run(self._latest(timeout, Frame))
         return frame
 
     def close(self) -> None:
@@ -335,9 +339,9 @@ class AsyncChannel(BaseChannel):
         """Wait until at least `n` consumers have joined the channel; see `Channel.wait_for_consumers`."""
         await self._run(_channel_operations.wait_for_consumers(self._info, n, timeout))
 
-    async def latest(self, timeout: float | None = None) -> AsyncFrame | None:
+    async def latest(self, timeout: float | None = None) -> AsyncFrame:
         """Take the newest frame of a broadcast; see `Channel.latest`."""
-        frame: AsyncFrame | None = await self._run(self._latest(timeout, AsyncFrame))
+        frame: AsyncFrame = await self._run(self._latest(timeout, AsyncFrame))
         return frame
 
     async def close(self) -> None:

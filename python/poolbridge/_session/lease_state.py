@@ -292,7 +292,7 @@ class LeaseState(Uncopied):
         the arrays are gone. `failed` says whether the content has failed.
         """
         if self.tokens or self.unaccounted:
-            error.add_note(f"{self.title} ends when the arrays made from it are gone")
+            error.add_note(f"poolbridge: {self.title} ends when the arrays made from it are gone")
             self.failed = failed
             return False
         return True
