@@ -667,3 +667,16 @@ def test_latest_waits_for_the_first_frame(client, other):
 def test_a_queue_has_no_latest_frame(client):
     with pytest.raises(poolbridge.InvalidArgumentError, match="'q' is a queue"):
         client.create_channel("q", mode="queue").latest(timeout=0)
+
+
+def test_a_channel_of_another_service_is_no_channel_of_this_one(client, tmp_path):
+    elsewhere = RealService(str(tmp_path / "other.sock"))
+    try:
+        with poolbridge.connect(elsewhere.path, timeout=60) as other:
+            other.create_pool("frames", max_bytes=1 << 20)
+            theirs = other.create_channel("theirs")
+            client.create_channel("ours")
+            with pytest.raises(poolbridge.InvalidArgumentError, match="'theirs' is of another service"):
+                client.subscribe(theirs)
+    finally:
+        elsewhere.close()

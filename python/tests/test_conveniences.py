@@ -404,3 +404,33 @@ def test_without_a_default_pool_the_error_names_the_pools(service, client):
         pytest.raises(poolbridge.InvalidArgumentError, match=r"there is no pool: create one \(create_pool\)"),
     ):
         other.put(np.arange(3), "x")
+
+
+def test_a_pool_of_another_service_is_no_pool_of_this_one(service, client, tmp_path):
+    other_service = Service(str(tmp_path / "other.sock"))
+    try:
+        with poolbridge.connect(other_service.path, timeout=60) as elsewhere:
+            theirs = elsewhere.create_pool("theirs", max_bytes=1 << 20)
+            same = elsewhere.create_pool("frames", max_bytes=1 << 20)
+            with pytest.raises(poolbridge.NotFoundError):
+                client.allocate(4, pool=theirs)
+            with pytest.raises(poolbridge.InvalidArgumentError, match="is of another service, or destroyed"):
+                client.allocate(4, pool=same)
+            for pool in (theirs, same):
+                with pytest.raises(poolbridge.NotFoundError):
+                    client.destroy_pool(pool)
+    finally:
+        other_service.close()
+    (ours,) = client.pools()
+    assert client.allocate(4, pool=ours).pool == "frames"
+
+
+def test_a_pool_that_was_made_again_is_used_by_its_new_description(client):
+    old = client.open_pool("frames")
+    client.destroy_pool(old)
+    new = client.create_pool("frames", max_bytes=1 << 20)
+    assert client.allocate(4, pool=new).pool == "frames"
+    with pytest.raises(poolbridge.InvalidArgumentError, match="or destroyed"):
+        client.allocate(4, pool=old)
+    with pytest.raises(poolbridge.NotFoundError):
+        client.destroy_pool(old)

@@ -87,7 +87,7 @@ class AsyncClient(AsyncLists, ClientState):
 
     async def destroy_pool(self, pool: PoolInfo | str) -> None:
         """Destroy a pool and its channels; see `Client.destroy_pool`."""
-        self._forget(await self._run(_operations.destroy_pool(self._find_pool(pool))))
+        self._forget(await self._run(_operations.destroy_pool(pool)))
 
     async def trim(self, pool: PoolInfo | str | None = None, *, keep_bytes: int | str = 0) -> int:
         """Free unused blocks of a pool and return the number of freed bytes; see `Client.trim`."""

@@ -134,6 +134,12 @@ def info_of(channel: BaseChannel) -> _messages.ChannelIdentity:
     return channel._info  # noqa: SLF001 - of one family
 
 
+def check_service(channel: BaseChannel, session: Session) -> None:
+    """Raise an error if a channel is of another service than a session."""
+    if channel._session.core.epoch != session.core.epoch:  # noqa: SLF001 - of one family
+        raise InvalidArgumentError(f"channel {channel.name!r} is of another service: pass its name, or open it here")
+
+
 class Channel(BaseChannel):
     """A channel of a blocking `Client`. Thread-safe."""
 

@@ -162,7 +162,7 @@ class Client(Lists, ClientState):
         AccessDeniedError
             This user may not destroy the pool.
         """
-        self._forget(self._run(_operations.destroy_pool(self._find_pool(pool))))
+        self._forget(self._run(_operations.destroy_pool(pool)))
 
     def trim(self, pool: PoolInfo | str | None = None, *, keep_bytes: int | str = 0) -> int:
         """Free unused blocks of a pool.

@@ -178,8 +178,18 @@ class ClientState:
                 which = shown(names).strip("[]")
                 raise InvalidArgumentError(f"there is no default pool: open one of {which}, or pass pool=")
             pool = names[0]
-        found = self._find_pool(pool)
-        return found if isinstance(found, PoolInfo) else (yield from self._open_pool(found, 0.0))
+        name = pool.name if isinstance(pool, PoolInfo) else pool
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"pool {shown(pool)} is no pool: expected a PoolInfo or the name of a pool")
+        given = isinstance(pool, PoolInfo)
+        found = self._pools.get(name)
+        if found is None or (given and found != pool):
+            found = yield from self._open_pool(name, 0.0)
+        if given and found != pool:
+            raise InvalidArgumentError(
+                f"{shown(pool)} is of another service, or destroyed: this service's pool of that name is {shown(found)}"
+            )
+        return found
 
     def _trim(self, pool: PoolInfo | str | None, keep_bytes: int | str) -> Flow[int]:
         return (yield from _operations.trim((yield from self._pool(pool)), keep_bytes=keep_bytes))
@@ -244,14 +254,6 @@ class ClientState:
     def _channel(self, info: _messages.ChannelIdentity) -> Any:
         known = self._session.pool_info(info.pool)
         return self._channel_type(self._session, self._run, info, known.name if known is not None else "")
-
-    def _find_pool(self, pool: Any) -> PoolInfo | str:
-        """Return the pool that `pool` means. If the client has not opened this pool yet, return the pool's name."""
-        if isinstance(pool, PoolInfo):
-            return pool
-        if not isinstance(pool, str):
-            raise InvalidArgumentError(f"pool {shown(pool)} is no pool: expected a PoolInfo or the name of a pool")
-        return self._pools.get(pool, pool)
 
     def _warn_unclosed(self) -> None:
         warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=3)

@@ -299,17 +299,17 @@ def open_pool(name: str, *, timeout: float | None) -> Flow[PoolInfo]:
 
 
 def destroy_pool(pool: PoolInfo | str) -> Flow[PoolInfo]:
-    """Destroy a pool. If the caller passes the pool's name, the user need not have the right to open the pool."""
-    if not isinstance(pool, PoolInfo):
-        name = check_name(pool, "pool")
-        known = (yield from stats()).pools
-        # Take the newest pool. Older pools of the same name were destroyed, and leases still use their memory.
-        found = max((one.pool for one in known if one.pool.name == name), key=lambda one: one.id, default=None)
-        if found is None:
-            raise NotFoundError(f"there is no pool {name!r} that this user may use or destroy")
-        pool = found
-    yield from ask(Destroy(pool=pool.id), Reply)
-    return pool
+    """Destroy a pool. The user need not have the right to open the pool."""
+    if not isinstance(pool, (PoolInfo, str)):
+        raise InvalidArgumentError(f"{shown(pool)} is no pool: expected a PoolInfo or the name of a pool")
+    name = check_name(pool, "pool") if isinstance(pool, str) else None
+    named = [one.pool for one in (yield from stats()).pools if one.pool == pool or one.pool.name == name]
+    if not named:
+        raise NotFoundError(f"there is no pool {shown(pool)} that this user may use or destroy")
+    # Take the newest pool. Older pools of the same name were destroyed, and leases still use their memory.
+    found = max(named, key=lambda one: one.id)
+    yield from ask(Destroy(pool=found.id), Reply)
+    return found
 
 
 def trim(pool: PoolInfo, *, keep_bytes: int | str) -> Flow[int]:

@@ -10,7 +10,7 @@ from weakref import ref
 
 from poolbridge._client import channel_operations as _channel_operations, operations as _operations
 from poolbridge._client.borrowed import AsyncBorrowedArrays, BorrowedArrays
-from poolbridge._client.channel import BaseChannel, Channel, info_of
+from poolbridge._client.channel import BaseChannel, Channel, check_service, info_of
 from poolbridge._client.frame import AsyncFrame, BaseFrame, Frame, pass_on
 from poolbridge._client.tracing import Operation, traced
 from poolbridge._session.consumer import claim, receive
@@ -93,6 +93,8 @@ class BaseSubscription(Uncopied):
             try:
                 wanted = self._wanted
                 opened = isinstance(wanted, self._channel_type)
+                if opened:
+                    check_service(wanted, self._session)
                 self.channel = wanted if opened else (yield from self._find(wanted, self._timeout, consume=True))
                 consumer = yield from self._subscribe(info_of(self.channel))
             finally:
