@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
+#define META "\x81\xa1\x61\xa1\x62" // {"a": "b"} in MessagePack
 enum { PRODUCERS = 3, CONSUMERS = 3, BLOCKS = 18, MEMBERS = 1 << 14, WORDS = 32 };
 
 #ifdef THREADS
@@ -98,7 +99,7 @@ static bool settle_producer(struct pb_producer *p, enum pb_result r) {
 static void produce(struct world *w, uint32_t slot, uint64_t member, uint64_t frames, unsigned group) {
     static _Thread_local struct pb_producer p;
     unsigned char description[PB_DESCRIPTION] = {[16] = 'u', '1'};
-    struct work work = {&p, {.description = description, .description_id = 1, .meta = "\1\0\1\0ab", .meta_bytes = 6}, 0};
+    struct work work = {&p, {.description = description, .description_id = 1, .meta = META, .meta_bytes = sizeof META - 1}, 0};
     enum pb_result r = pb_producer_open(&p, w->roster, w->sequencer, w->tracks[slot], slot, member);
     CHECK(!r, "%s", p.ch.complaint);
     board->ready[member] = 1;
@@ -175,7 +176,7 @@ static void consume(struct world *w, uint32_t slot, uint64_t member, uint32_t po
             }
         }
         if (r == PB_OK) {
-            CHECK(frame.meta_bytes == 6 && !memcmp(c.meta, "\1\0\1\0ab", 6), "its meta is torn");
+            CHECK(frame.meta_bytes == sizeof META - 1 && !memcmp(c.meta, META, sizeof META - 1), "its meta is torn");
             uint64_t from = frame.buffer >> 32, count = frame.buffer & UINT32_MAX;
             CHECK(from == frame.producer, "it is said to be of %llu", (unsigned long long)frame.producer);
             if (!w->ch.queue) {
