@@ -78,7 +78,7 @@ def programs(text: str, file: Path) -> str:
 
 
 def tabbed(text: str) -> str:
-    """Return the text of a page, with tabs for what is there in Python and in Go."""
+    """Return the text of a page in which a block of Python and the block of Go after it are two tabs."""
     title = {"python": "Python", "go": "Go"}
     return PAIR.sub(lambda m: f"````{{tab}} {title[m[2]]}\n{m[1]}````\n\n````{{tab}} {title[m[4]]}\n{m[3]}````\n", text)
 

@@ -151,7 +151,7 @@ func (v View) Members(channel uint64, after string, most int, into []mempool.Mem
 	if err != nil {
 		return page, err
 	}
-	all := svc.channelOfLocked(ch).Describes()
+	all := svc.channelOfLocked(ch).DescribeMembers()
 	first := sort.Search(len(all), func(i int) bool { return all[i].ID > from })
 	into = append(into[:0], all[first:min(len(all), first+most)]...)
 	page.Entries = into

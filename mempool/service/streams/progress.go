@@ -38,8 +38,8 @@ func (st *Stream) Describe() mempool.ChannelInfo {
 	return info
 }
 
-// Describes describes the members that take part, ordered by id.
-func (st *Stream) Describes() []mempool.MemberInfo {
+// DescribeMembers describes the members that take part, ordered by id.
+func (st *Stream) DescribeMembers() []mempool.MemberInfo {
 	var all []mempool.MemberInfo
 	var inHand map[*shmchannel.Member]uint64
 	if st.Info.Mode == mempool.WorkQueue {

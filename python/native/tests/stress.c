@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -46,13 +47,19 @@ void pb_stumble(void) {
 }
 #endif
 
+// A member that fails ends the service, too: otherwise the service would wait for members that wait for this one.
+static _Noreturn void fail(void) {
+    if (getpid() != service) kill(service, SIGTERM);
+    _exit(1);
+}
+
 #define CHECK(condition, ...)                                                                                                    \
     do {                                                                                                                         \
         if (!(condition)) {                                                                                                      \
             fprintf(stderr, "%s:%d: " #condition ": ", __FILE__, __LINE__);                                                      \
             fprintf(stderr, __VA_ARGS__);                                                                                        \
             fputc('\n', stderr);                                                                                                 \
-            _exit(1);                                                                                                            \
+            fail();                                                                                                              \
         }                                                                                                                        \
     } while (0)
 
@@ -242,6 +249,7 @@ static void start(struct member *m, bool oldest) {
     m->process = fork();
     if (m->process < 0) fatal("fork");
     if (!m->process) {
+        if (prctl(PR_SET_PDEATHSIG, SIGKILL)) fatal("prctl");
         live(m);
         _exit(0);
     }
