@@ -620,7 +620,7 @@ class World:
         made = self.client.put(array, name, pool=kind, timeout=SECONDS)
         try:
             if library.name in {"numpy", "torch", "jax", "cupy"} and kind in library.kinds():
-                found: Any = self.client.get_array(name, library.name, timeout=SECONDS)  # type: ignore[arg-type]
+                found: Any = self.client.get_array(name, library.name, timeout=SECONDS)  # type: ignore[call-overload]
                 plain = library.name != "numpy" or (dtype != "bfloat16" and kind in ON_CPU)
                 if plain and dtype in ELEMENT_TYPES and not (library.name == "cupy" and dtype == "bfloat16"):
                     assert library.bits(found, dtype) == elements(array, library, dtype), "by get(library=)"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from types import TracebackType
-from typing import Any, ClassVar, Never, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self, TypeVar, overload
 
 from poolbridge._client import makers as _makers, operations as _operations
 from poolbridge._client.channel import AsyncChannel
@@ -25,6 +25,12 @@ from poolbridge._session.session import Session
 from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library, NoProducers
 from poolbridge.errors import InvalidArgumentError
+
+if TYPE_CHECKING:  # a library that is not installed has the type Any
+    import cupy
+    import jax
+    import numpy as np
+    import torch
 
 _T = TypeVar("_T")
 
@@ -150,6 +156,22 @@ class AsyncClient(AsyncLists, ClientState):
         flow = self._put(array, name, pool=pool, keep=keep, replace=replace, timeout=timeout)
         return AsyncLease(self._run, await self._run(flow))
 
+    @overload
+    async def get_array(
+        self, name: str, library: Literal["numpy"] = ..., *, write: bool = ..., timeout: float | None = ...
+    ) -> np.ndarray[Any, Any]: ...
+    @overload
+    async def get_array(
+        self, name: str, library: Literal["cupy"], *, write: bool = ..., timeout: float | None = ...
+    ) -> cupy.ndarray: ...
+    @overload
+    async def get_array(
+        self, name: str, library: Literal["torch"], *, write: bool = ..., timeout: float | None = ...
+    ) -> torch.Tensor: ...
+    @overload
+    async def get_array(
+        self, name: str, library: Literal["jax"], *, write: bool = ..., timeout: float | None = ...
+    ) -> jax.Array: ...
     async def get_array(
         self, name: str, library: Library = "numpy", *, write: bool = False, timeout: float | None = 0.0
     ) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, overload
 
 from poolbridge._client import makers as _makers, operations as _operations
 from poolbridge._client.channel import Channel
@@ -20,6 +20,12 @@ from poolbridge._session.session import Session
 from poolbridge._session.socket_reader import SocketReader
 from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library, NoProducers
+
+if TYPE_CHECKING:  # a library that is not installed has the type Any
+    import cupy
+    import jax
+    import numpy as np
+    import torch
 
 _T = TypeVar("_T")
 
@@ -364,6 +370,22 @@ class Client(Lists, ClientState):
         flow = self._put(array, name, pool=pool, keep=keep, replace=replace, timeout=timeout)
         return Lease(self._run, self._run(flow))
 
+    @overload
+    def get_array(
+        self, name: str, library: Literal["numpy"] = ..., *, write: bool = ..., timeout: float | None = ...
+    ) -> np.ndarray[Any, Any]: ...
+    @overload
+    def get_array(
+        self, name: str, library: Literal["cupy"], *, write: bool = ..., timeout: float | None = ...
+    ) -> cupy.ndarray: ...
+    @overload
+    def get_array(
+        self, name: str, library: Literal["torch"], *, write: bool = ..., timeout: float | None = ...
+    ) -> torch.Tensor: ...
+    @overload
+    def get_array(
+        self, name: str, library: Literal["jax"], *, write: bool = ..., timeout: float | None = ...
+    ) -> jax.Array: ...
     def get_array(
         self, name: str, library: Library = "numpy", *, write: bool = False, timeout: float | None = 0.0
     ) -> Any:
