@@ -258,6 +258,71 @@ func TestABufferThatHadANameIsNotAllocatedAgain(t *testing.T) {
 	require.NoError(t, l.Release(false))
 }
 
+func TestALeaseThatCameBackIsAllocatedAgainWithoutTheService(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	const frames = 500
+	for n := range uint64(frames) {
+		s.send(t, n)
+		require.NoError(t, receive(t, from, n).Release())
+	}
+	assert.Less(t, s.producer.SessionStats().Allocated, uint64(frames/2), "only some of the leases came back when the client released them")
+}
+
+func TestALeaseThatIsAllocatedAgainHasItsOwnTensor(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	own, other := mempool.Tensor{DType: mempool.Float32, Shape: []uint64{6}}, mempool.Tensor{DType: mempool.Int32, Shape: []uint64{2, 3}}
+	for range 3 {
+		l, err := s.pool.TryAllocate(t.Context(), own)
+		require.NoError(t, err)
+		_, err = s.from.Publish(t.Context(), l, mempool.FrameOptions{Tensor: &other})
+		require.NoError(t, err)
+		f, err := from.next(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, other, f.Lease.Tensor())
+		require.NoError(t, f.Release())
+	}
+	l, err := s.pool.TryAllocate(t.Context(), own)
+	require.NoError(t, err)
+	assert.Equal(t, own, l.Tensor())
+	require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "w"}))
+	named, err := s.consumer.TryGet(t.Context(), "w", LeaseOptions{})
+	require.NoError(t, err)
+	assert.Equal(t, own, named.Tensor())
+	release(t, named)
+	release(t, l)
+}
+
+func TestALeaseIsNotAllocatedAgainWhileAReaderWorksOnItsMemory(t *testing.T) {
+	s, finish := unfinished(t, 2)
+	defer finish()
+	_, err := s.pool.TryAllocate(t.Context(), mempool.Bytes(1<<16))
+	require.ErrorIs(t, err, ErrLimit)
+	finish()
+	require.NoError(t, <-allocating(t.Context(), s.pool))
+}
+
+func TestAnotherSessionGetsTheMemoryOfAStreamThatGoesOn(t *testing.T) {
+	s := pair(t, hostPool("p", 2<<16), mempool.ChannelSpec{Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	other, err := s.consumer.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	s.send(t, 0)
+	require.NoError(t, receive(t, from, 0).Release())
+	asked := allocating(t.Context(), other)
+	for n, got := uint64(1), false; !got; n++ { // each frame has a block again as soon as the last one came back
+		s.send(t, n)
+		require.NoError(t, receive(t, from, n).Release())
+		select {
+		case err := <-asked:
+			require.NoError(t, err)
+			got = true
+		default:
+		}
+	}
+}
+
 func TestMemoryOfOtherSizesIsNotKeptFromAnAllocationThatDoesNotWait(t *testing.T) {
 	s := pair(t, hostPool("p", 4<<16), mempool.ChannelSpec{Capacity: 1})
 	from := s.follow(t, mempool.SubscribeOptions{})

@@ -107,7 +107,8 @@ func (c *Client) open(ctx context.Context, try session.Attempt, r wire.Request, 
 	return one.(*Pool), id, nil
 }
 
-// Allocate makes a buffer for a tensor and returns a write lease on it. Allocate waits until the pool has room for the buffer.
+// Allocate makes a buffer for a tensor and returns a write lease on it. Allocate waits until the pool has room for the buffer. If a lease on
+// a buffer for an equal tensor was published as a frame and has come back from the channel, Allocate returns a lease on this buffer.
 //
 // Errors: [ErrLimit] or [ErrOutOfMemory] at the deadline, or at once if the pool can never have room; [ErrInvalid], [ErrClosed].
 func (p *Pool) Allocate(ctx context.Context, t Tensor) (*Lease, error) {
@@ -132,9 +133,8 @@ func (p *Pool) allocate(ctx context.Context, try session.Attempt, t mempool.Tens
 	if _, err := t.Extent(); err != nil {
 		return nil, err
 	}
-	c.streams.Collect(ctx, p.opened.Info.ID)
 	made := &Lease{client: c}
-	if err := c.session.Blocks.Allocate(ctx, &made.held, try, p.opened, t); err != nil {
+	if err := c.streams.Allocate(ctx, &made.held, try, p.opened, t); err != nil {
 		return nil, err
 	}
 	return made, nil

@@ -34,6 +34,8 @@ type Lease struct {
 	ended  bool
 	unsure bool // Publish got no answer, so only the service knows whether this is a read lease
 	frame  bool // the lease is of a frame: it counts as a lease on its block, and its end has at most one fence
+	// allocated says that the lease came with its buffer, so that the buffer has no name.
+	allocated bool
 }
 
 // Holder is what a lease's memory belongs to, if the service does not know the lease: the frame of a consumer, or the slot of a publisher.
@@ -99,10 +101,32 @@ func (b *Blocks) Allocate(ctx context.Context, l *Lease, try Attempt, pool *Pool
 	err := b.Obtain(ctx, l, try, r, &r.Wait)
 	b.MemoryWaits.Over(began, true)
 	if err == nil {
+		l.allocated = true
 		b.Allocated.Add(1)
 		b.AllocatedBytes.Add(l.info.Bytes)
 	}
 	return err
+}
+
+// AllocatedLocked reports whether the lease came with its buffer: from [Blocks.Allocate] or [Blocks.Renew].
+func (l *Lease) AllocatedLocked() bool { return l.allocated }
+
+// Renew makes l the write lease that `info` describes: a lease that came with its buffer, was published as a frame and has come back. It
+// returns false if the lease must be released instead.
+func (b *Blocks) Renew(l *Lease, info *mempool.Grant) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	of := b.blocks[info.Block]
+	if b.closing || b.session.Over() != nil || of == nil || of.recalled || of.mem == nil {
+		return false
+	}
+	m, err := of.mem.Memory(true)
+	if err != nil {
+		return false
+	}
+	l.session, l.info, l.mem, l.memory, l.allocated = b.session, info, of.mem, m, true
+	b.leases.add(l)
+	return true
 }
 
 // adopt makes l a lease that the service has granted, and maps its memory. If adopt fails, the caller ends the lease.

@@ -38,13 +38,13 @@ func (ch *Channel) Publish(ctx context.Context, try session.Attempt, l *session.
 	if err != nil {
 		return 0, l.UnjoinedLocked(ctx, err, o.Completion)
 	}
-	ready, err := l.ReadyLocked(ctx, o.Completion, nil)
+	ready, err := l.ReadyLocked(ctx, o.Completion, sent.back.Load)
 	if err != nil {
 		return 0, err
 	}
 	info := *l.InfoLocked()
 	info.Wait, info.Event = nil, nil // the service knows them
-	sent.info = &info
+	sent.info, sent.own = &info, l.AllocatedLocked()
 	if ready != nil {
 		sent.wait = append(sent.wait, *ready)
 	}

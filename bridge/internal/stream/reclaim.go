@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
@@ -26,6 +27,8 @@ type sending struct {
 	info   *mempool.Grant
 	wait   []mempool.Fence // fences that must be reached before the memory is written
 	record frameRecord
+	own    bool        // the lease came with its buffer, so that nobody else can know the buffer
+	back   atomic.Bool // the lease has come back
 }
 
 // addFence adds a fence to a list. For each word of a timeline, the list has only the greatest value.
@@ -43,6 +46,10 @@ func addFence(list []mempool.Fence, t mempool.Fence) []mempool.Fence {
 func (p *Producer) reclaim() bool {
 	p.reclaiming.Lock()
 	defer p.reclaiming.Unlock()
+	return p.reclaimLocked()
+}
+
+func (p *Producer) reclaimLocked() bool {
 	back, _ := p.native.Reclaim() // the next Publish returns the error
 	for i := range back {
 		var wait *[]mempool.Fence
@@ -51,6 +58,7 @@ func (p *Producer) reclaim() bool {
 			wait = &owner.wait
 		case *sending:
 			wait = &owner.wait
+			owner.back.Store(true)
 			p.back = append(p.back, owner)
 		}
 		for _, t := range back[i].Fences {
@@ -61,6 +69,45 @@ func (p *Producer) reclaim() bool {
 		}
 	}
 	return len(p.back) > 0
+}
+
+// Allocate makes l the write lease on a buffer of a pool. If a lease on a buffer with the same description has come back from a channel, l
+// becomes this lease, and the service need not know. Otherwise Allocate asks the service, after it has released all leases that have come
+// back, because the service may need their memory.
+func (st *Streams) Allocate(ctx context.Context, l *session.Lease, try session.Attempt, pool *session.Pool, t mempool.Tensor) error {
+	producers := st.producersIn(pool.Info.ID)
+	for _, p := range producers {
+		if ctx.Err() == nil && p.renew(l, t) {
+			return nil
+		}
+	}
+	for _, p := range producers {
+		p.collect(ctx)
+	}
+	return st.session.Blocks.Allocate(ctx, l, try, pool, t)
+}
+
+// renew makes l a lease that has come back, on a buffer with the description t, if there is one. Somebody who waits for memory of the pool
+// gets the lease's memory instead, and no lease is renewed.
+func (p *Producer) renew(l *session.Lease, t mempool.Tensor) bool {
+	if p.isWanted() || p.native.Destroyed() || p.session.Enter() != nil {
+		return false
+	}
+	defer p.session.Leave()
+	p.reclaiming.Lock()
+	defer p.reclaiming.Unlock()
+	p.reclaimLocked()
+	i := slices.IndexFunc(p.back, func(s *sending) bool { return s.own && s.info.Tensor.Equal(t) })
+	if i < 0 {
+		return false
+	}
+	s := p.back[i]
+	s.wait = p.session.Timelines.Left(s.wait)
+	if len(s.wait) > 0 || !p.session.Blocks.Renew(l, s.info) {
+		return false
+	}
+	p.back = slices.Delete(p.back, i, i+1)
+	return true
 }
 
 // collect reclaims memory and releases the leases that have come back. It may wait until the service reads. While the client is being
@@ -159,13 +206,16 @@ func (p *Producer) beginDrain() {
 }
 
 // drainable reports whether memory is wanted and the channel has memory that will come back.
-func (p *Producer) drainable() bool {
+func (p *Producer) drainable() bool { return p.isWanted() && p.native.Lent() > 0 }
+
+// isWanted reports whether memory is wanted: the last notice that somebody waits for memory of the pool came less than wantedFor ago.
+func (p *Producer) isWanted() bool {
 	until := p.wanted.Load()
 	if until > 0 && time.Now().UnixNano() >= until {
 		p.wanted.CompareAndSwap(until, 0)
 		return false
 	}
-	return until > 0 && p.native.Lent() > 0
+	return until > 0
 }
 
 // drain calls giveBack whenever memory comes back, as long as memory is wanted and the channel has some.
