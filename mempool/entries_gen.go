@@ -47,7 +47,7 @@ type SessionInfo struct {
 	// Number of blocks whose export it was sent and that it has not dropped. It may have mapped these blocks.
 	Blocks   int
 	Members  int       // number of its producers and consumers in channels
-	Bytes    uint64    // bytes that count for the session, in all pools
+	Bytes    uint64    // bytes of the blocks whose buffers the session allocated, in all pools
 	Waits    int       // number of requests that wait
 	WaitsFor string    // what the longest-waiting request waits for, for people; empty: no request waits
 	Since    time.Time // since when this request waits; zero: no request waits
@@ -105,17 +105,19 @@ type NameInfo struct {
 
 // BufferInfo describes a buffer, and the sessions that hold it.
 type BufferInfo struct {
-	ID         uint64   // buffer id
-	Generation uint64   // generation: how many buffers have used the block, with this one
-	Pool       uint64   // pool id
-	Bytes      uint64   // bytes of the buffer
-	BlockBytes uint64   // bytes of the block
-	Tensor     Tensor   // content of the buffer
-	Writer     uint64   // session with the write lease; 0: there is no write lease
-	Readers    []uint64 // sessions with read leases, at most 8
-	Reads      int      // number of read leases
-	Names      int      // number of names of the buffer
-	InChannel  bool     // whether it is in a channel whose producer has left
+	ID         uint64 // buffer id
+	Generation uint64 // generation: how many buffers have used the block, with this one
+	Pool       uint64 // pool id
+	Bytes      uint64 // bytes of the buffer
+	BlockBytes uint64 // bytes of the block
+	Tensor     Tensor // content of the buffer
+	// Session that allocated the buffer, and that the block counts for. It may have ended.
+	Session   uint64
+	Writer    uint64   // session with the write lease; 0: there is no write lease
+	Readers   []uint64 // sessions with read leases, at most 8
+	Reads     int      // number of read leases
+	Names     int      // number of names of the buffer
+	InChannel bool     // whether it is in a channel whose producer has left
 }
 
 // LeaseInfo describes a lease, and the session that has it.

@@ -159,7 +159,7 @@ type SessionInfo struct {
 	Leases  Count     `wire:"ls?"`                  // number of leases
 	Blocks  Count     `wire:"bk?"`                  // number of blocks whose export it was sent and that it has not dropped. It may have mapped these blocks
 	Members Count     `wire:"mb?"`                  // number of its producers and consumers in channels
-	Bytes   uint64    `wire:"n?"`                   // bytes that count for the session, in all pools
+	Bytes   uint64    `wire:"n?"`                   // bytes of the blocks whose buffers the session allocated, in all pools
 	Waits   Count     `wire:"wq?"`                  // number of requests that wait
 	// what the longest-waiting request waits for, for people; none: no request waits
 	WaitsFor string `wire:"wf?,none"`
@@ -235,6 +235,7 @@ type BufferInfo struct {
 	Bytes      uint64   `wire:"n"`                        // bytes of the buffer
 	BlockBytes uint64   `wire:"bs"`                       // bytes of the block
 	Tensor     Tensor   `wire:"t"`                        // content of the buffer
+	Session    uint64   `wire:"ss"`                       // session that allocated the buffer, and that the block counts for. It may have ended
 	Writer     uint64   `wire:"wr?,none" poolsvc:",zero"` // session with the write lease; none: there is no write lease
 	Readers    []uint64 `wire:"rd?"`                      // sessions with read leases, at most 8
 	Reads      Count    `wire:"rs?"`                      // number of read leases

@@ -185,6 +185,7 @@ var bufferInfoFields = record[BufferInfo]{
 	uintField("n", func(m *BufferInfo) *uint64 { return &m.Bytes }),
 	uintField("bs", func(m *BufferInfo) *uint64 { return &m.BlockBytes }),
 	structField("t", func(m *BufferInfo) *Tensor { return &m.Tensor }, tensorFields),
+	uintField("ss", func(m *BufferInfo) *uint64 { return &m.Session }),
 	uintField("wr", func(m *BufferInfo) *uint64 { return &m.Writer }).maybe(),
 	uintsField("rd", func(m *BufferInfo) *[]uint64 { return &m.Readers }).maybe(),
 	uintField("rs", func(m *BufferInfo) *Count { return &m.Reads }).maybe(),

@@ -120,6 +120,7 @@ func jsonBufferInfo(e mempool.BufferInfo, l *listed) map[string]any {
 		"block_bytes": e.BlockBytes,
 		"dtype":       e.Tensor.DType,
 		"shape":       shape(e.Tensor),
+		"session":     e.Session,
 		"writer":      e.Writer,
 		"readers":     append([]uint64{}, e.Readers...),
 		"reads":       e.Reads,

@@ -174,19 +174,21 @@ are frames that consumers missed.`,
 			ofUser:     func(n mempool.NameInfo) uint32 { return n.UID },
 		}.command(),
 		listing[mempool.BufferInfo]{
-			name:    "buffers",
-			short:   "Show the buffers of a running service and the sessions that hold them",
-			long:    "Show the buffers of the pools that you may use. WRITER and READERS are sessions: the program, and the id in brackets.",
+			name:  "buffers",
+			short: "Show the buffers of a running service and the sessions that hold them",
+			long: `Show the buffers of the pools that you may use. COUNTS FOR, WRITER and READERS are sessions: the program, and the id in brackets. A block counts
+for the session that allocated its buffer, also while only a name or a channel has the buffer. With --session, BLOCK sums to BYTES of poolsvc sessions;
+poolsvc leases --session shows what a session uses.`,
 			entries: (*bridge.Client).Buffers,
-			head:    "BUFFER\tPOOL\tDTYPE\tSHAPE\tBYTES\tBLOCK\tWRITER\tREADERS\tNAMES",
+			head:    "BUFFER\tPOOL\tDTYPE\tSHAPE\tBYTES\tBLOCK\tCOUNTS FOR\tWRITER\tREADERS\tNAMES",
 			row: func(b mempool.BufferInfo, l *listed) string {
-				return fmt.Sprintf("%d\t%s\t%s\t%v\t%s\t%s\t%s\t%s\t%d", b.ID, l.pool(b.Pool), b.Tensor.DType, b.Tensor.Shape, display.Size(b.Bytes),
-					display.Size(b.BlockBytes), writer(b, l), readers(b, l), b.Names)
+				return fmt.Sprintf("%d\t%s\t%s\t%v\t%s\t%s\t%s\t%s\t%s\t%d", b.ID, l.pool(b.Pool), b.Tensor.DType, b.Tensor.Shape, display.Size(b.Bytes),
+					display.Size(b.BlockBytes), l.who(b.Session), writer(b, l), readers(b, l), b.Names)
 			},
 			named:      true,
 			json:       jsonBufferInfo,
 			ofPool:     func(b mempool.BufferInfo) uint64 { return b.Pool },
-			ofSessions: func(b mempool.BufferInfo) []uint64 { return append([]uint64{b.Writer}, b.Readers...) },
+			ofSessions: func(b mempool.BufferInfo) []uint64 { return []uint64{b.Session} },
 		}.command(),
 		listing[mempool.LeaseInfo]{
 			name:  "leases",

@@ -77,7 +77,7 @@ func (v View) Channels(after string, most int, into []mempool.ChannelInfo) (Page
 func (v View) Buffers(after string, most int, into []mempool.BufferInfo) (Page[mempool.BufferInfo], error) {
 	return listByID(v.session, &v.session.svc.ledger.Buffers, after, most, into, func(b *ledger.Buffer) mempool.BufferInfo {
 		info := mempool.BufferInfo{ID: b.ID, Generation: b.Generation, Pool: b.Block.Pool.Info.ID, Bytes: b.Bytes, BlockBytes: b.Block.Size,
-			Tensor: *b.Tensor, Reads: b.Readers.Len(), Names: int(b.Names), InChannel: b.Frames > 0,
+			Tensor: *b.Tensor, Session: b.Account.Session(), Reads: b.Readers.Len(), Names: int(b.Names), InChannel: b.Frames > 0,
 			Readers: b.ReadersOf()}
 		if b.Writer != nil {
 			info.Writer = b.Writer.Session.ID

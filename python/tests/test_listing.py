@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import subprocess
 from datetime import UTC, datetime
 
 import numpy as np
 import pytest
-from realservice import RealService, until
+from realservice import POOLSVC, RealService, until
 
 import poolbridge
 
@@ -57,6 +59,31 @@ def test_the_lists_say_who_holds_what(service, client):
     assert (listed.id, listed.name, listed.mode, listed.capacity) == (channel.id, "c", "broadcast", 3)
     assert (listed.producers, listed.consumers, listed.closed) == (0, 0, False)
     assert (listed.published, listed.waiting, listed.slowest) == (0, 0, None)
+
+
+def test_the_buffers_that_count_for_a_session_sum_to_its_bytes(service, client):
+    held = [client.allocate(1000), client.allocate(70_000, "uint8")]
+    client.put(np.ones(5000), "kept", keep=True).release()
+    client.put(np.ones(300), "named").release()
+    channel = client.create_channel("c", capacity=3)
+    publisher = channel.publisher((10, 10))
+    publisher.loan()
+    publisher.publish()
+    channel.publish(client.allocate(2000))
+    with poolbridge.connect(service.path) as other:
+        held += [other.allocate(400), other.get("kept")]
+        frames = other.subscribe("c", oldest=True)
+        held += [next(frames), next(frames)]
+        sessions = [one for one in client.sessions() if one.nbytes]
+        assert len(sessions) == 2
+        unused = [one for one in client.buffers() if one.writer is None and not one.reads]
+        assert [one.names for one in unused] == [1], "the buffer that only a name has"
+        for session, count in zip(sessions, (6, 1), strict=True):
+            counted = [one.block_nbytes for one in client.buffers() if one.session == session.id]
+            assert (len(counted), sum(counted)) == (count, session.nbytes)
+            command = [POOLSVC, "buffers", "--json", "--session", str(session.id), "--socket", service.path]
+            shown = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+            assert [one["block_bytes"] for one in shown["buffers"]] == counted
 
 
 def test_the_list_of_channels_says_how_far_the_slowest_consumer_is_behind(service, client):

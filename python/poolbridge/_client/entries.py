@@ -182,7 +182,7 @@ class SessionInfo(Shown):
     members
         Number of its producers and consumers in channels.
     nbytes
-        Bytes that count for the session, in all pools.
+        Bytes of the blocks whose buffers the session allocated, in all pools.
     waits
         Number of requests that wait.
     waits_for
@@ -439,6 +439,8 @@ class BufferInfo(Shown):
         Element type, such as ``"float32"``.
     shape
         Elements along each axis.
+    session
+        Session that allocated the buffer, and that the block counts for. It may have ended.
     writer
         Session with the write lease; None: there is no write lease.
     readers
@@ -458,6 +460,7 @@ class BufferInfo(Shown):
     block_nbytes: int
     dtype_name: str
     shape: tuple[int, ...]
+    session: int
     writer: int | None
     readers: tuple[int, ...]
     reads: int
@@ -475,6 +478,7 @@ def buffer_info(of: _messages.BufferInfo) -> BufferInfo:
         block_nbytes=of.block_nbytes,
         dtype_name=of.tensor.dtype,
         shape=of.tensor.shape,
+        session=of.session,
         writer=of.writer or None,
         readers=of.readers,
         reads=of.reads,

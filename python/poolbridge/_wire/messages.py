@@ -152,7 +152,7 @@ class SessionInfo(Struct, omit_defaults=True, kw_only=True):
     leases: U = field(default=0, name="ls")  # number of leases
     blocks: U = field(default=0, name="bk")  # number of blocks whose export it was sent and that it has not dropped
     members: U = field(default=0, name="mb")  # number of its producers and consumers in channels
-    nbytes: U = field(default=0, name="n")  # bytes that count for the session, in all pools
+    nbytes: U = field(default=0, name="n")  # bytes of the blocks whose buffers the session allocated, in all pools
     waits: U = field(default=0, name="wq")  # number of requests that wait
     # what the longest-waiting request waits for, for people; left out: no request waits
     waits_for: str = field(default="", name="wf")
@@ -215,6 +215,7 @@ class BufferInfo(Struct, omit_defaults=True, kw_only=True):
     nbytes: U = field(name="n")  # bytes of the buffer
     block_nbytes: U = field(name="bs")  # bytes of the block
     tensor: Tensor = field(name="t")  # content of the buffer
+    session: U = field(name="ss")  # session that allocated the buffer, and that the block counts for
     writer: U = field(default=0, name="wr")  # session with the write lease; left out: there is no write lease
     readers: tuple[U, ...] = field(default=(), name="rd")  # sessions with read leases, at most 8
     reads: U = field(default=0, name="rs")  # number of read leases

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge"
@@ -20,7 +21,7 @@ type snapshot struct {
 	sessions []mempool.SessionInfo
 	channels []mempool.ChannelInfo
 	events   []mempool.HistoryEvent // events since the last snapshot
-	held     []mempool.BufferInfo   // buffers of the session whose details are shown, among the first maxScanned buffers
+	held     []mempool.BufferInfo   // buffers that count for the session whose details are shown, or that it uses, among the first maxScanned buffers
 }
 
 // maxScanned is how many buffers of the service are searched for the buffers of one session.
@@ -84,7 +85,7 @@ func (s *Source) ask(ctx context.Context, of uint64) (now snapshot, err error) {
 		if seen++; seen > maxScanned {
 			break
 		}
-		if holds(one, of) {
+		if one.Session == of || useOf(one, of) != "" {
 			now.held = append(now.held, one)
 		}
 	}
@@ -108,16 +109,15 @@ func (s *Source) news(ctx context.Context) (events []mempool.HistoryEvent, err e
 	}
 }
 
-func holds(b mempool.BufferInfo, session uint64) bool {
-	if b.Writer == session {
-		return true
+// useOf says how a session uses a buffer; "": the session does not use the buffer.
+func useOf(b mempool.BufferInfo, session uint64) string {
+	switch {
+	case b.Writer == session:
+		return "writes"
+	case slices.Contains(b.Readers, session):
+		return "reads"
 	}
-	for _, reader := range b.Readers {
-		if reader == session {
-			return true
-		}
-	}
-	return false
+	return ""
 }
 
 // pool returns the name of the pool with an id.

@@ -1,6 +1,7 @@
 package top
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -99,8 +100,9 @@ const helpText = `
             CACHED is free for use, HELD is on its way back. The bar shows
             BUSY as #, the rest of RESERVED as -, of MAX.
   Sessions  BYTES count for the session in all pools; SHARE is its part of
-            what counts for all. enter shows the buffers of a session.
-            WAITS FOR is there where the screen is wide enough.
+            what counts for all. enter shows the buffers of a session: COUNTS
+            sums to its BYTES; nobody uses a buffer that a name or channel
+            has kept. WAITS FOR is there where the screen is wide enough.
   Channels  FRAMES/S since the last look. WAITING: of a broadcast, how many
             frames its slowest consumer has still to take, and SLOWEST is the
             session of that one; of a queue, how many are not acknowledged.
@@ -308,34 +310,36 @@ func (m *Model) drawEvent() []string {
 }
 
 func (m *Model) drawDetails() []string {
-	lines := []string{""}
-	found := false
-	for _, o := range m.now.sessions {
-		if o.ID != m.details {
-			continue
-		}
-		found = true
-		lines = append(lines, bold.Render(fit(fmt.Sprintf("session %d: %s", o.ID, display.Printable(o.Program)), m.width)),
-			fmt.Sprintf("pid %d, user %d, began %s (%s ago)", o.PID, o.UID, o.Began.Format(time.DateTime), display.Age(m.now.at.Sub(o.Began))),
-			fmt.Sprintf("%s, %s in pools, %s mapped, member of channels: %d", count.Of(o.Leases, "lease"), display.Size(o.Bytes), count.Of(o.Blocks, "block"), o.Members))
-		if o.WaitsFor != "" {
-			lines = append(lines, "waits for "+m.waits(o))
-		}
+	at := slices.IndexFunc(m.now.sessions, func(o mempool.SessionInfo) bool { return o.ID == m.details })
+	if at < 0 {
+		return []string{"", fmt.Sprintf("session %d has ended", m.details), faint.Render("esc goes back")}
 	}
-	if !found {
-		return append(lines, fmt.Sprintf("session %d has ended", m.details), faint.Render("esc goes back"))
+	o := m.now.sessions[at]
+	lines := []string{"", bold.Render(fit(fmt.Sprintf("session %d: %s", o.ID, display.Printable(o.Program)), m.width)),
+		fmt.Sprintf("pid %d, user %d, began %s (%s ago)", o.PID, o.UID, o.Began.Format(time.DateTime), display.Age(m.now.at.Sub(o.Began))),
+		fmt.Sprintf("%s, %s in pools, %s mapped, member of channels: %d", count.Of(o.Leases, "lease"), display.Size(o.Bytes), count.Of(o.Blocks, "block"), o.Members)}
+	if o.WaitsFor != "" {
+		lines = append(lines, "waits for "+m.waits(o))
 	}
-	rows := [][]string{{"BUFFER", "POOL", "DTYPE", "SHAPE", "BYTES", "USE", "NAMES"}}
+	rows := [][]string{{"BUFFER", "POOL", "DTYPE", "SHAPE", "BYTES", "COUNTS", "USE", "NAMES"}}
+	rest := o.Bytes // what counts for the session, without the buffers that are listed
 	for _, b := range m.now.held {
-		use := "reads"
-		if b.Writer == m.details {
-			use = "writes"
+		counts, use := "-", cmp.Or(useOf(b, o.ID), "others")
+		if b.Session == o.ID {
+			counts = display.Size(b.BlockBytes)
+			rest -= min(rest, b.BlockBytes)
 		}
-		rows = append(rows, []string{strconv.FormatUint(b.ID, 10), m.now.pool(b.Pool), string(b.Tensor.DType), fmt.Sprint(b.Tensor.Shape), display.Size(b.Bytes), use,
+		if use == "others" && b.Writer == 0 && b.Reads == 0 {
+			use = "kept"
+		}
+		rows = append(rows, []string{strconv.FormatUint(b.ID, 10), m.now.pool(b.Pool), string(b.Tensor.DType), fmt.Sprint(b.Tensor.Shape), display.Size(b.Bytes), counts, use,
 			strconv.Itoa(b.Names)})
 	}
+	if rest > 0 {
+		rows = append(rows, []string{"rest", "", "", "", "", display.Size(rest), "", ""})
+	}
 	lines = append(lines, "")
-	return append(lines, table(rows, "rlLlrlR", m.width)...)
+	return append(lines, table(rows, "rlLlRrlR", m.width)...)
 }
 
 // table aligns columns. The string `align` has one letter for each column: l and L align to the left, r and R align to the right. If the
