@@ -138,8 +138,8 @@ func (c *Client) Close() error {
 	var err error
 	for _, l := range append(s.Blocks.BeginClose(), c.streams.ClosePublishers()...) {
 		ended := c.release(session.Unasked, l, true)
-		if !errors.Is(ended, ErrReleased) && !errors.Is(ended, session.ErrClientClosed) && !errors.Is(ended, ErrDisconnected) {
-			err = errors.Join(err, ended) // not ErrReleased, which means that another goroutine has just ended the lease
+		if !errors.Is(ended, session.ErrClientClosed) && !errors.Is(ended, ErrDisconnected) {
+			err = errors.Join(err, ended)
 		}
 	}
 	s.AwaitCancelled()

@@ -113,10 +113,47 @@ func TestALeaseOfAClosedClientSaysBothWhatEndedAndWhy(t *testing.T) {
 	require.NoError(t, err)
 	l := allocate(t, createPool(t, c, hostPool("p", 4096)), 100)
 	require.NoError(t, c.Close())
-	for _, err := range []error{l.Fill(t.Context(), 0, 1, 0), l.Publish(t.Context(), mempool.Publication{Name: "n"}), l.Release(false)} {
+	for _, err := range []error{l.Fill(t.Context(), 0, 1, 0), l.Publish(t.Context(), mempool.Publication{Name: "n"}), l.Check(t.Context())} {
 		assert.ErrorIs(t, err, ErrReleased)
 		assert.ErrorIs(t, err, ErrClosed)
 	}
+}
+
+func TestWhatWasGivenBackIsGivenBackAgainWithoutAnError(t *testing.T) {
+	_, path := serve(t, server.Config{})
+	c, err := Dial(t.Context(), path)
+	require.NoError(t, err)
+	p := createPool(t, c, hostPool("p", 1<<20))
+	ch := makeChannel(t, c, p, mempool.ChannelSpec{Name: "c", Mode: mempool.WorkQueue, Capacity: 4})
+	named, sent := allocate(t, p, 10), allocate(t, p, 10)
+	publish(t, named, "x")
+	exported, err := c.TryExport(t.Context(), "x")
+	require.NoError(t, err)
+	_, err = ch.TryPublish(t.Context(), sent, mempool.FrameOptions{})
+	require.NoError(t, err)
+	publisher, err := ch.Publisher(t.Context(), mempool.Bytes(10))
+	require.NoError(t, err)
+	loan, err := publisher.Loan(t.Context())
+	require.NoError(t, err)
+	var frame *Frame
+	for f, err := range ch.Frames(t.Context(), mempool.SubscribeOptions{ManualAck: true}) {
+		require.NoError(t, err)
+		frame = f
+		break
+	}
+	back := func() {
+		for _, l := range []*Lease{named, sent, loan} {
+			assert.NoError(t, l.Release(false))
+		}
+		assert.NoError(t, frame.Release())
+		assert.NoError(t, exported.Release())
+		assert.NoError(t, publisher.Close())
+	}
+	back()
+	back()
+	require.NoError(t, c.Close())
+	require.NoError(t, c.Close())
+	back()
 }
 
 func TestClosingWhileEverythingIsInUse(t *testing.T) {

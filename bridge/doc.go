@@ -21,6 +21,19 @@
 // publishes it, without a request to the service. [Channel.Publish] publishes the buffer of any write lease, which is one request for each
 // buffer. [Channel.Frames] is a loop over the frames that a consumer gets.
 //
+// # Giving back
+//
+// A program gives back a [Client] and a [Publisher] by Close, and a [Lease], a [Frame] and an [Exported] by Release. Each of these returns an
+// error, can be deferred, and does nothing when it is called again, also after the client's end. A loop over [Channel.Frames] ends its
+// subscription when it ends. The methods that take a context act on the service and on all its clients, and are not for defer: a [Channel] and
+// a [Pool] stay for other programs until [Channel.Close] and [Pool.Destroy].
+//
+//	client, err := bridge.Dial(ctx, bridge.DefaultSocket())
+//	if err != nil {
+//		return err
+//	}
+//	defer client.Close() // and everything of this client
+//
 // # Time
 //
 // Only the context limits how long a call waits. If the context has no deadline, the call waits without limit. A call whose name begins

@@ -71,12 +71,12 @@ func (x *Exported) Saved(name, socket string) Saved {
 }
 
 // Release ends the lease. If no name and no other lease keeps the buffer, the programs that have opened the memory must finish their work
-// on the memory before the call of Release.
+// on the memory before the call of Release. A second call does nothing.
 //
-// Errors: [ErrReleased].
+// Errors: [ErrDisconnected].
 func (x *Exported) Release() error {
 	if x.ended {
-		return x.client.session.HasEnded(x.info)
+		return nil
 	}
 	x.ended = true
 	return x.client.session.Blocks.ReleaseGrant(x.info, false)

@@ -60,9 +60,9 @@ func (ch *Channel) Frames(ctx context.Context, o SubscribeOptions) iter.Seq2[*Fr
 }
 
 // Release ends the frame's lease. If the frame is not settled yet, Release acknowledges it. Release waits in the same cases as
-// [Lease.Release].
+// [Lease.Release]. A second call does nothing.
 //
-// Errors: [ErrReleased] if the frame was released before.
+// Errors: those of [Lease.Release].
 func (f *Frame) Release() error { return f.ReleaseAfter(session.Unasked) }
 
 // ReleaseAfter releases the frame while work in the caller's queues still uses the memory. The producer can use the memory again only when

@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
@@ -219,7 +220,11 @@ func (l *Lease) Publish(ctx context.Context, p Publication) (err error) {
 // wait for an answer of the service. If the streams of the GPU can write words of a timeline, Release does not wait for GPU work: the next
 // user of the memory waits for this package's work instead. Release waits for other running calls on the lease.
 //
-// Errors: [ErrReleased] if the lease had ended before.
+// A lease that has ended, by Release or because its frame was published, stays so: Release does nothing. So Release can be deferred:
+//
+//	defer func() { err = errors.Join(err, lease.Release(err != nil)) }()
+//
+// Errors: [ErrDisconnected] if the connection was lost, and with it the lease.
 func (l *Lease) Release(incomplete bool) error {
 	return l.client.release(session.Unasked, &l.held, incomplete)
 }
@@ -228,7 +233,7 @@ func (l *Lease) Release(incomplete bool) error {
 // work of these queues. If the client has no timeline of its own yet, ReleaseAfter asks the service for the timeline. If ctx ends before
 // the service answers, ReleaseAfter waits for the work of the queues instead.
 //
-// Errors: [ErrReleased].
+// Errors: those of Release; the context's error if ReleaseAfter had to wait.
 func (l *Lease) ReleaseAfter(ctx context.Context, queues ...Queue) error {
 	return l.client.release(ctx, &l.held, false, queues...)
 }
@@ -238,5 +243,8 @@ func (c *Client) release(ctx context.Context, l *session.Lease, incomplete bool,
 		end := c.traceRelease(ctx, l)
 		defer func() { end(err) }()
 	}
-	return l.Release(ctx, incomplete, after...)
+	if err = l.Release(ctx, incomplete, after...); errors.Is(err, ErrReleased) && !errors.Is(err, ErrDisconnected) {
+		return nil // it has ended before
+	}
+	return err
 }

@@ -65,8 +65,11 @@ func (p *Publisher) TryPublish(ctx context.Context, l *Lease, o FrameOptions) (u
 }
 
 // Close ends the Publisher. It gives an arena back as soon as all slots of the arena are free. The program can still use and release its
-// loans. A second call does nothing.
-func (p *Publisher) Close() { p.shared.Close() }
+// loans. A second call does nothing. The result is always nil.
+func (p *Publisher) Close() error {
+	p.shared.Close()
+	return nil
+}
 
 func (p *Publisher) loan(ctx context.Context, try session.Attempt) (l *Lease, err error) {
 	c := p.channel.client

@@ -117,13 +117,13 @@ func TestATracerIsToldOfNamesAndOfLeasesByTheirID(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, byName.Release(false))
 	require.NoError(t, byID.ReleaseAfter(context.WithValue(ctx, spanKey{}, "other")))
-	assert.ErrorIs(t, byID.Release(false), ErrReleased)
+	require.NoError(t, byID.Release(false), "again")
 	of := func(name, buffer string) Operation {
 		return Operation{Name: name, Pool: "p", Buffer: buffer, Bytes: 16}
 	}
 	all := r.take()
 	require.Len(t, all, 7)
-	assert.ErrorIs(t, all[6].err, ErrReleased)
+	require.NoError(t, all[6].err)
 	assert.Equal(t, []endedOp{{Operation: of(OpAllocate, "")}, {of(OpPublish, "x"), nil, "caller"}, {of(OpGet, "x"), nil, "caller"},
 		{of(OpLease, ""), nil, "caller"}, {of(OpRelease, ""), nil, "caller"}, {of(OpRelease, ""), nil, "other"}}, all[:6])
 }

@@ -530,6 +530,13 @@ def test_a_channel_is_no_context_manager_and_says_what_to_write(client, other):
     assert other.open_channel("c").id == channel.id
 
 
+def test_a_pool_is_no_context_manager_and_says_what_to_write(client, other):
+    pool = client.create_pool("with", max_bytes="1MiB")
+    with pytest.raises(TypeError, match=r"client\.destroy_pool\(pool\) ends it for all clients"), pool:
+        pass
+    assert other.open_pool("with").name == "with"
+
+
 def test_a_channel_may_be_closed_twice(client):
     channel = client.create_channel("c")
     channel.close()

@@ -34,7 +34,11 @@ func (s *schema) entries() ([]byte, error) {
 	var literals []string
 	for _, one := range s.public() {
 		attributes := one.attributes("of", "")
-		fmt.Fprintf(&classes, "\n\n@dataclass(frozen=True, slots=True)\nclass %s(Shown):\n", one.name)
+		base := "Shown"
+		if one.name == "PoolInfo" {
+			base = "ShownPool"
+		}
+		fmt.Fprintf(&classes, "\n\n@dataclass(frozen=True, slots=True)\nclass %s(%s):\n", one.name, base)
 		var below strings.Builder
 		below.WriteString("    Attributes\n    ----------\n")
 		for _, a := range attributes {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
-from poolbridge._client.shown import Shown
+from poolbridge._client.shown import Shown, ShownPool
 from poolbridge._wire import messages as _messages
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def _time(nanoseconds: int) -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolInfo(Shown):
+class PoolInfo(ShownPool):
     """Describes a pool: a named, bounded amount of memory of one kind.
 
     Attributes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, Never
 
 
 class Shown:
@@ -36,6 +36,20 @@ class Shown:
             cells = "".join(_row("td", row) for row in rows)
             shown.append(f"<p>{html.escape(name)}</p><table>{_row('th', head)}{cells}</table>")
         return "".join(shown)
+
+
+class ShownPool(Shown):
+    """Describes a pool. `with` does not end the pool."""
+
+    __slots__ = ()
+
+    def _no_block(self, *_error: object) -> Never:
+        raise TypeError(
+            "a pool is no context manager, because it stays for other programs: client.destroy_pool(pool) ends it for "
+            "all clients; for a pool that ends with a block, start a service: with poolbridge.serve(pools=…)"
+        )
+
+    __enter__ = __exit__ = __aenter__ = __aexit__ = _no_block
 
 
 def html_of(facts: Iterable[tuple[str, str]]) -> str:
