@@ -106,7 +106,7 @@ type NameInfo struct {
 // BufferInfo describes a buffer, and the sessions that hold it.
 type BufferInfo struct {
 	ID         uint64 // buffer id
-	Generation uint64 // generation: how many buffers have used the block, with this one
+	Generation uint64 // generation: counts the buffers that have used the block, from a number of the service
 	Pool       uint64 // pool id
 	Bytes      uint64 // bytes of the buffer
 	BlockBytes uint64 // bytes of the block

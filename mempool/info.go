@@ -25,8 +25,8 @@ type PoolInfo struct {
 type Grant struct {
 	// ID is never reused within an epoch. The lease of a frame has no ID: the field is 0.
 	ID uint64
-	// Buffer is the id of the buffer. The id is never reused within an epoch, but many frames can use the same buffer. Generation says how
-	// many buffers have used the block so far, including this buffer.
+	// Buffer is the id of the buffer. The id is never reused within an epoch, but many frames can use the same buffer. Generation
+	// counts the buffers that have used the block. Each service begins with another number.
 	Buffer, Generation uint64
 	Write              bool
 	Pool               uint64

@@ -102,7 +102,7 @@ type ChannelIdentity struct {
 type Grant struct {
 	ID         uint64 `wire:"id"`  // lease id
 	Buffer     uint64 `wire:"bf"`  // buffer id
-	Generation uint64 `wire:"ge"`  // generation: how many buffers have used the block, with this one
+	Generation uint64 `wire:"ge"`  // generation: counts the buffers that have used the block, from a number of the service
 	Write      bool   `wire:"wr?"` // whether this is a write lease
 	Pool       uint64 `wire:"pl"`  // pool id
 	Block      uint64 `wire:"bl"`  // block id
@@ -230,7 +230,7 @@ type NameInfo struct {
 //wire:public
 type BufferInfo struct {
 	ID         uint64   `wire:"id" poolsvc:"buffer"`      // buffer id
-	Generation uint64   `wire:"ge"`                       // generation: how many buffers have used the block, with this one
+	Generation uint64   `wire:"ge"`                       // generation: counts the buffers that have used the block, from a number of the service
 	Pool       uint64   `wire:"pl"`                       // pool id
 	Bytes      uint64   `wire:"n"`                        // bytes of the buffer
 	BlockBytes uint64   `wire:"bs"`                       // bytes of the block

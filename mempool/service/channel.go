@@ -180,7 +180,7 @@ func (c Channel) Close() error {
 
 // MappedBlock is what a consumer needs to map a block.
 type MappedBlock struct {
-	// Generation says how many buffers have used the block so far, including the present one. Bytes is the block's size.
+	// Generation is that of the block's present buffer. Bytes is the block's size.
 	Generation, Bytes uint64
 	// Export is the export of the block. The service closes the files of the export, so the caller must not close them.
 	Export mempool.Export

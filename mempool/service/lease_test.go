@@ -28,7 +28,7 @@ func TestIDsAreNeverReusedAndGenerationsCount(t *testing.T) {
 	require.NoError(t, err)
 	c := allocate(t, s, p, 1024).Grant()
 	assert.Greater(t, c.Block, b.Block, "the block is another one")
-	assert.EqualValues(t, 1, c.Generation)
+	assert.Equal(t, a.Generation, c.Generation)
 
 	ctx := context.Background()
 	_, err = s.leaseOf(ctx, a.Buffer, a.Generation, false, 0)

@@ -147,7 +147,8 @@ func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, 
 		case b == nil:
 			return nil, nil, typed.Errorf(mempool.ErrStale, "there is no buffer %d in a pool that user %d may use: it is gone, or it never was there", id, s.rec.Peer.UID)
 		case b.Generation != generation:
-			return nil, nil, typed.Errorf(mempool.ErrStale, "buffer %d is of generation %d, not %d", id, b.Generation, generation)
+			return nil, nil, typed.Errorf(mempool.ErrStale, "buffer %d is of generation %d, not %d: its memory was used again, or another service has the "+
+				"buffer", id, b.Generation, generation)
 		}
 		return b, nil, nil
 	})

@@ -3,6 +3,7 @@ package service
 import (
 	"cmp"
 	"crypto/rand"
+	"encoding/binary"
 	"log/slog"
 	"maps"
 	"math"
@@ -78,6 +79,12 @@ func (s *Service) checkLedger() func() string {
 		}
 		return ""
 	}
+}
+
+// firstGeneration returns the generation of a block's first buffer. Services begin with different generations, so that a buffer is not taken for
+// one with the same id of another service. Generations fit into the numbers of JSON, which are exact below 2^53.
+func (s *Service) firstGeneration() uint64 {
+	return 1 + uint64(binary.BigEndian.Uint32(s.epoch[:]))<<20
 }
 
 // Epoch returns the epoch of the service. After a restart, the service has another epoch.

@@ -223,7 +223,7 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*ledger.Block
 		}
 		return nil, err
 	}
-	b := growth.Done()
+	b := growth.Done(svc.firstGeneration())
 	svc.blocks.Set(b.ID, &blockMemory{Allocation: mem})
 	if err = s.rec.Alive(); err == nil && p.rec.Closing {
 		err = p.rec.Ending()

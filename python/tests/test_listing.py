@@ -167,6 +167,22 @@ def test_an_operator_ends_a_session(service, client):
         client.end_session(4711)
 
 
+def test_a_buffer_of_another_service_is_no_buffer_of_this_one(service, client, tmp_path):
+    theirs = RealService(str(tmp_path / "theirs.sock"), "--pool", "name=frames,kind=host,max=1MiB")
+    try:
+        with poolbridge.connect(theirs.path) as elsewhere:
+            elsewhere.open_pool("frames")
+            lease, ours = elsewhere.allocate(4), client.allocate(4)
+            ours.publish("x")
+            assert lease.buffer_id == ours.buffer_id
+            with pytest.raises(poolbridge.StaleError, match="another service has the buffer"):
+                client.lease(lease.buffer_id, lease.generation)
+            client.lease(ours.buffer_id, ours.generation).release()
+            lease.release()
+    finally:
+        theirs.close()
+
+
 def test_asyncio_has_the_same_lists(service):
     async def main():
         async with await poolbridge.connect_async(service.path) as client:

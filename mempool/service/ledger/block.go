@@ -11,7 +11,7 @@ type Block struct {
 	Pool *Pool
 	Size uint64
 
-	Generation uint64 // how many buffers have used the block
+	Generation uint64 // counts the buffers that have used the block
 	// Mapped has the sessions that may map the block: they got the export, and have neither dropped the block nor been forgotten. While Mapped
 	// is not empty, the service must not free the block.
 	Mapped SmallSet[*Session]
@@ -72,12 +72,12 @@ func (g *Growth) Failed() {
 	g.account.remove(g.size)
 }
 
-// Done makes the block after it was allocated.
-func (g *Growth) Done() *Block {
+// Done makes the block after it was allocated. Its first buffer has the generation `first`.
+func (g *Growth) Done(first uint64) *Block {
 	p := g.account.pool
 	delete(p.growing, g)
 	p.ledger.Last.Block++
-	b := &Block{ID: p.ledger.Last.Block, Pool: p, Size: g.size, Generation: 1}
+	b := &Block{ID: p.ledger.Last.Block, Pool: p, Size: g.size, Generation: first}
 	p.ledger.Blocks.Set(b.ID, b)
 	return b
 }

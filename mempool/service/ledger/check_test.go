@@ -39,7 +39,7 @@ func newBooks(t testing.TB) *books {
 	require.NoError(t, b.writer.PromiseFence(fence[0]))
 	bufferOf := func(s *Session, bytes uint64) *Buffer {
 		account := s.Account(b.pool)
-		block := account.Grow((bytes + 511) / 512 * 512).Done()
+		block := account.Grow((bytes + 511) / 512 * 512).Done(1)
 		of := b.AddBuffer(block, account, s.Describe(mempool.Bytes(bytes)), bytes, 3)
 		b.Grant(of, s, true, nil, 4)
 		s.Map(block)

@@ -310,7 +310,8 @@ class Client(Lists, ClientState):
         Raises
         ------
         StaleError
-            The buffer is gone or hidden from this user, or has another generation than `generation`.
+            The buffer is gone or hidden from this user, or of another service, or has another generation than
+            `generation`.
         BusyError
             Another lease excludes this lease, and did not end within `timeout`. A buffer that a channel carries counts
             as leased for writing.

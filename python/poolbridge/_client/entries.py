@@ -428,7 +428,7 @@ class BufferInfo(Shown):
     id
         Buffer id.
     generation
-        Generation: how many buffers have used the block, with this one.
+        Generation: counts the buffers that have used the block, from a number of the service.
     pool
         Pool id.
     nbytes

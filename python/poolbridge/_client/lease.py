@@ -74,7 +74,9 @@ class BaseLease(ArrayExports):
 
     @property
     def generation(self) -> int:
-        """The number of the buffer in its block: 1 for the block's first buffer, and 1 more for each later buffer.
+        """The number of the buffer in its block: 1 more than that of the block's buffer before.
+
+        Each service begins with another number, so a buffer is not taken for one of another service with the same id.
 
         For a frame, this is the number of the buffer that was in the block when this client mapped the block.
         """

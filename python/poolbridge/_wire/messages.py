@@ -99,7 +99,8 @@ class Grant(Struct, omit_defaults=True, kw_only=True):
 
     id: U  # lease id
     buffer: U = field(name="bf")  # buffer id
-    generation: U = field(name="ge")  # generation: how many buffers have used the block, with this one
+    # generation: counts the buffers that have used the block, from a number of the service
+    generation: U = field(name="ge")
     write: bool = field(default=False, name="wr")  # whether this is a write lease
     pool: U = field(name="pl")  # pool id
     block: U = field(name="bl")  # block id
@@ -210,7 +211,8 @@ class BufferInfo(Struct, omit_defaults=True, kw_only=True):
     """Describes a buffer, and the sessions that hold it."""
 
     id: U  # buffer id
-    generation: U = field(name="ge")  # generation: how many buffers have used the block, with this one
+    # generation: counts the buffers that have used the block, from a number of the service
+    generation: U = field(name="ge")
     pool: U = field(name="pl")  # pool id
     nbytes: U = field(name="n")  # bytes of the buffer
     block_nbytes: U = field(name="bs")  # bytes of the block
