@@ -43,7 +43,12 @@ var operations = byName(
 
 	on((*connection).makeChannel).needs(wire.FeatureChannels),
 	on((*connection).find).needs(wire.FeatureChannels),
-	done(func(s *service.Session, r *wire.CloseChannel) error { return s.Channel(r.Channel).Close() }).needs(wire.FeatureChannels),
+	done(func(s *service.Session, r *wire.CloseChannel) error {
+		if r.Discard {
+			return s.Channel(r.Channel).Discard()
+		}
+		return s.Channel(r.Channel).Close()
+	}).needs(wire.FeatureChannels),
 	on((*connection).awaitConsumers).needs(wire.FeatureChannels),
 	on((*connection).join).needs(wire.FeatureChannels),
 	on((*connection).enter).needs(wire.FeatureChannels),

@@ -119,7 +119,9 @@ var hidden = map[string]func(id uint64) []wire.Request{
 	"find": func(uint64) []wire.Request {
 		return []wire.Request{&wire.Find{Name: "wages"}, &wire.Find{Name: "wages", Wait: 1}}
 	},
-	"close": func(id uint64) []wire.Request { return []wire.Request{&wire.CloseChannel{Channel: id}} },
+	"close": func(id uint64) []wire.Request {
+		return []wire.Request{&wire.CloseChannel{Channel: id}, &wire.CloseChannel{Channel: id, Discard: true}}
+	},
 	"consumers": func(id uint64) []wire.Request {
 		return []wire.Request{&wire.AwaitConsumers{Channel: id, Count: 1}, &wire.AwaitConsumers{Channel: id, Count: 1, Wait: 1}, &wire.AwaitConsumers{Channel: id}}
 	},

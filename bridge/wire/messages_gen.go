@@ -615,6 +615,7 @@ func (m *Find) fields() fields { return findFields.of(m) }
 
 var closeChannelFields = record[CloseChannel]{
 	uintField("ch", func(m *CloseChannel) *uint64 { return &m.Channel }),
+	boolField("di", func(m *CloseChannel) *bool { return &m.Discard }).maybe(),
 }
 
 // Op returns "close".

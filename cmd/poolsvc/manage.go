@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -86,19 +87,49 @@ func newChannel() *cobra.Command {
 		Args:  arguments(0, 0),
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newChannelShow(), withClient(&cobra.Command{
+	c.AddCommand(newChannelShow(), newChannelClose())
+	return c
+}
+
+func newChannelClose() *cobra.Command {
+	var discard bool
+	c := withClient(&cobra.Command{
 		Use:   "close NAME",
 		Short: "Close a channel",
-		Long:  "Close a channel. Nothing more can be published. Consumers get the frames that were published, and then the end.",
-		Args:  arguments(1, 1),
+		Long: `Close a channel. Nothing more can be published. Consumers get the frames that were published, and then the end. A closed queue waits until its
+frames are acknowledged. With --discard, the frames that are left in closed queues of this name are lost; an open channel of this name stays.`,
+		Args: arguments(1, 1),
 	}, func(c *cobra.Command, client *bridge.Client, args []string) error {
+		if discard {
+			return discardChannels(c.Context(), client, args[0])
+		}
 		ch, err := client.TryOpenChannel(c.Context(), args[0])
 		if err != nil {
 			return err
 		}
 		return ch.Close(c.Context())
-	}))
+	})
+	c.Flags().BoolVar(&discard, "discard", false, "end closed queues of this name, and lose their frames")
 	return c
+}
+
+func discardChannels(ctx context.Context, client *bridge.Client, name string) error {
+	found := fmt.Errorf("there is no channel %q that you may use: poolsvc channels shows all that you may use", name)
+	for ch, err := range client.Channels(ctx) {
+		switch {
+		case err != nil:
+			return err
+		case ch.Name != name:
+		case ch.Closed:
+			found = nil
+			if err := client.DiscardChannel(ctx, ch.ID); err != nil && !errors.Is(err, bridge.ErrClosed) { // a worker has acknowledged the last frame
+				return err
+			}
+		case found != nil:
+			found = fmt.Errorf("channel %[1]q is open: close it first, by poolsvc channel close %[1]s", name)
+		}
+	}
+	return found
 }
 
 func newSession() *cobra.Command {

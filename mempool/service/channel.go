@@ -160,6 +160,17 @@ func (c Channel) AwaitConsumers(ctx context.Context, n uint64, wait time.Duratio
 // Errors: [mempool.ErrDenied] for all users except the user who made the channel, [mempool.ErrClosed] if there is no such channel, or if it
 // is closed already.
 func (c Channel) Close() error {
+	return c.end((*ledger.Channel).MayClose, (*channel).Close)
+}
+
+// Discard ends a closed channel: frames that are not acknowledged are lost.
+//
+// Errors: those of Close; [mempool.ErrInvalid] if the channel is open.
+func (c Channel) Discard() error {
+	return c.end((*ledger.Channel).MayDiscard, (*channel).Discard)
+}
+
+func (c Channel) end(may func(*ledger.Channel, *ledger.Session) error, end func(*channel, *ledger.Session)) error {
 	s := c.session
 	svc := s.svc
 	svc.mu.Lock()
@@ -168,12 +179,12 @@ func (c Channel) Close() error {
 	if err != nil {
 		return err
 	}
-	if err := rec.MayClose(s.rec); err != nil {
+	if err := may(rec, s.rec); err != nil {
 		return err
 	}
 	s.noteUse()
 	ch := svc.channelOfLocked(rec)
-	ch.Close(s.rec)
+	end(ch, s.rec)
 	ch.tidyLocked()
 	return nil
 }

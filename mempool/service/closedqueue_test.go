@@ -144,6 +144,36 @@ func TestTheFramesOfAClosedQueueAreLostWhenNoWorkerComes(t *testing.T) {
 	})
 }
 
+func TestTheFramesOfAClosedQueueAreLostWhenTheyAreDiscarded(t *testing.T) {
+	r, p := closedQueue(t, 5)
+	of := r.owner.Channel(r.info.ID)
+	require.ErrorIs(t, of.Discard(), mempool.ErrInvalid, "it is open")
+	c := r.worker()
+	f := c.next()
+	require.NoError(t, of.Close())
+	require.NoError(t, of.Discard())
+	require.NoError(t, of.Discard(), "again")
+	e := one(t, r.svc, mempool.FrameLost)
+	assert.Equal(t, 5, e.Count)
+	assert.Contains(t, e.Text, "discarded them")
+	assert.Len(t, p.back(), 4, "the worker still uses one block")
+	c.done(f, mempool.Fence{})
+	assert.Len(t, p.back(), 1)
+	c.quit()
+	assert.True(t, r.nothingLeft())
+}
+
+func TestAClosedQueueWithoutAWorkerEndsAtOnceWhenItIsDiscarded(t *testing.T) {
+	r, p := closedQueue(t, 3)
+	of := r.owner.Channel(r.info.ID)
+	require.NoError(t, of.Close())
+	require.NoError(t, of.Discard())
+	assert.True(t, r.nothingLeft())
+	assert.Len(t, p.back(), 3)
+	require.ErrorIs(t, of.Discard(), mempool.ErrClosed, "it is gone")
+	assert.Equal(t, 3, one(t, r.svc, mempool.FrameLost).Count)
+}
+
 func TestFramesOfAQueueThatEndWithTheirPoolAreCountedAsLost(t *testing.T) {
 	r, _ := closedQueue(t, 3)
 	require.NoError(t, r.owner.DestroyPool(r.pool.rec.Info.ID))

@@ -73,6 +73,42 @@ func TestAnOperatorClosesAChannel(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
+func TestAnOperatorDiscardsTheFramesOfAClosedQueueAndNotTheOpenOneOfItsName(t *testing.T) {
+	s, c, pool, _ := camera(t)
+	queue := func() *bridge.Channel {
+		ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "q", Pool: pool.Info().ID, Mode: bridge.WorkQueue, Capacity: 2})
+		require.NoError(t, err)
+		l, err := pool.TryAllocate(t.Context(), mempool.Bytes(8))
+		require.NoError(t, err)
+		_, err = ch.TryPublish(t.Context(), l, mempool.FrameOptions{})
+		require.NoError(t, err)
+		return ch
+	}
+	discard := func() (string, error) {
+		return poolsvc(t, "channel", "close", "q", "--discard", "--socket", s.Socket)
+	}
+	old := queue()
+	out, err := discard()
+	require.Error(t, err)
+	assert.Contains(t, out, `channel "q" is open: close it first`)
+	require.NoError(t, old.Close(t.Context()))
+	opened := queue()
+	out, err = discard()
+	require.NoError(t, err, out)
+	out, err = poolsvc(t, "events", "--kind", "frame-lost", "--socket", s.Socket)
+	require.NoError(t, err, out)
+	assert.Contains(t, out, `queue "q" ended with 1 frame`)
+	frame, err := func() (*bridge.Frame, error) {
+		for f, err := range opened.Frames(t.Context(), bridge.SubscribeOptions{}) {
+			return f, err
+		}
+		return nil, nil
+	}()
+	require.NoError(t, err)
+	require.NoError(t, frame.Release())
+	require.NoError(t, c.Close())
+}
+
 func TestStatusSaysWhetherTheServiceAnswersAndWhatIsInTrouble(t *testing.T) {
 	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")
 	out, err := poolsvc(t, "status", "--socket", s.Socket)

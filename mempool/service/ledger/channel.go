@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"time"
 
@@ -138,6 +139,17 @@ func (ch *Channel) MayClose(s *Session) error {
 		return typed.Errorf(mempool.ErrClosed, "channel %q is closed", ch.Info.Name)
 	case ch.UID != s.Peer.UID:
 		return typed.Errorf(mempool.ErrDenied, "channel %q belongs to user %d", ch.Info.Name, ch.UID)
+	}
+	return nil
+}
+
+// MayDiscard says whether a session may end the channel with the frames that are left.
+func (ch *Channel) MayDiscard(s *Session) error {
+	if ch.UID == s.Peer.UID && !ch.Closed {
+		return typed.Errorf(mempool.ErrInvalid, "channel %q is open: close it first, and discard what its consumers leave", ch.Info.Name)
+	}
+	if err := ch.MayClose(s); !errors.Is(err, mempool.ErrClosed) {
+		return err
 	}
 	return nil
 }

@@ -170,6 +170,9 @@ func (st *Stream) Expire() {
 	st.destroy(fmt.Sprintf("after it was closed, it had no consumer for %v (--limit closed-queue-seconds=N changes this)", st.patience()))
 }
 
+// Discard ends a closed channel for a session.
+func (st *Stream) Discard(by *ledger.Session) { st.destroy(by.Who() + " discarded them") }
+
 // destroy ends the channel at once. If frames of a queue are lost, destroy notes an event that says why.
 func (st *Stream) destroy(why string) {
 	st.ledger.CloseChannel(st.Channel)

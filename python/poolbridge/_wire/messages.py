@@ -506,6 +506,8 @@ class CloseChannel(Request, kw_only=True, tag="close"):
     """
 
     channel: U = field(name="ch")  # channel id
+    # end a closed channel, and lose its frames that are not acknowledged
+    discard: bool = field(default=False, name="di")
 
 
 class AwaitConsumers(Request, kw_only=True, tag="consumers"):
