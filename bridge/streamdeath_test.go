@@ -224,6 +224,7 @@ func TestAFrameWithWhichEveryWorkerFailsIsDroppedWithAnEvent(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, 3, info.MaxDeliveries)
 		assert.Zero(t, info.Waiting)
+		assert.EqualValues(t, 1, info.Dropped)
 	}
 }
 

@@ -188,8 +188,8 @@ type ChannelInfo struct {
 	// taken, and also those that it has not released if producers must wait for it. In a queue, these are the frames that wait for a consumer.
 	// If the channel is full, the next frame waits, fails, or makes the channel drop a frame, as the channel's policy says
 	Used uint64 `wire:"uf?"`
-	// broadcast: number of frames that consumers missed; queue: number of frames that no consumer got. The channel drops frames if consumers
-	// are too slow. In a broadcast, this is the sum of the frames that each consumer missed
+	// broadcast: number of frames that consumers missed; queue: number of frames that no consumer got, or that were delivered too often. The
+	// channel drops frames if consumers are too slow. In a broadcast, this is the sum of the frames that each consumer missed
 	Dropped uint64 `wire:"dr?"`
 }
 

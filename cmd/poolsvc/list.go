@@ -139,7 +139,7 @@ func newLists() []*cobra.Command {
 			long: `Show the channels that you may use, with how many producers and consumers take part now. Of CAPACITY places USED are taken up: where all are, the
 channel is full, and the next frame waits, fails, or drops another. WAITING is how many frames the consumer of SLOWEST has still to take; in a
 queue, how many frames are not acknowledged, of which SLOWEST has the oldest; but no more than CAPACITY (--json has the whole number). DROPPED
-are frames that consumers missed.`,
+are frames that consumers missed; in a queue, also those that were delivered too often.`,
 			entries: (*bridge.Client).Channels,
 			head:    "CHANNEL\tID\tPOOL\tMODE\tCAPACITY\tFULL\tPRODUCERS\tCONSUMERS\tFRAMES\tDROPPED\tUSED\tWAITING\tSLOWEST\tSTATE",
 			row: func(ch mempool.ChannelInfo, l *listed) string {

@@ -252,6 +252,7 @@ def test_a_frame_counts_its_deliveries_and_is_dropped_at_the_bound(client, other
     until(lambda: [one for one in client.events() if one.kind == "frame-undeliverable"])
     event = next(one for one in client.events() if one.kind == "frame-undeliverable")
     assert 'dropped frame 1 of queue "work": consumers got it 3 times' in event.text
+    assert client.channels()[0].dropped == 1
     channel.close()
     assert list(frames) == []
 

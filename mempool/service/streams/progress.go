@@ -16,7 +16,7 @@ import (
 // Describe describes the channel for a list.
 func (st *Stream) Describe() mempool.ChannelInfo {
 	info := mempool.ChannelInfo{ChannelIdentity: st.Info, UID: st.UID, Closed: st.Closed, Published: st.host.Published(), Waiting: st.host.Waiting(),
-		Used: st.host.Used(), Dropped: st.host.Dropped()}
+		Used: st.host.Used(), Dropped: st.host.Dropped() + min(st.lost, st.host.Published())} // a client can say anything
 	needs := uint64(0)
 	for _, m := range st.Members {
 		switch {

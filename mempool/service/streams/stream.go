@@ -24,6 +24,7 @@ type Stream struct {
 	ends      map[uint64]*end // by id of a member that has a slot
 	doubts    journal.Gap     // frames whose records contradicted themselves
 	spent     journal.Gap     // frames that were delivered too often
+	lost      uint64          // the number of these frames
 	full      journal.Lag     // since when a queue is full
 }
 
@@ -249,6 +250,7 @@ func (st *Stream) patience() time.Duration {
 // this is 0, because the frame's record contradicts itself.
 func (st *Stream) Doubt(by *ledger.Session, number, deliveries uint64) {
 	if deliveries > 0 {
+		st.lost++
 		if count, now := st.spent.Tell(); now {
 			e := by.About(mempool.FrameUndeliverable, "%s dropped frame %d of queue %q: consumers got it %d times, the most that the queue allows, and none acknowledged it", by.Who(),
 				number, st.Info.Name, deliveries)

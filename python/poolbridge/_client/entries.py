@@ -267,8 +267,9 @@ class ChannelInfo(Shown):
         queue, these are the frames that wait for a consumer. If the channel is full, the next frame waits, fails, or
         makes the channel drop a frame, as the channel's policy says.
     dropped
-        Broadcast: number of frames that consumers missed; queue: number of frames that no consumer got. The channel
-        drops frames if consumers are too slow. In a broadcast, this is the sum of the frames that each consumer missed.
+        Broadcast: number of frames that consumers missed; queue: number of frames that no consumer got, or that were
+        delivered too often. The channel drops frames if consumers are too slow. In a broadcast, this is the sum of the
+        frames that each consumer missed.
     """
 
     id: int
