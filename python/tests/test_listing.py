@@ -183,6 +183,30 @@ def test_a_buffer_of_another_service_is_no_buffer_of_this_one(service, client, t
         theirs.close()
 
 
+def test_errors_say_what_to_do(service, client):
+    client.put(np.ones(3), "x")
+    with pytest.raises(poolbridge.AlreadyExistsError, match=r'"x" is taken: pass replace=True'):
+        client.put(np.ones(3), "x")
+    with pytest.raises(poolbridge.InvalidArgumentError, match=r"float is no array: .*numpy\.asarray\(3\.0\)"):
+        client.put(3.0, "y")
+    lease = client.allocate(3)
+    array = np.asarray(lease)
+    with pytest.raises(
+        poolbridge.LeaseInUseError, match=r"1 array made from .* is alive: `del` .*release\(force=True\)"
+    ):
+        lease.release()
+    del array
+    with poolbridge.connect(service.path) as other:
+        other.open_pool("frames")
+        left = other.allocate(2)
+    for use in (lambda: np.asarray(left), left.release, lambda: left.publish("z")):
+        with pytest.raises(poolbridge.PoolbridgeError, match="the client is closed"):
+            use()
+    lease.release()
+    with pytest.raises(poolbridge.LeaseReleasedError, match="been released or published as a frame"):
+        lease.release()
+
+
 def test_asyncio_has_the_same_lists(service):
     async def main():
         async with await poolbridge.connect_async(service.path) as client:

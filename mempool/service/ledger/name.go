@@ -64,7 +64,7 @@ func (l *Ledger) MayName(s *Session, b *Buffer, text string, replace bool) error
 	case old.UID != s.Peer.UID:
 		return typed.Errorf(mempool.ErrDenied, "the name %q belongs to user %d", text, old.UID)
 	case !replace && old.Buffer != b:
-		return typed.Errorf(mempool.ErrExists, "the name %q is taken; replace it explicitly, or unpublish it first", text)
+		return typed.Errorf(mempool.ErrExists, "the name %q is taken: pass replace=True (in Go Replace: true), or unpublish it first", text)
 	}
 	return nil
 }

@@ -266,7 +266,8 @@ def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
     except TypeError:
         raise InvalidArgumentError(
             f"a {type(given).__name__} is no array: expected a lease, or an array of NumPy or of a library that has "
-            "DLPack; publish several arrays one by one, or join them first, for example by numpy.stack"
+            "DLPack; numpy.asarray(3.0) makes an array of a number; publish several arrays one by one, or join them "
+            "first, for example by numpy.stack"
         ) from None
 
 

@@ -40,7 +40,13 @@ def array_of(lease: BaseLease, library: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != library:
             raise
-        raise UnavailableError(f"{library} is not installed for this Python: pip install {library}") from error
+        raise not_installed(library) from error
+
+
+def not_installed(library: str) -> UnavailableError:
+    """Return the error for an array library that this Python lacks."""
+    package = "cupy-cuda13x, or cupy-cuda12x for a driver of CUDA 12" if library == "cupy" else library
+    return UnavailableError(f"{library} is not installed for this Python: pip install {package}")
 
 
 def _numpy(lease: BaseLease) -> Any:

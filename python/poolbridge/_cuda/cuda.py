@@ -26,7 +26,7 @@ from poolbridge.errors import (
 )
 
 BLOB_BYTES: Final = 64
-_INSTALL: Final = "pip install '/path/to/poolbridge[cuda]', where the path is that of a checkout"
+_INSTALL: Final = "pip install 'poolbridge[cuda]'"
 
 _contexts_lock = threading.Lock()
 contexts: dict[int, Any] = {}

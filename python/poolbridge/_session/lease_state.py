@@ -158,9 +158,10 @@ class LeaseState(Uncopied):
     def is_released(self) -> LeaseReleasedError:
         """Return the error to raise when the program uses the lease after its end."""
         what = f"{self.description.element.name}{list(self.description.shape)}"
-        return LeaseReleasedError(
-            f"the lease of {what} in pool {self.pool.name!r} has been released or published as a frame"
-        )
+        why = "been released or published as a frame"
+        if self.session.closed:
+            why = f"ended: {self.session.ended or 'the client is closed'}"
+        return LeaseReleasedError(f"the lease of {what} in pool {self.pool.name!r} has {why}")
 
     def address(self, *, write: bool) -> int:
         """Return the address of element [0, …, 0], in the writeable or in the read-only mapping."""
@@ -229,7 +230,8 @@ class LeaseState(Uncopied):
             count = len(self.tokens)
             raise LeaseInUseError(
                 f"{count} array{'s' if count > 1 else ''} made from {self.title} "
-                f"{'are' if count > 1 else 'is'} alive: drop them first, or let the last one end the lease"
+                f"{'are' if count > 1 else 'is'} alive: `del` the last, and the lease ends by itself; or call "
+                "release(force=True) when no array is used any more"
             )
         if self.unaccounted:
             self.released = False

@@ -108,6 +108,4 @@ def _described(library: poolbridge.Library) -> tuple[type, list[str]]:
     except ModuleNotFoundError as error:
         if error.name != library:
             raise
-        raise poolbridge.UnavailableError(
-            f"{library} is not installed for this Python: pip install {library}"
-        ) from error
+        raise _makers.not_installed(library) from error
