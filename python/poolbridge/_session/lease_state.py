@@ -19,6 +19,7 @@ from poolbridge._sys.uncopied import Uncopied
 from poolbridge.errors import (
     LeaseInUseError,
     LeaseReleasedError,
+    PoolbridgeError,
 )
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ class Owner(_fences.Owner, Protocol):
     tracer: Any
     lease_states: dict[int, ref[LeaseState]]
     lost: set[int]
+
+    @property
+    def ended(self) -> PoolbridgeError | None:
+        """Why the session has ended; None: it has not."""
 
     @property
     def closed(self) -> bool:
