@@ -116,8 +116,12 @@ def test_the_list_of_members_says_how_far_each_of_them_is(service, client):
         assert producer.since is None
         assert consumer.since is not None, "it holds one frame and has two to take"
         first.release()
+        for of in ("c", channel, client.channels()[0]):
+            assert {one.id for one in client.members(of)} == {consumer.id, producer.id}
     with pytest.raises(poolbridge.ClosedError):
         client.members(4711)
+    with pytest.raises(poolbridge.NotFoundError):
+        client.members("none")
 
 
 def test_the_list_of_leases_says_who_has_them(service, client):

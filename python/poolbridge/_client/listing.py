@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from poolbridge._client.entries import (
     BufferInfo,
@@ -33,6 +33,10 @@ from poolbridge._wire.messages import (
     ListReply,
     Reply,
 )
+from poolbridge.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from poolbridge._client.channel import BaseChannel
 
 _T = TypeVar("_T")
 
@@ -69,8 +73,14 @@ _buffers = partial(_pages, "buffers", buffer_info)
 _leases = partial(_pages, "leases", lease_info)
 
 
-def _members(channel: int) -> Flow[list[MemberInfo]]:
-    return _pages("members", member_info, check_count(channel, "channel"))
+def _members(channel: BaseChannel | ChannelInfo | str | int) -> Flow[list[MemberInfo]]:
+    of: Any = channel
+    if isinstance(of, str):
+        named = [one for one in (yield from _pages("channels", channel_info)) if one.name == of]
+        if not named:
+            raise NotFoundError(f"there is no channel {of!r} that this user may use")
+        of = min(named, key=lambda one: (one.closed, one.id))
+    return (yield from _pages("members", member_info, check_count(getattr(of, "id", of), "channel")))
 
 
 class Lists:
@@ -126,16 +136,18 @@ class Lists:
         """List the leases on buffers of the pools that this user may use, with the session of each lease."""
         return self._run(_leases())
 
-    def members(self, channel: int) -> list[MemberInfo]:
+    def members(self, channel: BaseChannel | ChannelInfo | str | int) -> list[MemberInfo]:
         """List the producers and consumers that take part in a channel.
 
         Parameters
         ----------
         channel
-            The id of the channel, as in `ChannelInfo.id`.
+            A channel, an entry of `channels`, or a channel's name or id. Of several channels of a name, the open one.
 
         Raises
         ------
+        NotFoundError
+            There is no channel of this name that this user may use.
         ClosedError
             There is no such channel that this user may use.
         """
@@ -201,7 +213,7 @@ class AsyncLists:
         """List leases; see `Client.leases`."""
         return await self._run(_leases())
 
-    async def members(self, channel: int) -> list[MemberInfo]:
+    async def members(self, channel: BaseChannel | ChannelInfo | str | int) -> list[MemberInfo]:
         """List the members of a channel; see `Client.members`."""
         return await self._run(_members(channel))
 
