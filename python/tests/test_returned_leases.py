@@ -284,6 +284,35 @@ def test_a_producer_leaves_a_channel_that_was_closed_once_its_leases_are_back(cl
     assert len(client._session.core.members) <= 1
 
 
+def test_a_lease_that_came_back_is_allocated_again_without_the_service(client, other, monkeypatch):
+    monkeypatch.setattr("poolbridge._session.returns._REST", 3600.0)  # then the client releases leases only once
+    channel = client.create_channel("c", capacity=1)
+    frames = other.subscribe("c")
+    for value in range(20):
+        publish(client, channel, value)
+        assert next(frames).to_numpy().tolist() == [value] * 4
+    assert client.session_stats().allocated <= 4
+
+
+def test_a_lease_that_is_allocated_again_has_its_own_description(client, other):
+    channel = client.create_channel("c", capacity=1)
+    frames = other.subscribe("c")
+    for dtype in ("int32", "float32", "int32", "float32", "uint8"):
+        with client.allocate((2, 4), dtype) as lease:
+            assert (lease.shape, lease.dtype_name) == ((2, 4), dtype)
+            array = np.asarray(lease)
+            array[:] = 7
+            channel.publish(array.reshape(8)[:6])
+            del array
+        with next(frames) as frame:
+            assert (frame.shape, frame.dtype_name) == ((6,), dtype)
+    lease = client.allocate((2, 4), "float32")
+    lease.publish("named")
+    with other.get("named") as named:
+        assert (named.shape, named.dtype_name) == ((2, 4), "float32")
+    lease.release()
+
+
 def let_go_later(client, frame, value):
     """Release a frame, but make the producer wait for a fence, as if a GPU still worked on the frame."""
     own, state = client._session.timelines.own, frame._lease_state

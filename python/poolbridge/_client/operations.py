@@ -343,8 +343,12 @@ def allocate(
     """
     timeout = check_timeout(timeout)
     request = Alloc(pool=pool, tensor=description.to_wire(), wait=to_milliseconds(timeout))
-    if session.producers:
-        session.collect(pool)
+    if session.producers and not session.closed:
+        grant = session.renew(pool, request.tensor)
+        if grant is not None:  # the next statement must directly follow, as below
+            state = held(session, grant) or (yield from take(session, grant))
+            state.allocated = True
+            return state
     began = time.monotonic()
     try:
         reply = yield Ask(request, GrantReply, timeout)
@@ -354,6 +358,7 @@ def allocate(
     # The next statement must directly follow the statement that gets the reply. If a signal handler raised an error
     # between these two statements, nothing would release the lease.
     state = held(session, reply.grant) or (yield from take(session, reply.grant))
+    state.allocated = True
     session.tally.waited(began)
     session.tally.granted(state.grant.nbytes)
     return state

@@ -86,6 +86,7 @@ class LeaseState(Uncopied):
     """
 
     released = True  # the constructor sets False at its end
+    allocated = False  # whether the lease came with its buffer, so that the buffer has no name
     sent = False  # whether another object, such as a channel, has the lease now; this state only keeps the block mapped
 
     def __init__(

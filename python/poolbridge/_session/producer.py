@@ -116,7 +116,7 @@ class Producer(Membership):
                 continue  # this producer has left the channel meanwhile
             if fences:
                 returned.fences = (*returned.fences, *(Fence(*fence) for fence in fences))
-            self.session.returns.leave(returned)
+            self.session.returns.came_back(returned, over=self.over)
 
     def has_in_flight(self, block: int) -> bool:
         """Whether this producer has published the block `block`, and the block has not come back from the consumers."""
@@ -180,7 +180,8 @@ class _LeaseSending(Sending):
         word, value = (0, 0) if fence is None else (fence.word, fence.value)
         fences = () if fence is None else (fence,)
         # Add the loan before the frame is published, because another thread may get the block back at once.
-        producer.loans[grant.block] = Returned(grant, fences)
+        allocated = state.allocated and state.promise is None
+        producer.loans[grant.block] = Returned(grant, fences, allocated=allocated)
         # `SessionBlock.leases` counts this lease. From now on, the channel has the lease, and this count keeps the
         # block mapped for the channel. If arrays or a promise of this process need the mapped block too, `own` adds 1.
         apart = bool(state.tokens) or state.unaccounted or state.promise is not None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from poolbridge._native import Arena as _Arena, Slots as _Slots
     from poolbridge._session.lease_state import LeaseState
-    from poolbridge._wire.messages import ChannelIdentity, Grant
+    from poolbridge._wire.messages import ChannelIdentity, Grant, Tensor
 else:  # without the native module there are no channels, and so no publishers
     _Arena = object if NATIVE is None else NATIVE.Arena
     _Slots = object if NATIVE is None else NATIVE.Slots
@@ -124,16 +124,19 @@ class Returned:
         The lease's grant.
     fences
         Fences that must be reached before the lease is released.
+    allocated
+        Whether the lease came with its buffer, so that nobody else can know the buffer.
     """
 
-    __slots__ = ("fences", "grant", "owned")
+    __slots__ = ("allocated", "fences", "grant", "owned")
     in_use = lent = False
     sent = 0
     producer = None
 
-    def __init__(self, grant: Grant, fences: tuple[Fence, ...]) -> None:
+    def __init__(self, grant: Grant, fences: tuple[Fence, ...], *, allocated: bool = False) -> None:
         self.grant = grant
         self.fences = fences
+        self.allocated = allocated
         self.owned = True
 
     def all_fences(self) -> tuple[Fence, ...]:
@@ -248,6 +251,7 @@ class Returns:
         self._session = session
         self._slots: set[Slots] = set()  # of the publishers that have arenas
         self._leaving: list[Arena | Returned] = []  # to be released when nothing uses them and their fences are reached
+        self._back: list[Returned] = []  # leases that came back, which `allocate` may use until the next `collect`
         self._lent: dict[int, Arena] = {}  # those whose lease an array of the program has; by lease id
         self._closing = False  # whether the client is closed
         self._over = False  # whether the session has ended
@@ -257,7 +261,7 @@ class Returns:
         self._bell = threading.Event()
 
     def __len__(self) -> int:
-        return len(self._leaving) + sum(len(slots.arenas) for slots in self._slots)
+        return len(self._leaving) + len(self._back) + sum(len(slots.arenas) for slots in self._slots)
 
     # Publishers
 
@@ -317,6 +321,44 @@ class Returns:
         self._bell.set()
         self.watch()
 
+    def came_back(self, one: Returned, *, over: bool) -> None:
+        """Keep a lease that came back for `renew`, or release the lease.
+
+        Release it if no allocation can use it, or if its channel is over: then its producer may leave the channel.
+        """
+        if one.allocated and not (over or self._over or self._closing):
+            self._back.append(one)
+        else:
+            self.leave(one)
+
+    def renew(self, pool: int, tensor: Tensor) -> Grant | None:
+        """Return the grant of a lease that came back, on a buffer for `tensor` in the pool, for an allocation.
+
+        The service need not know, because it describes the lease in the same way. If there is no such lease, or if
+        somebody waits for memory of the pool, release all leases that came back, and return None.
+        """
+        producers = [one for one in list(self._session.producers.values()) if one.channel.pool == pool]
+        for producer in producers:
+            producer.collect()
+        if not any(one in self._wanted for one in producers):
+            for place, one in enumerate(self._back):
+                grant = one.grant
+                if grant.pool == pool and grant.tensor == tensor:
+                    one.fences = tuple([fence for fence in one.fences if not self._reached(fence)])
+                    block = self._session.core.blocks.get(grant.block)
+                    if one.fences or block is None or block.recalled:
+                        break
+                    del self._back[place]
+                    one.owned = False
+                    return grant
+        self._release_back()
+        return None
+
+    def _release_back(self) -> None:
+        self._leaving.extend(self._back)
+        self._back.clear()
+        self._tidy()
+
     def on_loan(self) -> list[LeaseState]:
         """Return the states of the arrays on loan."""
         loans = [slots.loan for slots in self._slots]
@@ -330,12 +372,11 @@ class Returns:
 
     # What comes back
 
-    def collect(self, pool: int | None = None) -> None:
-        """Release the leases of frames of a pool that came back; None: of all pools."""
+    def collect(self) -> None:
+        """Release the leases of frames that came back."""
         for producer in list(self._session.producers.values()):
-            if pool is None or producer.channel.pool == pool:
-                producer.collect()
-        self._tidy()
+            producer.collect()
+        self._release_back()
 
     def _sweep(self, pool: int = 0) -> None:
         """Release what came back. Let the arenas of idle publishers go, and of all publishers of `pool` without frames.
@@ -493,7 +534,7 @@ class Returns:
         self._over = True
         for slots in list(self._slots):
             self.close_slots(slots)
-        leaving, self._leaving = self._leaving, []
+        leaving, self._leaving, self._back = [*self._leaving, *self._back], [], []
         for arena in leaving:
             if not arena.lent:
                 self.disown(arena)
@@ -503,17 +544,19 @@ class Returns:
 
     def watch(self) -> None:
         """Start the thread that checks what came back, unless this thread runs already or there is nothing to check."""
-        if self._thread is None and self._session.ended is None and (self._leaving or self._slots or self._lends()):
+        if self._thread is None and self._session.ended is None and self._has_work():
             self._thread = _start("poolbridge-returns", self._run)
 
     def _soon(self) -> float | None:
         """Return after how many seconds the thread has work to do; None if the thread has no work."""
         if any(not arena.in_use for arena in self._leaving):
             return _LOOK
-        return _REST if self._leaving or self._slots or self._lends() else None
+        return _REST if self._has_work() else None
 
-    def _lends(self) -> bool:
-        """Whether a channel has leases of this session."""
+    def _has_work(self) -> bool:
+        """Whether publishers have arenas, or leases came back, or a channel has leases of this session."""
+        if self._leaving or self._back or self._slots:
+            return True
         return any(producer.loans for producer in list(self._session.producers.values()))
 
     def _run(self) -> None:

@@ -22,7 +22,7 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from poolbridge._memory.session_blocks import SessionBlock
     from poolbridge._session.calls import Call
-    from poolbridge._wire.messages import Fence, Grant, Request
+    from poolbridge._wire.messages import Fence, Grant, Request, Tensor
     from poolbridge._wire.transport import Descriptors
 
 
@@ -159,11 +159,10 @@ class SessionMembers(Owner):
         """See `Owner.disown`."""
         self._released(self.core.forget(grant, fences))
 
-    def collect(self, pool: int) -> None:
-        """Release what came back to a pool, because the program allocates in the pool."""
+    def renew(self, pool: int, tensor: Tensor) -> Grant | None:
+        """See `Returns.renew`: the program allocates in the pool."""
         with self.lock:
-            if self.ended is None:
-                self.returns.collect(pool)
+            return self.returns.renew(pool, tensor) if self.ended is None else None
 
     def add_arena(self, slots: Slots, arena: Arena) -> None:
         """Let a publisher use an arena; see `Returns.add`."""
