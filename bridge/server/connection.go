@@ -22,32 +22,25 @@ import (
 // connection is the server's end of the connection of one client. Only the goroutine that runs serve sets the fields session, denied,
 // leaves and features.
 type connection struct {
+	sender
 	server   *Server
-	conn     *seqpacket.Conn
 	peer     mempool.Peer // what the kernel says, without the field Process
 	unknown  error        // why the kernel does not say it
 	session  *service.Session
-	notices  notices
 	denied   bool            // the peer may not have a session
 	leaves   bool            // the client has said bye
 	features map[string]bool // features that both the client and the service have; hello sets them
 
-	ctx    context.Context // ends when the session ends
-	cancel context.CancelCauseFunc
-	work   sync.WaitGroup // the sender of notices, and the requests that wait
-
-	mu      sync.Mutex
-	waiting map[uint64]context.CancelFunc // requests that wait, by number; a request without a number gets a key above MaxQuery
-	unnamed uint64                        // how many requests without a number have waited
-	asked   map[uint32]asked              // requests without an answer yet, by number; for Config.Answered
-
-	sending    sync.Mutex // held while a packet is sent; guards the fields below
-	out        []byte
-	exportLost bool // an export could not be sent, so Grant.Mapped may be wrong for this session
+	work       sync.WaitGroup // the sender of notices, and the requests that wait
+	waits      waits
+	unanswered unanswered
+	// exportLost says that an export could not be sent, so Grant.Mapped may be wrong for this session. sender.sending guards it.
+	exportLost bool
 }
 
 func (s *Server) newConn(conn *seqpacket.Conn) *connection {
-	c := &connection{server: s, conn: conn, features: make(map[string]bool), notices: notices{wake: make(chan struct{}, 1)}, waiting: make(map[uint64]context.CancelFunc)}
+	c := &connection{server: s, features: make(map[string]bool), waits: waits{cancels: make(map[uint64]context.CancelFunc)}, unanswered: unanswered{report: s.config.Answered},
+		sender: sender{conn: conn, limits: s.limits, notices: notices{wake: make(chan struct{}, 1)}}}
 	c.ctx, c.cancel = context.WithCancelCause(s.ctx)
 	c.peer, c.unknown = peerOf(conn)
 	return c
@@ -127,7 +120,7 @@ var packets = seqpacket.NewBuffers(wire.MaxPacket)
 
 // run reads packets until the connection or the server ends.
 func (c *connection) run(peer mempool.Peer) error {
-	c.setReadDeadline(time.Now().Add(c.server.limits.Hello))
+	c.setReadDeadline(time.Now().Add(c.limits.Hello))
 	for {
 		packet, fds, err := c.conn.RecvInto(packets)
 		if err != nil {
@@ -146,7 +139,7 @@ func (c *connection) run(peer mempool.Peer) error {
 			err = unknown(later.Name)
 		}
 		switch {
-		case c.waits(q): // two replies would have the same number, and the client could not tell them apart
+		case c.waits.has(q): // two replies would have the same number, and the client could not tell them apart
 			err = typed.Errorf(convert.ErrProtocol, "request %d is still waiting: its number can be used again once its reply came", q)
 			q = 0
 		case err != nil:
@@ -207,7 +200,7 @@ func (c *connection) readingEnded(err error) error {
 		err = context.Cause(c.ctx)
 		c.goodbye(err)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		err = typed.Errorf(convert.ErrProtocol, "no hello came within %v of the connection", c.server.limits.Hello)
+		err = typed.Errorf(convert.ErrProtocol, "no hello came within %v of the connection", c.limits.Hello)
 		c.goodbye(err)
 	case errors.Is(err, convert.ErrProtocol):
 		c.goodbye(err)
@@ -252,8 +245,7 @@ func (c *connection) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 	c.server.opened(c)
 	features := c.agree(h.Features)
 	c.setReadDeadline(time.Time{})
-	c.work.Add(1)
-	go c.sendNotices()
+	c.work.Go(c.sendNotices)
 	c.reply(q, &wire.HelloReply{Version: wire.Version, Epoch: wire.Epoch(c.server.svc.Epoch()), Session: session.ID(),
 		PID: uint64(os.Getpid()), Features: features}, nil)
 	return nil

@@ -11,12 +11,6 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// mustAwaitWork reports whether the server must wait for the work on a buffer before the client gets the lease, because this client does
-// not use fences.
-func (c *connection) mustAwaitWork(g service.GrantedLease) bool {
-	return !c.features[wire.FeatureTimelines] && len(g.Grant.Wait) > 0
-}
-
 func (c *connection) timeline(q uint32, r *wire.GetTimeline) {
 	id := r.Timeline
 	var x mempool.Export

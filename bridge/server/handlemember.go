@@ -2,7 +2,6 @@ package server
 
 import (
 	"errors"
-	"os"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
@@ -31,17 +30,6 @@ func (c *connection) enter(q uint32, r *wire.Enter) {
 		c.sendMember(other)
 	}
 	c.done(q, err)
-}
-
-// sendMember sends the file of a member. If the file is closed, the member has left and its slot is free. Then sendMember sends the notice
-// without a file, because the client may have seen the member in the roster and may be waiting for this notice.
-func (c *connection) sendMember(n service.MemberCame) {
-	out := &wire.MemberCame{Channel: n.Channel, Role: string(n.Role), Slot: uint64(n.Slot), Member: n.Member, Export: wire.Export{FDs: 1}}
-	packet := func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, out) }
-	if c.send([]*os.File{n.File}, packet) != nil {
-		out.Export.FDs = 0
-		_ = c.send(nil, packet) // send fails only for packets that are too large, and for files
-	}
 }
 
 // mapBlock answers with the export of a block. As soon as the export is made, the service may recall the block. mapBlock holds c.sending

@@ -120,7 +120,7 @@ func TestAClientThatReadsNothingDuringALargeAllocationIsNotCutOff(t *testing.T) 
 			stopped.Send(3, &wire.Alloc{Pool: 1, Tensor: bytesTensor(8192), Wait: longWait})
 			filled := 0
 			if fill {
-				eventually(t, func() bool { return server.waits(3) })
+				eventually(t, func() bool { return server.waits.has(3) })
 				filled = stall(stopped, server, 0)
 			}
 			ticks(t, other, 400) // 400 notices do not fit into a socket's buffer

@@ -74,9 +74,7 @@ func (c *connection) handle(q uint32, r wire.Request) {
 	if o.slow {
 		defer c.tellWorking(0)()
 	}
-	if c.server.config.Answered != nil {
-		defer c.begins(q, o.name)()
-	}
+	defer c.unanswered.begins(q, o.name)()
 	if _, lists := r.(*wire.List); !lists {
 		c.server.lists.others.Add(1)
 	}

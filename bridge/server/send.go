@@ -1,10 +1,12 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
@@ -18,52 +20,75 @@ import (
 // This file sends packets to a client. If a client does not receive packets within the time ClientLimits.Send, the client's session ends,
 // so that other sessions do not wait longer for memory that this client has.
 
+// sender is the sending end of the connection of one client.
+type sender struct {
+	conn   *seqpacket.Conn
+	limits ClientLimits
+	ctx    context.Context // ends when the session ends
+	cancel context.CancelCauseFunc
+
+	notices notices
+
+	sending sync.Mutex // held while a packet is sent
+	out     []byte     // guarded by sending
+}
+
 // notify queues a notice of the service for this session. notify must not block, because the caller holds locks of the service.
-func (c *connection) notify(n service.Notice) {
-	if limit := c.server.limits.Notices; !c.notices.add(n, limit) {
+func (s *sender) notify(n service.Notice) {
+	if limit := s.limits.Notices; !s.notices.add(n, limit) {
 		// The client does not read its notices, so it does not unmap the blocks that the service recalled. The service gets these blocks back
 		// only if the server ends the session.
-		c.cancel(typed.Errorf(mempool.ErrLimit, "%d notices wait for a client that reads none", limit))
+		s.cancel(typed.Errorf(mempool.ErrLimit, "%d notices wait for a client that reads none", limit))
 	}
 }
 
 // sendNotices sends the notices of the service until the session ends.
-func (c *connection) sendNotices() {
-	defer c.work.Done()
+func (s *sender) sendNotices() {
 	for {
 		select {
-		case <-c.notices.wake:
-		case <-c.ctx.Done():
+		case <-s.notices.wake:
+		case <-s.ctx.Done():
 			return
 		}
-		for n := c.notices.next(); n != nil && c.ctx.Err() == nil; n = c.notices.next() {
-			c.sendNotice(n)
+		for n := s.notices.next(); n != nil && s.ctx.Err() == nil; n = s.notices.next() {
+			s.sendNotice(n)
 		}
 	}
 }
 
-func (c *connection) sendNotice(n service.Notice) {
+func (s *sender) sendNotice(n service.Notice) {
 	switch n := n.(type) {
 	case service.Recall:
 		for part := range slices.Chunk(n.Blocks, wire.MaxElements) {
-			c.tell(&wire.Recall{Blocks: part})
+			s.tell(&wire.Recall{Blocks: part})
 		}
 	case service.Failed:
 		for part := range slices.Chunk(n.Buffers, wire.MaxElements) {
-			c.tell(&wire.Failed{Buffers: part})
+			s.tell(&wire.Failed{Buffers: part})
 		}
 	case service.Forget:
-		c.tell(&wire.Forget{Timelines: n.Timelines})
+		s.tell(&wire.Forget{Timelines: n.Timelines})
 	case service.MemberCame:
-		c.sendMember(n)
+		s.sendMember(n)
 	case service.Wanted:
-		c.tell(&wire.Wanted{Pool: n.Pool})
+		s.tell(&wire.Wanted{Pool: n.Pool})
 	}
 }
 
 // tell sends a notice. tell returns no error: if the server cannot send the notice, the connection has failed, and the session ends.
-func (c *connection) tell(n wire.Notice) {
-	_ = c.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, n) })
+func (s *sender) tell(n wire.Notice) {
+	_ = s.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, n) })
+}
+
+// sendMember sends the file of a member. If the file is closed, the member has left and its slot is free. Then sendMember sends the notice
+// without a file, because the client may have seen the member in the roster and may be waiting for this notice.
+func (s *sender) sendMember(n service.MemberCame) {
+	out := &wire.MemberCame{Channel: n.Channel, Role: string(n.Role), Slot: uint64(n.Slot), Member: n.Member, Export: wire.Export{FDs: 1}}
+	packet := func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, out) }
+	if s.send([]*os.File{n.File}, packet) != nil {
+		out.Export.FDs = 0
+		_ = s.send(nil, packet) // send fails only for packets that are too large, and for files
+	}
 }
 
 // mentionRoom is a number of bytes. If more than mentionRoom bytes wait in the socket's buffer until the client reads them, mention does
@@ -72,23 +97,44 @@ const mentionRoom = 16 << 10
 
 // mention sends a notice that the client does not need. It drops the notice if the client does not read, or if another goroutine is sending
 // a packet. So mention never waits, and keeps the socket's buffer free for packets that must arrive.
-func (c *connection) mention(n wire.Notice) {
-	if !c.sending.TryLock() {
+func (s *sender) mention(n wire.Notice) {
+	if !s.sending.TryLock() {
 		return
 	}
-	defer c.sending.Unlock()
-	unread, err := c.conn.Unread()
+	defer s.sending.Unlock()
+	unread, err := s.conn.Unread()
 	if err != nil || unread > mentionRoom {
 		return
 	}
-	packet, err := wire.AppendNotice(c.out[:0], n)
+	packet, err := wire.AppendNotice(s.out[:0], n)
 	if err != nil {
 		return
 	}
-	c.out = packet
-	err = c.conn.TrySend(packet, nil)
+	s.out = packet
+	err = s.conn.TrySend(packet, nil)
 	if err != nil && !errors.Is(err, seqpacket.ErrWouldBlock) && !errors.Is(err, seqpacket.ErrPeerClosed) {
-		c.cancel(sendingFailed(err))
+		s.cancel(sendingFailed(err))
+	}
+}
+
+// tellWorking tells the client at intervals that request q still runs, until the caller calls the function `stop`. If q is 0, the notices
+// tell the client that its later requests wait for the running request. A client that does not read gets no notices.
+func (s *sender) tellWorking(q uint32) (stop func()) {
+	over, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-time.After(s.limits.Working):
+				s.mention(&wire.Working{Request: uint64(q)})
+			case <-over:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(over)
+		<-stopped
 	}
 }
 
@@ -104,11 +150,11 @@ func sendingFailed(err error) error {
 }
 
 // goodbye tells the client why the server closes the connection, unless the client's socket is full.
-func (c *connection) goodbye(reason error) {
-	c.sending.Lock()
-	defer c.sending.Unlock()
-	_ = c.conn.SetWriteDeadline(time.Time{}) // the end of the session has set a deadline
-	farewell(c.conn, reason)
+func (s *sender) goodbye(reason error) {
+	s.sending.Lock()
+	defer s.sending.Unlock()
+	_ = s.conn.SetWriteDeadline(time.Time{}) // the end of the session has set a deadline
+	farewell(s.conn, reason)
 }
 
 // farewell sends a goodbye, unless the client's socket is full.
@@ -123,7 +169,7 @@ func (c *connection) reply(q uint32, r wire.Reply, files []*os.File) {
 	if q == 0 {
 		return
 	}
-	sent := c.answer(q)
+	sent := c.unanswered.answer(q)
 	c.answered(q, sent, c.send(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, r) }))
 }
 
@@ -147,7 +193,7 @@ func (c *connection) replyLease(q uint32, g service.GrantedLease, err error) {
 	out := convert.WireGrant(g.Grant)
 	var files []*os.File
 	first := false
-	sent := c.answer(q)
+	sent := c.unanswered.answer(q)
 	c.sending.Lock()
 	if !g.Mapped || c.exportLost {
 		var x mempool.Export
@@ -168,7 +214,7 @@ func (c *connection) replyLease(q uint32, g service.GrantedLease, err error) {
 
 // fail answers request q with an error. If q is 0, the client wants no answer, and fail sends nothing. But if the error ends the session,
 // fail sends a goodbye to this client.
-func (c *connection) fail(q uint32, err error) { c.failed(q, c.answer(q), err) }
+func (c *connection) fail(q uint32, err error) { c.failed(q, c.unanswered.answer(q), err) }
 
 // failed does what fail does, for a caller that has called answer.
 func (c *connection) failed(q uint32, sent func(result string), err error) {
@@ -188,23 +234,23 @@ func (c *connection) failed(q uint32, sent func(result string), err error) {
 }
 
 // send sends the packet that appendTo makes, with files.
-func (c *connection) send(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
-	c.sending.Lock()
-	defer c.sending.Unlock()
-	return c.sendLocked(files, appendTo)
+func (s *sender) send(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
+	s.sending.Lock()
+	defer s.sending.Unlock()
+	return s.sendLocked(files, appendTo)
 }
 
 // sendLocked does what send does. It returns errors of the packet and of the files, but no error of the connection, which ends the session.
-func (c *connection) sendLocked(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
-	packet, err := appendTo(c.out[:0])
+func (s *sender) sendLocked(files []*os.File, appendTo func([]byte) ([]byte, error)) error {
+	packet, err := appendTo(s.out[:0])
 	if err != nil {
 		return typed.Errorf(mempool.ErrLimit, "the answer does not fit into a packet: %v", err)
 	}
-	c.out = packet
+	s.out = packet
 	err = seqpacket.WithFiles(files, func(fds []int) error {
 		// ErrPeerClosed means that the client has left. The session goes on until the server has read the client's last packets.
-		if err := c.put(packet, fds); err != nil && !errors.Is(err, seqpacket.ErrPeerClosed) {
-			c.cancel(sendingFailed(err))
+		if err := s.put(packet, fds); err != nil && !errors.Is(err, seqpacket.ErrPeerClosed) {
+			s.cancel(sendingFailed(err))
 		}
 		return nil
 	})
@@ -216,18 +262,18 @@ func (c *connection) sendLocked(files []*os.File, appendTo func([]byte) ([]byte,
 
 // put sends a packet. If the client's socket is full, put waits until the socket has room, the session ends, or the time ClientLimits.Send
 // has passed.
-func (c *connection) put(packet []byte, fds []int) error {
-	err := c.conn.TrySend(packet, fds)
+func (s *sender) put(packet []byte, fds []int) error {
+	err := s.conn.TrySend(packet, fds)
 	if !errors.Is(err, seqpacket.ErrWouldBlock) {
 		return err
 	}
-	_ = c.conn.SetWriteDeadline(time.Now().Add(c.server.limits.Send))
-	if c.ctx.Err() != nil {
+	_ = s.conn.SetWriteDeadline(time.Now().Add(s.limits.Send))
+	if s.ctx.Err() != nil {
 		return err
 	}
-	err = c.conn.Send(packet, fds)
-	if c.ctx.Err() == nil {
-		_ = c.conn.SetWriteDeadline(time.Time{}) // with a deadline that has passed, later packets would fail
+	err = s.conn.Send(packet, fds)
+	if s.ctx.Err() == nil {
+		_ = s.conn.SetWriteDeadline(time.Time{}) // with a deadline that has passed, later packets would fail
 	}
 	return err
 }

@@ -71,9 +71,9 @@ func TestClosingTheServerAnswersRequestsThatWait(t *testing.T) {
 func awaitWaiting(t *testing.T, c *connection, n int) {
 	t.Helper()
 	for {
-		c.mu.Lock()
-		waiting := len(c.waiting)
-		c.mu.Unlock()
+		c.waits.mu.Lock()
+		waiting := len(c.waits.cancels)
+		c.waits.mu.Unlock()
 		if waiting == n {
 			return
 		}
