@@ -39,6 +39,14 @@ type Lease struct {
 	Wait    Fences // the fences that must be reached before the session uses the memory
 }
 
+// buffers is the table of the buffers, with what only few of them have.
+type buffers struct {
+	Buffers Index[uint64, *Buffer]
+
+	reasons map[uint64]string // by id of a failed buffer: the reason that the producer gave
+	events  map[uint64][]byte // by id of a buffer: the handle of the interprocess event that came with the content
+}
+
 // AddBuffer makes a buffer of n bytes in a leased block that counts for a.
 func (l *Ledger) AddBuffer(b *Block, a *Account, t *mempool.Tensor, n uint64, made uint32) *Buffer {
 	l.Last.Buffer++
@@ -48,8 +56,8 @@ func (l *Ledger) AddBuffer(b *Block, a *Account, t *mempool.Tensor, n uint64, ma
 }
 
 // putBuffer adds a buffer to the tables.
-func (l *Ledger) putBuffer(b *Buffer) {
-	l.Buffers.Set(b.ID, b)
+func (t *buffers) putBuffer(b *Buffer) {
+	t.Buffers.Set(b.ID, b)
 	b.Block.Pool.Has.Buffers++
 	b.Block.Pool.Used += b.Bytes
 }
@@ -60,27 +68,27 @@ func (b *Buffer) Unused() bool {
 }
 
 // RemoveBuffer removes a buffer that nothing holds. Its block does not count for the buffer's account any more.
-func (l *Ledger) RemoveBuffer(b *Buffer) {
+func (t *buffers) RemoveBuffer(b *Buffer) {
 	p := b.Block.Pool
-	l.Buffers.Remove(b.ID)
-	delete(l.reasons, b.ID)
-	delete(l.events, b.ID)
+	t.Buffers.Remove(b.ID)
+	delete(t.reasons, b.ID)
+	delete(t.events, b.ID)
 	p.Has.Buffers--
 	p.Used -= b.Bytes
 	b.Account.remove(b.Block.Size)
 }
 
 // Fail marks a buffer as failed. The argument `reason` is the reason that the buffer's producer gave, or "" if the producer died.
-func (l *Ledger) Fail(b *Buffer, reason string) {
+func (t *buffers) Fail(b *Buffer, reason string) {
 	b.Failed = true
 	if reason != "" {
-		l.reasons[b.ID] = reason
+		t.reasons[b.ID] = reason
 	}
 }
 
 // Incomplete returns the error of a buffer that has failed.
-func (l *Ledger) Incomplete(b *Buffer) error {
-	if reason, ok := l.reasons[b.ID]; ok {
+func (t *buffers) Incomplete(b *Buffer) error {
+	if reason, ok := t.reasons[b.ID]; ok {
 		return typed.Errorf(mempool.ErrContentFailed, "buffer %d is incomplete; its producer says: %s", b.ID, reason)
 	}
 	return typed.Errorf(mempool.ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", b.ID)
@@ -88,10 +96,10 @@ func (l *Ledger) Incomplete(b *Buffer) error {
 
 // Available returns nil if the buffer can be leased now, ErrBusy if a later lease may be possible, and another error if no lease will
 // ever be possible.
-func (l *Ledger) Available(b *Buffer, write bool) error {
+func (t *buffers) Available(b *Buffer, write bool) error {
 	switch {
 	case b.Failed:
-		return l.Incomplete(b)
+		return t.Incomplete(b)
 	case b.Doubted:
 		return typed.Errorf(mempool.ErrBusy, "the session that wrote buffer %d has ended, and it is not known yet whether the buffer is complete", b.ID)
 	case b.Writer != nil:
@@ -106,14 +114,14 @@ func (l *Ledger) Available(b *Buffer, write bool) error {
 }
 
 // Event returns the handle of the interprocess event that came with the buffer's content, or nil.
-func (l *Ledger) Event(b *Buffer) []byte { return l.events[b.ID] }
+func (t *buffers) Event(b *Buffer) []byte { return t.events[b.ID] }
 
 // SetEvent stores the handle of an interprocess event, or removes it if the handle is nil.
-func (l *Ledger) SetEvent(b *Buffer, handle []byte) {
+func (t *buffers) SetEvent(b *Buffer, handle []byte) {
 	if handle == nil {
-		delete(l.events, b.ID)
+		delete(t.events, b.ID)
 	} else {
-		l.events[b.ID] = handle
+		t.events[b.ID] = handle
 	}
 }
 

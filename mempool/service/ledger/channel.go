@@ -57,6 +57,15 @@ type Member struct {
 	Said     bool // the member left by its own request
 }
 
+// channels is the table of the channels.
+type channels struct {
+	Channels Index[uint64, *Channel] // open channels, and closed ones that are not over
+	// ChannelNames has the channels that are not closed.
+	ChannelNames map[string]*Channel
+
+	members int // how many members all channels have
+}
+
 // MayMakeChannel says whether a session may make a channel for buffers of the pool p. If a channel with the same spec exists, it returns
 // that channel.
 //
@@ -90,37 +99,37 @@ func (l *Ledger) AddChannel(spec mempool.ChannelSpec, p *Pool, uid uint32) *Chan
 }
 
 // putChannel adds a channel without members to the tables.
-func (l *Ledger) putChannel(ch *Channel) {
+func (cs *channels) putChannel(ch *Channel) {
 	ch.Members, ch.Kept = make(map[uint64]*Member), make(map[*Buffer][]*Member)
-	l.Channels.Set(ch.Info.ID, ch)
+	cs.Channels.Set(ch.Info.ID, ch)
 	if !ch.Closed {
-		l.ChannelNames[ch.Info.Name] = ch
+		cs.ChannelNames[ch.Info.Name] = ch
 	}
 	ch.Pool.Channels++
 }
 
 // CloseChannel frees a channel's name. From then on, no producer can join the channel.
-func (l *Ledger) CloseChannel(ch *Channel) {
+func (cs *channels) CloseChannel(ch *Channel) {
 	if !ch.Closed { // otherwise another channel may have this name by now
 		ch.Closed = true
-		delete(l.ChannelNames, ch.Info.Name)
+		delete(cs.ChannelNames, ch.Info.Name)
 	}
 }
 
 // RemoveChannel removes a closed channel without members.
-func (l *Ledger) RemoveChannel(ch *Channel) {
-	l.Channels.Remove(ch.Info.ID)
+func (cs *channels) RemoveChannel(ch *Channel) {
+	cs.Channels.Remove(ch.Info.ID)
 	ch.Pool.Channels--
 }
 
 // Channel finds an open or closed channel by id. The session must be allowed to use the channel.
 //
 // Errors: [mempool.ErrClosed], [mempool.ErrDenied].
-func (l *Ledger) Channel(s *Session, id uint64) (*Channel, error) {
+func (cs *channels) Channel(s *Session, id uint64) (*Channel, error) {
 	if err := s.Alive(); err != nil {
 		return nil, err
 	}
-	ch := Find(s, l.Channels.Get(id))
+	ch := Find(s, cs.Channels.Get(id))
 	switch {
 	case ch == nil:
 		return nil, typed.Errorf(mempool.ErrClosed, "there is no channel %d in a pool that user %d may use: it is closed, or it never was there", id, s.Peer.UID)
@@ -242,8 +251,8 @@ func (l *Ledger) RemoveMember(m *Member) *Timeline {
 // Member finds one of the session's own members.
 //
 // Errors: those of Channel, [mempool.ErrNotFound], [mempool.ErrClosed].
-func (l *Ledger) Member(s *Session, channel, id uint64) (*Member, error) {
-	ch, err := l.Channel(s, channel)
+func (cs *channels) Member(s *Session, channel, id uint64) (*Member, error) {
+	ch, err := cs.Channel(s, channel)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,11 @@ import (
 // Ledger has the records of a service. Records refer to each other by pointers, and each of them is in the table of its kind. A caller of
 // the ledger's methods holds the lock that guards the ledger, if it needs one.
 type Ledger struct {
+	buffers
+	names
+	timelines
+	channels
+
 	Limits Limits
 
 	Sessions Index[uint64, *Session] // sessions that have not ended
@@ -17,22 +22,12 @@ type Ledger struct {
 	// PoolNames has the pools that are not being destroyed. A name is reserved before its pool is made: that pool has no id yet.
 	PoolNames map[string]*Pool
 	Blocks    Index[uint64, *Block] // blocks that are not freed
-	Buffers   Index[uint64, *Buffer]
 	Leases    Index[uint64, *Lease]
-	Names     Index[string, *Name]
-	Timelines map[uint64]*Timeline    // timelines that a session may ask for
-	Channels  Index[uint64, *Channel] // open channels, and closed ones that are not over
-	// ChannelNames has the channels that are not closed.
-	ChannelNames map[string]*Channel
 	// Last has the greatest id of each kind so far.
 	Last LastIDs
 
-	members                      int // how many members all channels have
-	mostTimelines                int // the greatest length of Timelines
-	namesOf, poolsOf, sessionsOf Tally
-	keepers                      map[keeperKey]*Keeper
-	reasons                      map[uint64]string // by id of a failed buffer: the reason that the producer gave
-	events                       map[uint64][]byte // by id of a buffer: the handle of the interprocess event that came with the content
+	poolsOf, sessionsOf Tally
+	keepers             map[keeperKey]*Keeper
 }
 
 // LastIDs has the greatest id of each kind.
@@ -42,10 +37,10 @@ type LastIDs struct {
 
 // New makes a ledger without records.
 func New(l Limits) *Ledger {
-	return &Ledger{Limits: l.Filled(), Pools: make(map[uint64]*Pool), PoolNames: make(map[string]*Pool), Timelines: make(map[uint64]*Timeline),
-		ChannelNames: make(map[string]*Channel),
-		namesOf:      make(Tally), poolsOf: make(Tally), sessionsOf: make(Tally), keepers: make(map[keeperKey]*Keeper), reasons: make(map[uint64]string),
-		events: make(map[uint64][]byte)}
+	return &Ledger{Limits: l.Filled(), Pools: make(map[uint64]*Pool), PoolNames: make(map[string]*Pool), poolsOf: make(Tally), sessionsOf: make(Tally),
+		keepers: make(map[keeperKey]*Keeper),
+		buffers: buffers{reasons: make(map[uint64]string), events: make(map[uint64][]byte)}, names: names{namesOf: make(Tally)},
+		timelines: timelines{Timelines: make(map[uint64]*Timeline)}, channels: channels{ChannelNames: make(map[string]*Channel)}}
 }
 
 // Session is what is known of one connection.

@@ -13,36 +13,43 @@ type Name struct {
 	Owner  *Session // the name is removed when this session ends; nil: the name stays
 }
 
+// names is the table of the names.
+type names struct {
+	Names Index[string, *Name]
+
+	namesOf Tally
+}
+
 // SetName gives a buffer a name for a session. If the argument `keep` is true, the name stays when the session ends. If another buffer or
 // the same buffer has the name, SetName replaces the name and returns the old one, whose buffer may now be unused.
-func (l *Ledger) SetName(text string, b *Buffer, s *Session, keep bool) (old *Name) {
-	old = l.Names.Get(text)
+func (t *names) SetName(text string, b *Buffer, s *Session, keep bool) (old *Name) {
+	old = t.Names.Get(text)
 	n := &Name{Text: text, Buffer: b, UID: s.Peer.UID}
 	if old != nil {
-		l.RemoveName(old)
+		t.RemoveName(old)
 	}
 	if !keep {
 		n.Owner = s
 	}
-	l.putName(n)
+	t.putName(n)
 	return old
 }
 
 // putName adds a name to the tables, to its owner and to its buffer.
-func (l *Ledger) putName(n *Name) {
+func (t *names) putName(n *Name) {
 	if n.Owner != nil {
 		n.Owner.Names[n.Text] = n
 	}
-	l.Names.Set(n.Text, n)
-	l.namesOf.add(n.UID, 1)
+	t.Names.Set(n.Text, n)
+	t.namesOf.add(n.UID, 1)
 	n.Buffer.Names++
 	n.Buffer.Block.Pool.Has.Names++
 }
 
 // RemoveName removes a name. The name's buffer stays, even if nothing holds it any more.
-func (l *Ledger) RemoveName(n *Name) {
-	l.Names.Remove(n.Text)
-	l.namesOf.add(n.UID, -1)
+func (t *names) RemoveName(n *Name) {
+	t.Names.Remove(n.Text)
+	t.namesOf.add(n.UID, -1)
 	n.Buffer.Block.Pool.Has.Names--
 	if n.Owner != nil {
 		RemoveKey(&n.Owner.Names, &n.Owner.most.names, n.Text)

@@ -19,6 +19,13 @@ type Timeline struct {
 	references int // how many leases wait for fences of this timeline, plus how many members of channels write such fences
 }
 
+// timelines is the table of the timelines that a session may ask for.
+type timelines struct {
+	Timelines map[uint64]*Timeline
+
+	mostTimelines int // the greatest length of Timelines
+}
+
 // AddTimeline makes the timeline of a session, which has none yet.
 func (l *Ledger) AddTimeline(s *Session) *Timeline {
 	l.Last.Timeline++
@@ -28,40 +35,40 @@ func (l *Ledger) AddTimeline(s *Session) *Timeline {
 }
 
 // putTimeline adds a timeline to the table and to its session.
-func (l *Ledger) putTimeline(t *Timeline) {
+func (all *timelines) putTimeline(t *Timeline) {
 	t.Shown = make(map[*Session]struct{})
 	t.Session.Timeline = t
-	l.Timelines[t.ID] = t
+	all.Timelines[t.ID] = t
 }
 
 // EndTimeline notes that no process writes the timeline any more, and that all waits for its fences are over. If nobody can ask for the
 // timeline any more, EndTimeline removes it, and `gone` is true.
-func (l *Ledger) EndTimeline(t *Timeline) (gone bool) {
+func (all *timelines) EndTimeline(t *Timeline) (gone bool) {
 	t.Dead = true
-	return l.removeUnreferenced(t)
+	return all.removeUnreferenced(t)
 }
 
 // removeUnreferenced removes a timeline if no session can ask for it any more: it is dead, and no lease and no member refers to it.
-func (l *Ledger) removeUnreferenced(t *Timeline) bool {
-	if !t.Dead || t.references > 0 || l.Timelines[t.ID] != t {
+func (all *timelines) removeUnreferenced(t *Timeline) bool {
+	if !t.Dead || t.references > 0 || all.Timelines[t.ID] != t {
 		return false
 	}
-	RemoveKey(&l.Timelines, &l.mostTimelines, t.ID)
+	RemoveKey(&all.Timelines, &all.mostTimelines, t.ID)
 	return true
 }
 
 // addReferences notes that a lease of a session waits for fences.
-func (l *Ledger) addReferences(s *Session, ts Fences) {
+func (all *timelines) addReferences(s *Session, ts Fences) {
 	for _, f := range ts {
-		t := l.Timelines[f.Timeline]
+		t := all.Timelines[f.Timeline]
 		t.references++
 		t.Shown[s] = struct{}{}
 	}
 }
 
 // dropReference notes that a lease or a member does not refer to the timeline any more. It returns the timeline if it removes the timeline.
-func (l *Ledger) dropReference(t *Timeline) *Timeline {
-	if t.references--; l.removeUnreferenced(t) {
+func (all *timelines) dropReference(t *Timeline) *Timeline {
+	if t.references--; all.removeUnreferenced(t) {
 		return t
 	}
 	return nil
@@ -91,11 +98,11 @@ func (s *Session) SealedTimeline() *Timeline {
 // FindTimeline finds a timeline of which the session has a fence.
 //
 // Errors: [mempool.ErrClosed], [mempool.ErrStale].
-func (l *Ledger) FindTimeline(s *Session, id uint64) (*Timeline, error) {
+func (all *timelines) FindTimeline(s *Session, id uint64) (*Timeline, error) {
 	if err := s.Alive(); err != nil {
 		return nil, err
 	}
-	t := Find(s, l.Timelines[id])
+	t := Find(s, all.Timelines[id])
 	if t == nil {
 		return nil, typed.Errorf(mempool.ErrStale, "timeline %d is gone, and every fence of it is reached or will never be; or session %d was never sent "+
 			"a fence of it", id, s.ID)
