@@ -229,3 +229,9 @@ func (s *Session) Lease(id uint64) (*Lease, error) {
 	}
 	return nil, typed.Errorf(mempool.ErrReleased, "session %d has no lease %d: it has ended, or it is another session's, or it never was", s.ID, id)
 }
+
+// VisibleTo says whether a session may see the buffer.
+func (b *Buffer) VisibleTo(s *Session) bool { return b.Block.Pool.VisibleTo(s) }
+
+// VisibleTo says whether a session may see the lease.
+func (of *Lease) VisibleTo(s *Session) bool { return of.Buffer.VisibleTo(s) }

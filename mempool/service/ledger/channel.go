@@ -395,3 +395,6 @@ func (l *Ledger) MapLent(s *Session, channel, id uint64) (*Block, error) {
 	}
 	return b, nil
 }
+
+// VisibleTo says whether a session may see the channel.
+func (ch *Channel) VisibleTo(s *Session) bool { return ch.Pool.VisibleTo(s) }

@@ -80,3 +80,6 @@ func (l *Ledger) MayName(s *Session, b *Buffer, text string, replace bool) error
 func (s *Session) Unpublished(text string) error {
 	return typed.Errorf(mempool.ErrNotFound, "nothing is published as %q in a pool that user %d may use", text, s.Peer.UID)
 }
+
+// VisibleTo says whether a session may see the name.
+func (n *Name) VisibleTo(s *Session) bool { return n.UID == s.Peer.UID || n.Buffer.VisibleTo(s) }

@@ -177,3 +177,6 @@ func (l *Ledger) MostOf(p *Pool) (most *Session, bytes uint64) {
 	}
 	return most, bytes
 }
+
+// VisibleTo says whether a session may see the pool.
+func (p *Pool) VisibleTo(s *Session) bool { return s.MayUse(p.Maker, p.Access) }

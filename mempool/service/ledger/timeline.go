@@ -160,3 +160,10 @@ func (t *Timeline) Fences() (ts Fences) {
 	}
 	return ts
 }
+
+// VisibleTo says whether a session may ask for the timeline: a session sees its own timeline, and the timelines whose fences were sent to it
+// or may be in memory that it shares.
+func (t *Timeline) VisibleTo(s *Session) bool {
+	_, shown := t.Shown[s]
+	return shown || t.Session == s
+}

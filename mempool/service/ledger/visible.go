@@ -7,8 +7,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file decides what a session may see. A request finds what it names only with the function Find, and lists and counts call the
-// same methods VisibleTo. So a session gets the same answer for what it may not see and for what does not exist.
+// This file decides what a session may see. Each record has a method VisibleTo. A request finds what it names only with the function Find, and
+// lists and counts call the same methods. So a session gets the same answer for what it may not see and for what does not exist.
 
 // Visible is something that not every session may see.
 type Visible interface {
@@ -37,28 +37,6 @@ func Claim[V Visible](s *Session, kind, text string, v V) (old V, err error) {
 // pool. The user who made the pool sees it too.
 func (s *Session) MayUse(maker uint32, access *mempool.Access) bool {
 	return s.Owner || maker == s.Peer.UID || access.Allows(s.Peer)
-}
-
-// VisibleTo says whether a session may see the pool.
-func (p *Pool) VisibleTo(s *Session) bool { return s.MayUse(p.Maker, p.Access) }
-
-// VisibleTo says whether a session may see the buffer.
-func (b *Buffer) VisibleTo(s *Session) bool { return b.Block.Pool.VisibleTo(s) }
-
-// VisibleTo says whether a session may see the lease.
-func (of *Lease) VisibleTo(s *Session) bool { return of.Buffer.VisibleTo(s) }
-
-// VisibleTo says whether a session may see the name.
-func (n *Name) VisibleTo(s *Session) bool { return n.UID == s.Peer.UID || n.Buffer.VisibleTo(s) }
-
-// VisibleTo says whether a session may see the channel.
-func (ch *Channel) VisibleTo(s *Session) bool { return ch.Pool.VisibleTo(s) }
-
-// VisibleTo says whether a session may ask for the timeline: a session sees its own timeline, and the timelines whose fences were sent to it
-// or may be in memory that it shares.
-func (t *Timeline) VisibleTo(s *Session) bool {
-	_, shown := t.Shown[s]
-	return shown || t.Session == s
 }
 
 // VisibleTo says whether another session may see the session.
