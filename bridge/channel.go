@@ -2,7 +2,6 @@ package bridge
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
@@ -17,7 +16,6 @@ import (
 type Channel struct {
 	client *Client
 	shared *stream.Channel
-	named  bool // OpenChannel has found the channel by its name
 }
 
 // CreateChannel makes a channel, or opens an existing channel with the same spec. The frames go through memory that the clients of the
@@ -41,8 +39,8 @@ func (c *Client) CreateChannel(ctx context.Context, spec ChannelSpec) (*Channel,
 	return &Channel{client: c, shared: c.streams.Channel(convert.ChannelIdentity(reply.Channel))}, nil
 }
 
-// OpenChannel opens a channel by name. It waits until the channel exists. Of a closed queue that still has frames, and an open channel of
-// the same name, Publish and Close use the open channel, and Frames takes the frames of the closed queue.
+// OpenChannel opens a channel by name. It waits until the channel exists. It finds no closed channel: [Client.Subscribe] also finds a closed
+// queue that still has frames.
 //
 // Errors: [ErrNotFound] at the deadline, [ErrDenied], [ErrUnsupported].
 func (c *Client) OpenChannel(ctx context.Context, name string) (*Channel, error) {
@@ -57,31 +55,12 @@ func (c *Client) TryOpenChannel(ctx context.Context, name string) (*Channel, err
 }
 
 func (c *Client) findChannel(ctx context.Context, name string, try session.Attempt) (*Channel, error) {
-	info, err := find(ctx, c.session, session.Once, &wire.Find{Name: name})
-	if errors.Is(err, ErrNotFound) {
-		info, err = find(ctx, c.session, try, &wire.Find{Name: name, Consume: true})
-	}
-	if err != nil {
+	r := &wire.Find{Name: name}
+	var reply wire.ChannelReply
+	if err := c.session.Wait(ctx, try, r, &r.Wait, session.Call{Into: &reply}); err != nil {
 		return nil, err
 	}
-	return &Channel{client: c, shared: c.streams.Channel(info), named: true}, nil
-}
-
-func find(ctx context.Context, s *session.Session, try session.Attempt, r *wire.Find) (mempool.ChannelIdentity, error) {
-	var reply wire.ChannelReply
-	err := s.Wait(ctx, try, r, &r.Wait, session.Call{Into: &reply})
-	return convert.ChannelIdentity(reply.Channel), err
-}
-
-// source returns the channel whose frames the consumers of ch take: ch, or a closed queue of the same name that still has frames.
-func (ch *Channel) source(ctx context.Context) *stream.Channel {
-	if own := &ch.shared.Identity; ch.named && own.Mode == mempool.WorkQueue {
-		older, err := find(ctx, ch.client.session, session.Once, &wire.Find{Name: own.Name, Consume: true})
-		if err == nil && older.ID < own.ID {
-			return ch.client.streams.Channel(older)
-		}
-	}
-	return ch.shared // after an error, too: the next request to the service says what is wrong
+	return &Channel{client: c, shared: c.streams.Channel(convert.ChannelIdentity(reply.Channel))}, nil
 }
 
 // Identity returns the identity of the channel.

@@ -143,30 +143,35 @@ func TestFramesInHandOutliveTheLoop(t *testing.T) {
 	}
 }
 
-func TestAChannelOpenedByNamePublishesInTheOpenQueueAndTakesFromTheClosedOneFirst(t *testing.T) {
+func TestASubscriberByNameTakesTheFramesOfAClosedQueueBeforeThoseOfTheOpenOne(t *testing.T) {
 	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 2})
 	s.send(t, 0)
-	require.NoError(t, s.from.Close(t.Context()))
+	closed := s.from
+	require.NoError(t, closed.Close(t.Context()))
 	s.from = makeChannel(t, s.producer, s.pool, s.from.Identity().ChannelSpec)
-	opened := func() *Channel {
-		t.Helper()
-		ch, err := s.consumer.TryOpenChannel(t.Context(), "c")
-		require.NoError(t, err)
-		return ch
-	}
-	require.Equal(t, s.from.Identity().ID, opened().Identity().ID)
-	for range opened().Frames(t.Context(), mempool.SubscribeOptions{}) {
-	}
+	opened, err := s.consumer.TryOpenChannel(t.Context(), "c")
+	require.NoError(t, err)
+	require.Equal(t, s.from.Identity().ID, opened.Identity().ID)
 	s.send(t, 1)
-	require.NoError(t, opened().Close(t.Context()))
-	s.to = opened()
-	n := 0
-	for f, err := range s.to.Frames(t.Context(), mempool.SubscribeOptions{}) {
+	require.NoError(t, opened.Close(t.Context()))
+	for _, from := range []*Channel{closed, s.from} {
+		sub, err := s.consumer.TrySubscribe(t.Context(), "c", SubscribeOptions{})
 		require.NoError(t, err)
-		require.NoError(t, f.Release())
-		n++
+		require.Equal(t, from.Identity(), sub.Channel().Identity())
+		n := 0
+		for f, err := range sub.Frames(t.Context()) {
+			require.NoError(t, err)
+			require.NoError(t, f.Release())
+			n++
+		}
+		require.Equal(t, 1, n)
+		for _, err := range sub.Frames(t.Context()) {
+			require.ErrorIs(t, err, ErrClosed, "it has ended")
+		}
+		sub.Close()
 	}
-	assert.Equal(t, 1, n)
+	_, err = s.consumer.TrySubscribe(t.Context(), "c", SubscribeOptions{})
+	require.ErrorIs(t, err, ErrNotFound)
 }
 
 func TestALoopOverAChannelThatEndsWithItsContext(t *testing.T) {

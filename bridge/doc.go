@@ -19,7 +19,7 @@
 // A [Channel] carries buffers from producers to consumers, as frames. [Client.CreateChannel] makes a channel and [Client.OpenChannel] opens
 // a channel that exists. [Channel.Publisher] makes a [Publisher]: [Publisher.Loan] lends memory for a frame, and [Publisher.Publish]
 // publishes it, without a request to the service. [Channel.Publish] publishes the buffer of any write lease, which is one request for each
-// buffer. [Channel.Frames] is a loop over the frames that a consumer gets.
+// buffer. [Client.Subscribe] waits for a channel, and [Subscription.Frames] is a loop over its frames, from the first.
 //
 // # Giving back
 //

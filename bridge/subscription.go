@@ -3,12 +3,71 @@ package bridge
 import (
 	"context"
 	"errors"
+	"iter"
+	"sync/atomic"
 	"time"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/internal/stream"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
+
+// Subscription is a subscriber of a channel. It gets every frame since [Client.Subscribe] returned it. The caller takes the frames with Frames,
+// or calls Close.
+type Subscription struct {
+	of      *subscription
+	channel *Channel
+	manual  bool
+	over    atomic.Bool // Frames or Close was called
+}
+
+// Subscribe subscribes to a channel by name. It waits until the channel exists. A subscriber that waits gets the channel's frames from the
+// first: if producers must wait for it (with the policy [Block] or [Fail]), they do so before their first frame, and a queue keeps its frames.
+// With the other policies it begins with the oldest frame that the channel still keeps. If closed queues of this name still have frames, the
+// subscriber takes the frames of the oldest of them.
+//
+// Errors: [ErrNotFound] at the deadline, [ErrInvalid], [ErrDenied], [ErrLimit], [ErrUnsupported].
+func (c *Client) Subscribe(ctx context.Context, name string, o SubscribeOptions) (*Subscription, error) {
+	return c.subscribe(ctx, session.Waiting, name, o)
+}
+
+// TrySubscribe is like [Client.Subscribe], but does not wait for the channel to exist.
+//
+// Errors: [ErrNotFound], and those of Subscribe.
+func (c *Client) TrySubscribe(ctx context.Context, name string, o SubscribeOptions) (*Subscription, error) {
+	return c.subscribe(ctx, session.Once, name, o)
+}
+
+func (c *Client) subscribe(ctx context.Context, try session.Attempt, name string, o mempool.SubscribeOptions) (*Subscription, error) {
+	s, err := c.streams.Consume(ctx, try, name, o)
+	if err != nil {
+		return nil, err
+	}
+	return &Subscription{of: &subscription{s, c}, channel: &Channel{client: c, shared: c.streams.Channel(*s.Channel())}, manual: o.ManualAck}, nil
+}
+
+// Channel returns the channel.
+func (s *Subscription) Channel() *Channel { return s.channel }
+
+// Frames yields the frames, as [Channel.Frames] does. The subscription ends with the loop.
+func (s *Subscription) Frames(ctx context.Context) iter.Seq2[*Frame, error] {
+	return func(yield func(*Frame, error) bool) {
+		if !s.over.CompareAndSwap(false, true) {
+			yield(nil, typed.Errorf(ErrClosed, "the subscription to channel %q has ended: subscribe again", s.channel.Identity().Name))
+			return
+		}
+		s.of.deliver(ctx, s.manual, yield)
+	}
+}
+
+// Close ends a subscription whose frames the caller does not take. It does nothing if Frames was called: leave that loop, or end its context.
+func (s *Subscription) Close() {
+	if s.over.CompareAndSwap(false, true) {
+		s.of.Leave()
+	}
+}
 
 // subscription is one loop over the frames of a channel.
 type subscription struct {
@@ -24,7 +83,7 @@ type received struct {
 }
 
 func (ch *Channel) subscribe(ctx context.Context, o mempool.SubscribeOptions) (*subscription, error) {
-	s, err := ch.source(ctx).Consume(ctx, o)
+	s, err := ch.shared.Consume(ctx, o)
 	return &subscription{s, ch.client}, err
 }
 

@@ -59,6 +59,11 @@ func TestAtTheDeadlineACallSaysWhatItWaitedForAndTryAtOnce(t *testing.T) {
 			func(ctx context.Context) error { _, err := other.TryOpenPool(ctx, "q"); return err }, ErrNotFound},
 		{"OpenChannel", func(ctx context.Context) error { _, err := other.OpenChannel(ctx, "c"); return err },
 			func(ctx context.Context) error { _, err := other.TryOpenChannel(ctx, "c"); return err }, ErrNotFound},
+		{"Subscribe", func(ctx context.Context) error { _, err := other.Subscribe(ctx, "c", SubscribeOptions{}); return err },
+			func(ctx context.Context) error {
+				_, err := other.TrySubscribe(ctx, "c", SubscribeOptions{})
+				return err
+			}, ErrNotFound},
 		{"Get of no name", func(ctx context.Context) error { _, err := other.Get(ctx, "y", LeaseOptions{}); return err },
 			func(ctx context.Context) error { _, err := other.TryGet(ctx, "y", LeaseOptions{}); return err }, ErrNotFound},
 		{"Get to write", func(ctx context.Context) error { _, err := other.Get(ctx, "x", write); return err },
@@ -143,14 +148,11 @@ func TestACallWithoutADeadlineAsksAgainWhenTheServiceMayWaitNoLonger(t *testing.
 		ended <- err
 	}()
 	q, m := s.request(t)
-	require.Equal(t, &wire.Find{Name: "c"}, m)
-	s.refuse(t, q, &wire.Error{Code: wire.CodeNotFound, Message: "there is no open channel"})
 	for range 3 {
-		q, m := s.request(t)
-		require.Equal(t, &wire.Find{Name: "c", Consume: true, Wait: 1}, m)
+		require.Equal(t, &wire.Find{Name: "c", Wait: 1}, m)
 		s.refuse(t, q, &wire.Error{Code: wire.CodeTimeout, Message: "there is no channel"})
+		q, m = s.request(t)
 	}
-	q, _ = s.request(t)
 	s.reply(t, q, &wire.ChannelReply{Channel: wire.ChannelIdentity{ID: 1, Name: "c", Capacity: 1}})
 	require.NoError(t, <-ended)
 }

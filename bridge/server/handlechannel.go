@@ -8,7 +8,6 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 func (c *connection) timeline(q uint32, r *wire.GetTimeline) {
@@ -43,17 +42,13 @@ func (c *connection) replyChannel(q uint32, info mempool.ChannelIdentity, err er
 }
 
 func (c *connection) find(q uint32, r *wire.Find) {
-	role := service.Producer
-	if r.Consume {
-		role = service.Consumer
-	}
-	info, err := c.session.FindChannel(c.ctx, r.Name, role, 0)
+	info, err := c.session.FindChannel(c.ctx, r.Name, 0)
 	if r.Wait == 0 || q == 0 || !errors.Is(err, mempool.ErrNotFound) {
 		c.replyChannel(q, info, err)
 		return
 	}
 	c.waitFor(q, err, func(ctx context.Context) func() {
-		info, err := c.session.FindChannel(ctx, r.Name, role, milliseconds(r.Wait))
+		info, err := c.session.FindChannel(ctx, r.Name, milliseconds(r.Wait))
 		return func() { c.replyChannel(q, info, err) }
 	})
 }

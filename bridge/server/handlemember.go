@@ -1,10 +1,12 @@
 package server
 
 import (
+	"context"
 	"errors"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -13,13 +15,41 @@ func (c *connection) join(q uint32, r *wire.Join) {
 	if q == 0 {
 		return // without a reply, the client would not know the member's id
 	}
-	m, err := c.session.Channel(r.Channel).Join(service.MemberSpec{Role: service.MemberRole(r.Role), Oldest: r.Oldest, Full: mempool.FullPolicy(r.Full)})
+	spec := service.MemberSpec{Role: service.MemberRole(r.Role), Oldest: r.Oldest, Full: mempool.FullPolicy(r.Full)}
+	switch {
+	case (r.Channel == 0) == (r.Name == ""):
+		c.fail(q, typed.Errorf(mempool.ErrInvalid, "a member joins a channel by the channel's id or by its name; exactly one of them, not id %d and name %q", r.Channel, r.Name))
+		return
+	case r.Channel != 0:
+		m, err := c.session.Channel(r.Channel).Join(spec)
+		c.replyJoined(q, m, err)
+		return
+	}
+	m, err := c.session.JoinChannel(c.ctx, r.Name, spec, 0)
+	if r.Wait == 0 || !errors.Is(err, mempool.ErrNotFound) {
+		c.replyJoined(q, m, err)
+		return
+	}
+	c.waitFor(q, err, func(ctx context.Context) func() {
+		m, err := c.session.JoinChannel(ctx, r.Name, spec, milliseconds(r.Wait))
+		return func() { c.replyJoined(q, m, err) }
+	})
+}
+
+// replyJoined answers with a new member. If the answer cannot be sent, the member leaves, because the client does not know of it.
+func (c *connection) replyJoined(q uint32, m service.Joined, err error) {
 	if err != nil {
 		c.fail(q, err)
 		return
 	}
 	x, files := convert.WireExport(m.Export)
-	c.reply(q, &wire.JoinReply{Slot: uint64(m.Slot), Member: m.ID, Export: *x}, files)
+	reply := &wire.JoinReply{Channel: convert.WireChannelIdentity(m.Channel), Slot: uint64(m.Slot), Member: m.ID, Export: *x}
+	sent := c.unanswered.answer(q)
+	err = c.send(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, reply) })
+	if err != nil {
+		_ = c.session.Channel(m.Channel.ID).Member(m.ID).Leave() // this fails only if the member is gone
+	}
+	c.answered(q, sent, err)
 }
 
 // enter lets a member take part in its channel. Before the reply, enter sends the client the files of those other members that the new

@@ -80,12 +80,12 @@ func (s *sender) tell(n wire.Notice) {
 	_ = s.send(nil, func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, n) })
 }
 
-// sendMember sends the file of a member. If the file is closed, the member has left and its slot is free. Then sendMember sends the notice
+// sendMember sends the file of a member. If there is no file, or it is closed, the member has left. Then sendMember sends the notice
 // without a file, because the client may have seen the member in the roster and may be waiting for this notice.
 func (s *sender) sendMember(n service.MemberCame) {
 	out := &wire.MemberCame{Channel: n.Channel, Role: string(n.Role), Slot: uint64(n.Slot), Member: n.Member, Export: wire.Export{FDs: 1}}
 	packet := func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, out) }
-	if s.send([]*os.File{n.File}, packet) != nil {
+	if n.File == nil || s.send([]*os.File{n.File}, packet) != nil {
 		out.Export.FDs = 0
 		_ = s.send(nil, packet) // send fails only for packets that are too large, and for files
 	}

@@ -126,7 +126,8 @@ var hidden = map[string]func(id uint64) []wire.Request{
 		return []wire.Request{&wire.AwaitConsumers{Channel: id, Count: 1}, &wire.AwaitConsumers{Channel: id, Count: 1, Wait: 1}, &wire.AwaitConsumers{Channel: id}}
 	},
 	"join": func(id uint64) []wire.Request {
-		return []wire.Request{&wire.Join{Channel: id, Role: "producer"}, &wire.Join{Channel: id, Role: "consumer"}, &wire.Join{Channel: id, Role: "listener"}}
+		return []wire.Request{&wire.Join{Channel: id, Role: "producer"}, &wire.Join{Channel: id, Role: "consumer"}, &wire.Join{Channel: id, Role: "listener"},
+			&wire.Join{Name: "wages", Role: "consumer"}, &wire.Join{Name: "wages", Wait: 1, Role: "consumer"}, &wire.Join{Name: "wages", Channel: id, Role: "consumer"}}
 	},
 	"enter": func(id uint64) []wire.Request {
 		return []wire.Request{&wire.Enter{Channel: id, Member: 1}, &wire.Enter{Channel: id, Member: 99}}

@@ -538,9 +538,8 @@ type ChannelReply struct {
 //
 //wire:request find ChannelReply
 type Find struct {
-	Name    string `wire:"nm"`  // channel name
-	Consume bool   `wire:"co?"` // look for frames, see Channels
-	Wait    uint64 `wire:"w?"`  // milliseconds to wait
+	Name string `wire:"nm"` // channel name
+	Wait uint64 `wire:"w?"` // milliseconds to wait
 }
 
 // CloseChannel closes a channel. Consumers still get the remaining frames.
@@ -564,7 +563,9 @@ type AwaitConsumers struct {
 //
 //wire:request join JoinReply
 type Join struct {
-	Channel uint64 `wire:"ch"`  // channel id
+	Channel uint64 `wire:"ch?"` // channel id
+	Name    string `wire:"nm?"` // instead of the id: channel name, for a consumer
+	Wait    uint64 `wire:"w?"`  // milliseconds to wait for a channel of that name
 	Role    string `wire:"ro"`  // `producer` or `consumer`
 	Oldest  bool   `wire:"ol?"` // begin with the oldest kept frame of a broadcast
 	Full    string `wire:"fl?"` // policy of this consumer; left out: the channel's
@@ -572,9 +573,10 @@ type Join struct {
 
 // JoinReply has the files of a new member.
 type JoinReply struct {
-	Slot   uint64 `wire:"sl"` // slot in the roster
-	Member uint64 `wire:"mb"` // member id
-	Export Export `wire:"x"`  // three descriptors: roster, sequencer, and the member's own file
+	Channel ChannelIdentity `wire:"c"`  // the channel
+	Slot    uint64          `wire:"sl"` // slot in the roster
+	Member  uint64          `wire:"mb"` // member id
+	Export  Export          `wire:"x"`  // three descriptors: roster, sequencer, and the member's own file
 }
 
 // Enter says that the session has mapped the member's files. The member takes part once this is answered.

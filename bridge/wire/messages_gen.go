@@ -601,7 +601,6 @@ func (m *ChannelReply) fields() fields { return channelReplyFields.of(m) }
 
 var findFields = record[Find]{
 	stringField("nm", func(m *Find) *string { return &m.Name }),
-	boolField("co", func(m *Find) *bool { return &m.Consume }).maybe(),
 	uintField("w", func(m *Find) *uint64 { return &m.Wait }).maybe(),
 }
 
@@ -641,7 +640,9 @@ func (*AwaitConsumers) Reply() Reply { return new(EmptyReply) }
 func (m *AwaitConsumers) fields() fields { return awaitConsumersFields.of(m) }
 
 var joinFields = record[Join]{
-	uintField("ch", func(m *Join) *uint64 { return &m.Channel }),
+	uintField("ch", func(m *Join) *uint64 { return &m.Channel }).maybe(),
+	stringField("nm", func(m *Join) *string { return &m.Name }).maybe(),
+	uintField("w", func(m *Join) *uint64 { return &m.Wait }).maybe(),
 	stringField("ro", func(m *Join) *string { return &m.Role }),
 	boolField("ol", func(m *Join) *bool { return &m.Oldest }).maybe(),
 	stringField("fl", func(m *Join) *string { return &m.Full }).maybe(),
@@ -656,6 +657,7 @@ func (*Join) Reply() Reply { return new(JoinReply) }
 func (m *Join) fields() fields { return joinFields.of(m) }
 
 var joinReplyFields = record[JoinReply]{
+	structField("c", func(m *JoinReply) *ChannelIdentity { return &m.Channel }, channelIdentityFields),
 	uintField("sl", func(m *JoinReply) *uint64 { return &m.Slot }),
 	uintField("mb", func(m *JoinReply) *uint64 { return &m.Member }),
 	structField("x", func(m *JoinReply) *Export { return &m.Export }, exportFields),

@@ -34,9 +34,11 @@ type Member struct {
 	track  *track
 	cursor *cursor
 	joined bool
-	left   bool
-	said   bool // the member said that it leaves, so it takes no frame any more
-	gone   bool // the member's process has ended
+	// reserved says that Reserve has activated the member and Join has not been called yet.
+	reserved bool
+	left     bool
+	said     bool // the member said that it leaves, so it takes no frame any more
+	gone     bool // the member's process has ended
 
 	start  uint64 // the first number that this consumer of a broadcast may take
 	missed uint64 // frames that this consumer missed and that Host.dropped already counts

@@ -14,14 +14,36 @@ import (
 // [ErrCorrupt]; errors of the system.
 func (h *Host) Join(m *Member) error {
 	switch {
-	case m.joined || m.left:
+	case m.joined && !m.reserved || m.left:
 		return invalid("member %d has joined already", m.ID)
-	case !h.admits(m.Role):
+	case !m.reserved && !h.admits(m.Role):
 		return ErrClosed
 	}
 	if err := sealForGood(m.file); err != nil {
 		return err
 	}
+	if m.reserved {
+		m.reserved = false
+		return nil
+	}
+	return h.activate(m)
+}
+
+// Reserve activates a consumer that has not opened its own file yet, so that the consumer gets every frame that is published afterwards. No
+// other member may get the consumer's file before the caller calls [Host.Join]. Until then, no producer can publish: each producer waits for
+// the file.
+//
+// Errors: those of Join.
+func (h *Host) Reserve(m *Member) error {
+	if m.Role != ConsumerRole || m.joined || m.left {
+		return invalid("member %d is no consumer that has not joined", m.ID)
+	}
+	m.reserved = true
+	return h.activate(m)
+}
+
+// activate lets a member take part.
+func (h *Host) activate(m *Member) error {
 	m.joined = true
 	s := h.slot(m)
 	s.policy.Store(uint32(m.policy))
@@ -74,6 +96,13 @@ func (h *Host) Expel(m *Member) error {
 	m.left = true
 	if !m.joined {
 		return nil
+	}
+	if m.reserved { // it has taken no frame, and no producer has its file
+		m.joined, m.reserved = false, false
+		h.slot(m).state.Store(slotFree)
+		h.slot(m).id.Store(0)
+		_, err := h.change()
+		return err
 	}
 	h.slot(m).state.Store(slotLeft)
 	if m.Role == ProducerRole {

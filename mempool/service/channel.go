@@ -1,7 +1,9 @@
 package service
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/count"
@@ -50,8 +52,10 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 	if err != nil {
 		return mempool.ChannelIdentity{}, err
 	}
-	svc.channels[stream.Info.ID] = &channel{Stream: stream, svc: svc}
+	ch := &channel{Stream: stream, svc: svc}
+	svc.channels[stream.Info.ID] = ch
 	p.streams = true
+	ch.admitPendingLocked()
 	svc.channeled.broadcast()
 	e := s.rec.About(mempool.ChannelMade, "%s made channel %q in pool %q: %s, %d frames, %s when it is full", s.rec.Who(), spec.Name, p.rec.Info.Name, spec.Mode, spec.Capacity,
 		spec.Full)
@@ -61,39 +65,145 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 	return stream.Info, nil
 }
 
-// FindChannel finds a channel by name. It waits until the channel exists, but not longer than the time `wait`. If `role` is Consumer and
-// closed queues of this name still have frames that wait for a consumer, FindChannel returns the oldest of these queues.
+// FindChannel finds an open channel by name. It waits until the channel exists, but not longer than the time `wait`.
 //
 // Errors: [mempool.ErrNotFound] (if `wait` is 0) or [mempool.ErrTimeout], [mempool.ErrDenied], [mempool.ErrClosed], the context's error.
-func (s *Session) FindChannel(ctx context.Context, name string, role MemberRole, wait time.Duration) (mempool.ChannelIdentity, error) {
-	if err := mempool.ValidateName("channel", name); err != nil {
-		return mempool.ChannelIdentity{}, err
+func (s *Session) FindChannel(ctx context.Context, name string, wait time.Duration) (found mempool.ChannelIdentity, err error) {
+	err = s.awaitChannel(ctx, name, wait, func() (bool, error) {
+		ch, err := s.channelNamedLocked(name, Producer)
+		if ch != nil {
+			found = ch.Info
+		}
+		return ch != nil, err
+	})
+	return found, err
+}
+
+// JoinChannel makes a new consumer of the channel with this name, as [Channel.Join] does. It waits until the channel exists, but not longer
+// than the time `wait`. If closed queues of this name still have frames that wait for a consumer, the consumer joins the oldest of these
+// queues.
+//
+// A consumer that has waited for its channel gets the channel's frames from the first. If producers must wait for the consumer, they also
+// wait until it has entered. They wait as long as the service is patient; then the consumer leaves. Any other consumer begins with the oldest
+// frame that the channel still keeps when the consumer enters.
+//
+// Errors: those of FindChannel and of [Channel.Join].
+func (s *Session) JoinChannel(ctx context.Context, name string, spec MemberSpec, wait time.Duration) (Joined, error) {
+	if spec.Role != Consumer {
+		return Joined{}, typed.Errorf(mempool.ErrInvalid, "only a consumer can join a channel by its name: open the channel, and join it by its id")
 	}
+	if spec.Full != "" { // before the request waits
+		if err := spec.Full.Validate(); err != nil {
+			return Joined{}, err
+		}
+	}
+	p := &pendingJoin{session: s, spec: spec}
+	err := s.awaitChannel(ctx, name, wait, func() (bool, error) {
+		if p.done {
+			return true, p.err
+		}
+		rec, err := s.channelNamedLocked(name, Consumer)
+		if err != nil {
+			return false, err
+		}
+		if rec == nil {
+			s.svc.addPendingLocked(name, p)
+			return false, nil
+		}
+		p.joined, err = s.svc.channelOfLocked(rec).joinLocked(s, p.spec)
+		return true, err
+	})
+	s.svc.removePending(name, p)
+	return p.joined, err
+}
+
+// pendingJoin is a request that waits for a channel, to join it as a consumer. Service.mu guards it.
+type pendingJoin struct {
+	session *Session
+	spec    MemberSpec
+	waits   bool // it is in Service.pending
+	done    bool // the service has made the consumer, or cannot make it
+	joined  Joined
+	err     error
+}
+
+func (s *Service) addPendingLocked(name string, p *pendingJoin) {
+	if !p.waits {
+		p.waits, p.spec.Oldest = true, true
+		s.pending[name] = append(s.pending[name], p)
+	}
+}
+
+func (s *Service) removePending(name string, p *pendingJoin) {
+	if !p.waits {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pending[name] = slices.DeleteFunc(s.pending[name], func(one *pendingJoin) bool { return one == p })
+	if len(s.pending[name]) == 0 {
+		ledger.RemoveKey(&s.pending, &s.most.pending, name)
+	}
+}
+
+// admitPendingLocked is for a channel that was just made. It makes the consumers for which producers must wait, of those that wait for the
+// channel, so that they take part before the first frame. The other consumers join when they wake.
+func (ch *channel) admitPendingLocked() {
+	if ch.Info.Mode != mempool.Broadcast {
+		return // a queue keeps its frames until a consumer comes
+	}
+	for _, p := range ch.svc.pending[ch.Info.Name] {
+		full := cmp.Or(p.spec.Full, ch.Info.Full)
+		if p.done || full != mempool.Block && full != mempool.Fail || p.session.rec.Ended || !ch.Pool.Access.Allows(p.session.rec.Peer) {
+			continue
+		}
+		p.done = true
+		if p.joined, p.err = ch.joinLocked(p.session, p.spec); p.err == nil {
+			p.err = ch.Reserve(ch.Members[p.joined.ID])
+		}
+	}
+}
+
+// awaitChannel calls `find` until it returns true or an error. It waits between the calls until a channel is made, but not longer than the time
+// `wait`.
+func (s *Session) awaitChannel(ctx context.Context, name string, wait time.Duration, find func() (bool, error)) error {
+	if err := mempool.ValidateName("channel", name); err != nil {
+		return err
+	}
+	svc := s.svc
 	w := newWaiter(ctx, s, wait, purpose{what: forChannel, name: name})
 	defer w.stop()
-	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	for {
+	for last := false; ; {
 		if err := s.rec.Alive(); err != nil {
-			return mempool.ChannelIdentity{}, err
+			return err
 		}
-		ch := ledger.Find(s.rec, svc.ledger.ChannelNames[name])
-		if role == Consumer {
-			if draining := svc.drainingQueueLocked(s.rec.Peer, name, ch != nil); draining != nil {
-				ch = draining
-			}
+		if found, err := find(); found || err != nil {
+			return err
 		}
-		if ch != nil {
-			if !ch.Pool.Access.Allows(s.rec.Peer) {
-				return mempool.ChannelIdentity{}, ch.Pool.Denied(s.rec.Peer)
-			}
-			return ch.Info, nil
+		if last {
+			return w.cause(missing(wait, "there is no channel %q in a pool that user %d may use", name, s.rec.Peer.UID))
 		}
-		if !w.wait(svc.channeled.next()) {
-			return mempool.ChannelIdentity{}, w.cause(missing(wait, "there is no channel %q in a pool that user %d may use", name, s.rec.Peer.UID))
+		last = !w.wait(svc.channeled.next())
+	}
+}
+
+// channelNamedLocked finds a channel by name. A producer needs an open channel. A consumer gets the oldest closed queue with frames that wait
+// for a consumer, if there is one. If the name has no channel in a pool that the session may see, the result is nil.
+//
+// Errors: [mempool.ErrDenied].
+func (s *Session) channelNamedLocked(name string, role MemberRole) (*ledger.Channel, error) {
+	ch := ledger.Find(s.rec, s.svc.ledger.ChannelNames[name])
+	if role == Consumer {
+		if draining := s.svc.drainingQueueLocked(s.rec.Peer, name, ch != nil); draining != nil {
+			ch = draining
 		}
 	}
+	if ch != nil && !ch.Pool.Access.Allows(s.rec.Peer) {
+		return nil, ch.Pool.Denied(s.rec.Peer)
+	}
+	return ch, nil
 }
 
 // drainingQueueLocked finds the oldest closed queue of a name with frames that wait for a consumer, in a pool that the peer may use. If the

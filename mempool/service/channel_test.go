@@ -1,7 +1,6 @@
 package service
 
 import (
-	"context"
 	"fmt"
 	"testing"
 
@@ -15,7 +14,7 @@ func TestChannelsAreForWhoMayUseThePool(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
 	stranger, err := r.svc.OpenSession(mempool.Peer{UID: 4711}, func(Notice) {})
 	require.NoError(t, err)
-	_, err = stranger.FindChannel(t.Context(), "frames", Consumer, 0)
+	_, err = stranger.FindChannel(t.Context(), "frames", 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
 	_, err = stranger.Channel(r.info.ID).Join(MemberSpec{Role: Consumer})
 	assert.ErrorIs(t, err, mempool.ErrClosed)
@@ -32,16 +31,16 @@ func TestChannelsAreFoundByName(t *testing.T) {
 	assert.Equal(t, r.info, same)
 	_, err = s.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: pool, Capacity: 3})
 	assert.ErrorIs(t, err, mempool.ErrExists)
-	found, err := s.FindChannel(ctx, "frames", Consumer, 0)
+	found, err := s.FindChannel(ctx, "frames", 0)
 	require.NoError(t, err)
 	assert.Equal(t, r.info, found)
-	_, err = s.FindChannel(ctx, "other", Consumer, 0)
+	_, err = s.FindChannel(ctx, "other", 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
-	_, err = s.FindChannel(ctx, "other", Consumer, 1)
+	_, err = s.FindChannel(ctx, "other", 1)
 	assert.ErrorIs(t, err, mempool.ErrTimeout)
 	got := make(chan mempool.ChannelIdentity)
 	go func() {
-		info, err := s.FindChannel(ctx, "other", Consumer, patience)
+		info, err := s.FindChannel(ctx, "other", patience)
 		assert.NoError(t, err)
 		got <- info
 	}()
@@ -81,7 +80,7 @@ func TestAPoolThatIsDestroyedTakesNoOtherChannelsName(t *testing.T) {
 	again, err := r.owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: other.rec.Info.ID, Capacity: 2})
 	require.NoError(t, err)
 	require.NoError(t, r.owner.DestroyPool(r.pool.rec.Info.ID))
-	found, err := r.owner.FindChannel(context.Background(), "frames", Consumer, 0)
+	found, err := r.owner.FindChannel(t.Context(), "frames", 0)
 	require.NoError(t, err)
 	assert.Equal(t, again, found)
 	slow.quit()

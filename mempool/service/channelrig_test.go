@@ -48,8 +48,15 @@ func (r *channelRig) sit(w *worker, spec MemberSpec) *seat {
 	r.Helper()
 	m, err := w.Channel(r.info.ID).Join(spec)
 	require.NoError(r, err)
+	return r.seat(w, m)
+}
+
+func (r *channelRig) seat(w *worker, m Joined) *seat {
+	r.Helper()
 	require.Len(r, m.Export.Files, 3)
-	return &seat{worker: w, rig: r, member: m}
+	of := *r
+	of.info = m.Channel
+	return &seat{worker: w, rig: &of, member: m}
 }
 
 func (s *seat) config() shmchannel.MemberConfig {
@@ -157,7 +164,15 @@ type sink struct {
 func (r *channelRig) consume(w *worker, spec MemberSpec) *sink {
 	r.Helper()
 	spec.Role = Consumer
-	s := &sink{seat: r.sit(w, spec)}
+	m, err := w.Channel(r.info.ID).Join(spec)
+	require.NoError(r, err)
+	return r.seated(w, m)
+}
+
+// seated is the client of a consumer that has joined: it maps the consumer's files, and enters.
+func (r *channelRig) seated(w *worker, m Joined) *sink {
+	r.Helper()
+	s := &sink{seat: r.seat(w, m)}
 	var err error
 	s.Consumer, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: s.config()})
 	require.NoError(r, err)

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"context"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,11 +27,19 @@ func closedQueue(t *testing.T, frames int) (*channelRig, *source) {
 func (r *channelRig) worker() *sink {
 	r.Helper()
 	w := hire(r, r.svc)
-	info, err := w.FindChannel(context.Background(), "frames", Consumer, 0)
+	m, err := w.JoinChannel(r.Context(), "frames", MemberSpec{Role: Consumer}, 0)
 	require.NoError(r, err)
-	of := *r
-	of.info = info
-	return of.consume(w, MemberSpec{})
+	return r.seated(w, m)
+}
+
+// found returns the id of the channel that a consumer joins by name.
+func (r *channelRig) found() (uint64, error) {
+	s := hire(r, r.svc)
+	m, err := s.JoinChannel(r.Context(), "frames", MemberSpec{Role: Consumer}, 0)
+	if err == nil {
+		err = s.Channel(m.Channel.ID).Member(m.ID).Leave()
+	}
+	return m.Channel.ID, err
 }
 
 // drain takes and acknowledges all frames of the queue, and returns how many these were.
@@ -93,27 +100,27 @@ func TestTheOldestClosedQueueWithWaitingFramesIsFoundFirst(t *testing.T) {
 	next, err := r.owner.MakeChannel(r.info.ChannelSpec)
 	require.NoError(t, err, "the name is free")
 	find := func() uint64 {
-		found, err := r.owner.FindChannel(context.Background(), "frames", Consumer, 0)
+		id, err := r.found()
 		require.NoError(t, err)
-		return found.ID
+		return id
 	}
 	c := r.worker()
 	f := c.next()
 	require.Equal(t, r.info.ID, find())
-	found, err := r.owner.FindChannel(context.Background(), "frames", Producer, 0)
+	found, err := r.owner.FindChannel(t.Context(), "frames", 0)
 	require.NoError(t, err)
 	require.Equal(t, next.ID, found.ID, "a producer finds the open channel")
 	g := c.next()
 	require.Equal(t, next.ID, find(), "no frame of the closed queue waits")
 	require.NoError(t, r.owner.Channel(next.ID).Close())
 	require.Equal(t, r.info.ID, find(), "its frames need another worker if this worker ends")
-	_, err = r.owner.FindChannel(context.Background(), "frames", Producer, 0)
+	_, err = r.owner.FindChannel(t.Context(), "frames", 0)
 	require.ErrorIs(t, err, mempool.ErrNotFound, "a producer waits for an open channel")
 	require.NoError(t, c.Requeue(f))
 	require.NoError(t, c.Release(f, shmchannel.Fence{}))
 	c.done(g, mempool.Fence{})
 	assert.Equal(t, 1, r.worker().drain())
-	_, err = r.owner.FindChannel(context.Background(), "frames", Consumer, 0)
+	_, err = r.found()
 	require.ErrorIs(t, err, mempool.ErrNotFound)
 }
 

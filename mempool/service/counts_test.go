@@ -89,7 +89,7 @@ func TestRequestsThatWaitAreCountedByWhatTheyWaitFor(t *testing.T) {
 			},
 			func() error { _, err := s.getLease(t.Context(), "x", false, time.Hour); return err },
 			func() error { _, err := s.OpenPool(t.Context(), "x", time.Hour); return err },
-			func() error { _, err := s.FindChannel(t.Context(), "x", Consumer, time.Hour); return err },
+			func() error { _, err := s.FindChannel(t.Context(), "x", time.Hour); return err },
 			func() error { return s.Channel(made.ID).AwaitConsumers(t.Context(), 1, time.Hour) },
 		} {
 			go func() { ended <- wait() }()

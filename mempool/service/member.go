@@ -13,6 +13,7 @@ import (
 
 // Joined is what a session needs to take part in a channel.
 type Joined struct {
+	Channel mempool.ChannelIdentity
 	// Slot is the member's index in the roster. ID is a number that no other member of the channel has or gets later.
 	Slot int
 	ID   uint64
@@ -23,7 +24,7 @@ type Joined struct {
 
 // MemberCame gives a session the file of a new member of a channel. If the new member is a producer, the session's consumers in the channel
 // need this file. If the new member is a consumer, the session's producers need it. The service closes the file when it frees the new
-// member's slot.
+// member's slot. File is nil for a consumer that has left before it entered: producers may wait for its file.
 type MemberCame struct {
 	Channel uint64
 	Role    MemberRole
@@ -65,14 +66,18 @@ func (c Channel) Join(spec MemberSpec) (Joined, error) {
 	if err != nil {
 		return Joined{}, err
 	}
-	ch := svc.channelOfLocked(rec)
+	return svc.channelOfLocked(rec).joinLocked(s, spec)
+}
+
+// joinLocked makes a new member of the channel, which the session may use.
+func (ch *channel) joinLocked(s *Session, spec MemberSpec) (Joined, error) {
 	switch {
 	case ch.Closed && (!ch.Drains() || spec.Role != Consumer):
 		return Joined{}, ch.ErrClosed()
 	case s.notify == nil:
 		return Joined{}, typed.Errorf(mempool.ErrInvalid, "session %d gets no notices, and cannot join channel %q", s.rec.ID, ch.Info.Name)
 	}
-	if err := svc.ledger.MayJoin(s.rec, rec, spec); err != nil {
+	if err := s.svc.ledger.MayJoin(s.rec, ch.Channel, spec); err != nil {
 		return Joined{}, err
 	}
 	m, err := ch.Add(s.rec, spec, ch.tidyLocked)
@@ -80,7 +85,7 @@ func (c Channel) Join(spec MemberSpec) (Joined, error) {
 		return Joined{}, err
 	}
 	s.noteUse()
-	return Joined{Slot: m.Slot, ID: m.ID, Export: mempool.Export{Files: ch.Files(m)}}, nil
+	return Joined{Channel: ch.Info, Slot: m.Slot, ID: m.ID, Export: mempool.Export{Files: ch.Files(m)}}, nil
 }
 
 // Enter activates the member. The member's process must have mapped the member's files before. Enter first announces the new
@@ -102,11 +107,14 @@ func (of Member) Enter() ([]MemberCame, error) {
 		return nil, err
 	}
 	ch := svc.channelOfLocked(m.Channel)
-	if ch.Closed && (m.Role == Producer || ch.Info.Mode != mempool.WorkQueue) {
+	if ch.Closed && !m.Reserved && (m.Role == Producer || ch.Info.Mode != mempool.WorkQueue) {
 		return nil, ch.ErrClosed()
 	}
 	others := ch.introduceLocked(m)
 	if err := ch.Enter(m); err != nil {
+		if m.Reserved { // producers must not wait for it
+			ch.leaveLocked(m, false)
+		}
 		ch.tidyLocked()
 		return nil, err
 	}
@@ -152,6 +160,20 @@ func (ch *channel) came(m *ledger.Member) MemberCame {
 	return MemberCame{Channel: ch.Info.ID, Role: m.Role, Slot: m.Slot, Member: m.ID, File: ch.File(m)}
 }
 
+// leaveLocked removes a member. The argument `said` is true if the member itself asked to leave. If producers may wait for the member's file,
+// leaveLocked tells them that the member has left.
+func (ch *channel) leaveLocked(m *ledger.Member, said bool) {
+	ch.Leave(m, said)
+	if !m.Reserved {
+		return
+	}
+	for _, p := range ch.MembersOf(Producer) {
+		if p.Entered && !p.Left {
+			ch.svc.sessionOf(p.Session).tellLocked(MemberCame{Channel: ch.Info.ID, Role: Consumer, Slot: m.Slot, Member: m.ID})
+		}
+	}
+}
+
 // Leave removes the member from its channel. Before a consumer calls Leave, the consumer must store in the channel's shared
 // memory that it has left. When the last producer of the session in this channel leaves, the service ends the session's write leases on
 // buffers that the channel or its consumers still need. The service keeps these buffers until nothing needs them.
@@ -172,7 +194,7 @@ func (of Member) Leave() error {
 			return err
 		}
 	}
-	ch.Leave(m, true)
+	ch.leaveLocked(m, true)
 	ch.tidyLocked()
 	return nil
 }

@@ -48,7 +48,7 @@ func New(c Config) *Service {
 	s := &Service{
 		began: time.Now(), uid: mempool.Self().UID, mayCreate: c.MayCreate, ledger: ledger.New(c.Limits), memory: hostmem.New(),
 		closing: make(chan struct{}), done: make(chan struct{}), pools: make(map[uint64]*Pool), sessions: make(map[uint64]*Session), channels: make(map[uint64]*channel),
-		changed: make(map[uint64]*signal), awaited: make(map[string]*awaited), broken: make(map[*ledger.Session][]*broken), waiting: make(map[string]int),
+		changed: make(map[uint64]*signal), awaited: make(map[string]*awaited), pending: make(map[string][]*pendingJoin), broken: make(map[*ledger.Session][]*broken), waiting: make(map[string]int),
 		mu: mutex{journal: events}, journal: events, patience: cmp.Or(c.Patience, usualPatience),
 	}
 	if _, on := os.LookupEnv("POOLBRIDGE_CHECK_LEASES"); on {

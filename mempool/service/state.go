@@ -36,10 +36,11 @@ type Service struct {
 	pooled    signal              // a pool was made, or could not be made
 	reclaim   reclaimQueue
 	draining  map[*ledger.Block]func()
-	channeled signal                          // a channel was made
-	view      *view                           // the view that is being made; nil: none
-	viewing   sync.Mutex                      // held while a view is made; locked before mu
-	most      struct{ sessions, awaited int } // the greatest lengths of these maps
+	channeled signal                                   // a channel was made
+	pending   map[string][]*pendingJoin                // by name of a channel that does not exist
+	view      *view                                    // the view that is being made; nil: none
+	viewing   sync.Mutex                               // held while a view is made; locked before mu
+	most      struct{ sessions, awaited, pending int } // the greatest lengths of these maps
 
 	journal  *journal.Journal
 	waiting  map[string]int // how many requests wait, for each kind of thing that they wait for

@@ -134,8 +134,8 @@ func (ch *channel) tendLocked() {
 	})
 }
 
-// watchChannelsLocked starts a goroutine that looks for slow subscribers, and for closed queues without consumers, as long as there are
-// channels.
+// watchChannelsLocked starts a goroutine that looks for slow subscribers, for consumers that do not enter, and for closed queues without
+// consumers, as long as there are channels.
 func (s *Service) watchChannelsLocked() {
 	if s.watching {
 		return
@@ -154,6 +154,10 @@ func (s *Service) watchChannelsLocked() {
 			for rec := range s.ledger.Channels.All() {
 				ch := s.channelOfLocked(rec)
 				ch.Watch(s.patience)
+				for _, m := range ch.Absent(s.patience) {
+					ch.leaveLocked(m, false)
+					ch.tidyLocked()
+				}
 				if !ch.Alone.IsZero() && ch.Over() {
 					ch.tidyLocked()
 				}
@@ -184,7 +188,7 @@ func (s *Service) endChannelsLocked(p *Pool) {
 func (s *Service) expelLocked(of *ledger.Session) (lent streams.Lending) {
 	producers := make(map[*ledger.Channel][]*ledger.Member)
 	for _, m := range of.SortedMembers() {
-		s.channelOfLocked(m.Channel).Leave(m, false)
+		s.channelOfLocked(m.Channel).leaveLocked(m, false)
 		if m.Role == ledger.Producer && m.Entered {
 			producers[m.Channel] = append(producers[m.Channel], m)
 		}

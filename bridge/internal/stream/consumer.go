@@ -36,13 +36,26 @@ type Consumer struct {
 
 // Consume joins the channel as a consumer.
 func (ch *Channel) Consume(ctx context.Context, o mempool.SubscribeOptions) (*Consumer, error) {
+	return ch.streams.consume(ctx, session.Once, wire.Join{Channel: ch.Identity.ID}, o)
+}
+
+// Consume joins the channel with this name as a consumer. If `try` is Waiting, Consume waits until the channel exists.
+func (st *Streams) Consume(ctx context.Context, try session.Attempt, name string, o mempool.SubscribeOptions) (*Consumer, error) {
+	if err := mempool.ValidateName("channel", name); err != nil {
+		return nil, err
+	}
+	return st.consume(ctx, try, wire.Join{Name: name}, o)
+}
+
+func (st *Streams) consume(ctx context.Context, try session.Attempt, r wire.Join, o mempool.SubscribeOptions) (*Consumer, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Consumer{member: newMember(ch.streams, ch.Identity, shmchannel.ConsumerRole), fails: o.NoProducers == mempool.FailWithoutProducers}
+	r.Oldest, r.Full = o.Oldest, string(o.Full)
+	s := &Consumer{member: newMember(st, shmchannel.ConsumerRole), fails: o.NoProducers == mempool.FailWithoutProducers}
 	s.users.Store(1)
 	s.depart = func(context.Context) { s.Leave() }
-	err := s.join(ctx, &wire.Join{Oldest: o.Oldest, Full: string(o.Full)}, func(config shmchannel.MemberConfig) (err error) {
+	err := s.join(ctx, try, &r, func(config shmchannel.MemberConfig) (err error) {
 		s.native, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: config, Reached: s.reached,
 			NeedsProducers: s.fails || o.NoProducers == mempool.EndWithoutProducers})
 		if err == nil {

@@ -89,7 +89,7 @@ func TestAFrameIsNotSentBeforeTheClientHasJoined(t *testing.T) {
 	require.NoError(t, err)
 	ready := clock.Next(word)
 	l := r.allocate(t)
-	joining := &Producer{member: newMember(r.streams, r.channel.Identity, shmchannel.ProducerRole), joined: make(chan struct{})}
+	joining := &Producer{member: newMember(r.streams, shmchannel.ProducerRole), joined: make(chan struct{})}
 	r.streams.producers[r.channel.Identity.ID] = joining // it never ends
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -117,9 +117,9 @@ func TestWhoFailsToJoinLeavesItsPlaceToOthers(t *testing.T) {
 				r := start(t)
 				for range tries {
 					ctx, cancel := context.WithCancel(t.Context())
-					m := newMember(r.streams, r.channel.Identity, role)
+					m := newMember(r.streams, role)
 					m.depart, m.counts = func(context.Context) { m.sendLeave() }, func() (none shmchannel.Counts) { return none }
-					if err := m.join(ctx, &wire.Join{}, func(shmchannel.MemberConfig) error { return fail(cancel) }); err == nil {
+					if err := m.join(ctx, session.Once, &wire.Join{Channel: r.channel.Identity.ID}, func(shmchannel.MemberConfig) error { return fail(cancel) }); err == nil {
 						m.sendLeave()
 					}
 					cancel()

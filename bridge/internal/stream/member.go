@@ -40,34 +40,35 @@ type member struct {
 	broken error          // error of a file that could not be used
 }
 
-func newMember(st *Streams, channel mempool.ChannelIdentity, role shmchannel.Role) member {
-	return member{streams: st, session: st.session, channel: channel, role: role, unwatch: func() bool { return false },
+func newMember(st *Streams, role shmchannel.Role) member {
+	return member{streams: st, session: st.session, role: role, unwatch: func() bool { return false },
 		known: make(map[int]uint64), came: make(chan struct{})}
 }
 
-// join makes the client a member of the channel. The function `open` opens the member with the files that the service sent, and sets m.add.
-// If a step after the service's reply fails, the client removes the member from the channel again.
-func (m *member) join(ctx context.Context, r *wire.Join, open func(shmchannel.MemberConfig) error) error {
+// join makes the client a member of the channel that r names. If `try` is Waiting, join waits until a channel of that name exists. The function
+// `open` opens the member with the files that the service sent, and sets m.add. If a step after the service's reply fails, the client removes
+// the member from the channel again.
+func (m *member) join(ctx context.Context, try session.Attempt, r *wire.Join, open func(shmchannel.MemberConfig) error) error {
 	s := m.session
 	clock, err := s.Timelines.Clock(ctx) // a member's fences must be of a timeline that was sealed before the member joins
 	if err != nil {
 		return err
 	}
 	m.timeline = clock.Timeline()
-	r.Channel, r.Role = m.channel.ID, m.role.String()
+	r.Role = m.role.String()
 	var reply wire.JoinReply
 	var files []*os.File
-	err = s.Do(ctx, r, &session.Call{Into: &reply,
+	err = s.Wait(ctx, try, r, &r.Wait, session.Call{Into: &reply,
 		Files: func(fds *seqpacket.FDs) { files = session.TakeFiles(fds, reply.Export.FDs) },
 		Undo: func() {
 			session.CloseFiles(files)
-			_ = s.Send(&wire.Leave{Channel: m.channel.ID, Member: reply.Member})
+			_ = s.Send(&wire.Leave{Channel: reply.Channel.ID, Member: reply.Member})
 		}})
 	if err != nil {
 		return err
 	}
 	defer session.CloseFiles(files)
-	m.id = reply.Member
+	m.channel, m.id = convert.ChannelIdentity(reply.Channel), reply.Member
 	if len(files) != 3 {
 		m.sendLeave()
 		return typed.Errorf(convert.ErrProtocol, "a member of channel %q comes with three files, this one with %d", m.channel.Name, len(files))

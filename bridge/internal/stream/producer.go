@@ -72,7 +72,8 @@ func (st *Streams) producer(channel mempool.ChannelIdentity) (*Producer, error) 
 	if p := st.producers[channel.ID]; p != nil {
 		return p, nil
 	}
-	p := &Producer{member: newMember(st, channel, shmchannel.ProducerRole), joined: make(chan struct{}), returning: make(chan struct{}, 1)}
+	p := &Producer{member: newMember(st, shmchannel.ProducerRole), joined: make(chan struct{}), returning: make(chan struct{}, 1)}
+	p.channel = channel
 	p.depart = func(context.Context) { p.sendLeave() }
 	if err := st.session.Go(p.begin); err != nil { // in the background, so that joining continues if ctx ends
 		return nil, err
@@ -92,7 +93,7 @@ func (ch *Channel) Lent() int {
 // begin joins the channel. If joining fails, the next Publish tries again.
 func (p *Producer) begin() {
 	st, working := p.streams, p.session.Working()
-	p.err = p.join(working, &wire.Join{}, func(config shmchannel.MemberConfig) (err error) {
+	p.err = p.join(working, session.Once, &wire.Join{Channel: p.channel.ID}, func(config shmchannel.MemberConfig) (err error) {
 		p.native, err = shmchannel.OpenProducer(config)
 		if err == nil {
 			p.add, p.counts = p.native.AddCursor, p.native.Counts

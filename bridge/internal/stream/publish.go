@@ -150,7 +150,7 @@ func (p *Producer) publishInTime(caller context.Context, try session.Attempt, r 
 		switch {
 		case isUnknown:
 			if err := p.await(caller, unknown); err != nil {
-				return 0, err
+				return 0, fmt.Errorf("channel %q: consumer %d takes part, and has not entered the channel: %w", p.channel.Name, unknown.ID, err)
 			}
 			continue
 		case isFull && (bool(try) || p.over(caller) == nil):

@@ -52,6 +52,7 @@ type Member struct {
 	Role     MemberRole
 	Full     mempool.FullPolicy // what happens when this consumer is slow
 	Timeline *Timeline          // nil if the member writes no fences
+	Reserved bool               // the consumer takes part and has not entered
 	Entered  bool
 	Left     bool
 	Said     bool // the member left by its own request
@@ -293,14 +294,14 @@ func (ch *Channel) MembersOf(role MemberRole) (members []*Member) {
 // Consumed says whether the channel has a consumer that may still take frames or use frames.
 func (ch *Channel) Consumed() bool {
 	for _, m := range ch.Members {
-		if m.Role == Consumer && m.Entered {
+		if m.Role == Consumer && (m.Entered || m.Reserved) {
 			return true
 		}
 	}
 	return false
 }
 
-// Consumers counts the consumers that take part.
+// Consumers counts the consumers that have entered and not left.
 func (ch *Channel) Consumers() (n int) {
 	for _, m := range ch.Members {
 		if m.Role == Consumer && m.Entered && !m.Left {

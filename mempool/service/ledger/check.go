@@ -237,6 +237,8 @@ func (c *checker) checkMembers(ch *Channel, s *sums) {
 		c.want(own && (of.Ended || c.known(of)), "member %d of channel %d belongs to session %d, which does not have it", id, ch.Info.ID, of.ID)
 		c.want(m.Left || !of.Ended, "member %d of channel %d has not left, and its session has ended", id, ch.Info.ID)
 		c.want(m.Left || !m.Said, "member %d of channel %d said that it leaves, and has not left", id, ch.Info.ID)
+		c.want(!m.Reserved || m.Role == Consumer && !m.Entered && ch.Info.Mode == mempool.Broadcast,
+			"member %d of channel %d is reserved, and has entered or is no consumer of a broadcast", id, ch.Info.ID)
 		c.want(m.Role == Producer || m.Role == Consumer, "member %d of channel %d has the role %q", id, ch.Info.ID, m.Role)
 		_, again := taken[seat{m.Role, m.Slot}]
 		c.want(!again, "two %ss of channel %d have slot %d", m.Role, ch.Info.ID, m.Slot)

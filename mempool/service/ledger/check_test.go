@@ -164,6 +164,7 @@ func TestACheckSaysWhatIsWrong(t *testing.T) {
 		"member 1 of channel 1 belongs to session 1":   func(b *books) { clear(b.writer.Members) },
 		"member 3 of channel 1 has not left":           func(b *books) { b.gone.Left = false },
 		"said that it leaves, and has not left":        func(b *books) { b.producer.Said = true },
+		"is reserved, and has entered or is no":        func(b *books) { b.producer.Reserved = true },
 		"has the role \"actor\"":                       func(b *books) { b.consumer.Role = "actor" },
 		"two producers of channel 1 have slot 0":       func(b *books) { b.gone.Slot = 0 },
 		"writes timeline 2, which is gone or another":  func(b *books) { b.producer.Timeline = b.gone.Timeline },

@@ -135,13 +135,13 @@ type channelEntry struct {
 }
 
 type memberEntry struct {
-	ID, Session         uint64
-	Slot                int
-	Gone                bool // it has no slot any more, and the channel keeps buffers of it
-	Role                MemberRole
-	Full                mempool.FullPolicy
-	Timeline            uint64 // 0: none
-	Entered, Left, Said bool
+	ID, Session                   uint64
+	Slot                          int
+	Gone                          bool // it has no slot any more, and the channel keeps buffers of it
+	Role                          MemberRole
+	Full                          mempool.FullPolicy
+	Timeline                      uint64 // 0: none
+	Reserved, Entered, Left, Said bool
 }
 
 type keptEntry struct {
@@ -266,8 +266,8 @@ func (ch *Channel) all() map[uint64]*Member {
 func (ch *Channel) entry() channelEntry {
 	e := channelEntry{Info: ch.Info, UID: ch.UID, Closed: ch.Closed, LastMember: ch.LastMember, Alone: ch.Alone}
 	for id, m := range ch.all() {
-		one := memberEntry{ID: id, Session: m.Session.ID, Slot: m.Slot, Gone: ch.Members[id] == nil, Role: m.Role, Full: m.Full, Entered: m.Entered, Left: m.Left,
-			Said: m.Said}
+		one := memberEntry{ID: id, Session: m.Session.ID, Slot: m.Slot, Gone: ch.Members[id] == nil, Role: m.Role, Full: m.Full, Reserved: m.Reserved, Entered: m.Entered,
+			Left: m.Left, Said: m.Said}
 		if m.Timeline != nil && !one.Gone {
 			one.Timeline = m.Timeline.ID
 		}
@@ -553,7 +553,8 @@ func (r *reader) readChannels(c *content) {
 			if !ok {
 				continue
 			}
-			m := &Member{ID: e.ID, Slot: e.Slot, Channel: ch, Session: s, Role: e.Role, Full: e.Full, Entered: e.Entered, Left: e.Left, Said: e.Said}
+			m := &Member{ID: e.ID, Slot: e.Slot, Channel: ch, Session: s, Role: e.Role, Full: e.Full, Reserved: e.Reserved, Entered: e.Entered,
+				Left: e.Left, Said: e.Said}
 			if e.Timeline != 0 {
 				m.Timeline, _ = named(r, "timeline", e.Timeline, func(id uint64) *Timeline { return r.Timelines[id] })
 			}

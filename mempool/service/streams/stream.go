@@ -31,7 +31,8 @@ type Stream struct {
 // end is the service's end of a member's memory.
 type end struct {
 	*shmchannel.Member
-	behind journal.Lag // since when this consumer of a broadcast leaves the channel no room for another frame
+	behind   journal.Lag // since when this consumer of a broadcast leaves the channel no room for another frame
+	reserved time.Time   // when Reserve was called
 }
 
 var (
@@ -99,8 +100,34 @@ func (st *Stream) File(m *ledger.Member) *os.File { return st.ends[m.ID].File() 
 // Errors: [mempool.ErrInvalid] if the client itself has sealed the member's file, [mempool.ErrClosed].
 func (st *Stream) Enter(m *ledger.Member) error {
 	err := st.failed(st.host.Join(st.ends[m.ID].Member))
-	m.Entered = err == nil
+	if err == nil {
+		m.Entered, m.Reserved = true, false
+	}
 	return err
+}
+
+// Reserve lets a consumer take part before its process has mapped the member's files. The consumer gets every frame that is published
+// afterwards. Producers wait until it enters or leaves.
+//
+// Errors: [mempool.ErrClosed].
+func (st *Stream) Reserve(m *ledger.Member) error {
+	err := st.failed(st.host.Reserve(st.ends[m.ID].Member))
+	m.Reserved, st.ends[m.ID].reserved = err == nil, time.Now()
+	return err
+}
+
+// Absent returns the consumers that have not entered within the time `patience` after Reserve, and notes them as an event. The caller makes
+// them leave.
+func (st *Stream) Absent(patience time.Duration) (absent []*ledger.Member) {
+	for _, m := range st.Members {
+		if !m.Reserved || m.Left || time.Since(st.ends[m.ID].reserved) < patience {
+			continue
+		}
+		absent = append(absent, m)
+		st.note(m.Session.About(mempool.SubscriberSlow, "%s waited for channel %q, and has not entered it within %v: it is removed, so that producers do not wait for it",
+			m.Session.Who(), st.Info.Name, patience))
+	}
+	return absent
 }
 
 // Leave removes a member, and notes in its timeline the fences that are in its file. The argument `said` is true if the member itself asked

@@ -203,7 +203,7 @@ class AsyncClient(AsyncLists, ClientState):
 
     async def open_channel(self, name: str, timeout: float | None = 0.0) -> AsyncChannel:
         """Open a channel by its name; see `Client.open_channel`."""
-        return await self._run(self._open_channel(name, timeout, consume=False))
+        return await self._run(self._open_channel(name, timeout))
 
     def subscribe(
         self,
@@ -224,7 +224,7 @@ class AsyncClient(AsyncLists, ClientState):
         return AsyncSubscription(
             self._session,
             self._run,
-            self._open_channel,
+            self._joined_channel,
             channel,
             credit=credit,
             oldest=oldest,

@@ -25,9 +25,11 @@ from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, NoProduce
 from poolbridge._wire.limits import MAX_CAPACITY, MAX_CONSUMERS, MAX_DELIVERY, MAX_IN_HAND
 from poolbridge._wire.messages import (
     AwaitConsumers,
+    ChannelIdentity,
     ChannelReply,
     CloseChannel,
     Find,
+    Join,
     MakeChannel,
     Open,
     PoolReply,
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from poolbridge._client.copies import Copies
     from poolbridge._session.consumer import Consumer
     from poolbridge._session.session import Session
-    from poolbridge._wire.messages import ChannelIdentity
 
 MODES = get_args(ChannelMode)
 ACKS = get_args(AckMode)
@@ -90,16 +91,21 @@ def create_channel(
     return channel
 
 
-def open_channel(session: Session, name: str, *, timeout: float | None, consume: bool) -> Flow[ChannelIdentity]:
-    """Open a channel by its name, and open the channel's pool. If `consume` is true, closed queues can be found too."""
+def open_channel(session: Session, name: str, *, timeout: float | None) -> Flow[ChannelIdentity]:
+    """Open a channel by its name, and open the channel's pool."""
     timeout = check_timeout(timeout)
-    request = Find(name=check_name(name, "channel"), consume=consume, wait=to_milliseconds(timeout))
+    request = Find(name=check_name(name, "channel"), wait=to_milliseconds(timeout))
     check_able(session)
     reply = yield Ask(request, ChannelReply, timeout)
     channel: ChannelIdentity = reply.channel
+    yield from open_pool(session, channel)
+    return channel
+
+
+def open_pool(session: Session, channel: ChannelIdentity) -> Flow[None]:
+    """Open the pool of a channel, if the session has not opened it."""
     if session.pool_info(channel.pool) is None:
         yield Ask(Open(pool=channel.pool), PoolReply)
-    return channel
 
 
 def wait_for_consumers(channel: ChannelIdentity, n: int, timeout: float | None) -> Flow[None]:
@@ -157,27 +163,30 @@ def publish(
 
 def subscribe(
     session: Session,
-    channel: ChannelIdentity,
+    channel: ChannelIdentity | str,
     *,
     credit: int,
     oldest: bool,
     full: FullPolicy | None,
     ack: AckMode,
     no_producers: NoProducers,
+    timeout: float | None = 0.0,
 ) -> Flow[Consumer]:
-    """Join a channel as a consumer."""
+    """Join a channel as a consumer. If `channel` is a name, wait for a channel of this name."""
     auto = check_word(ack, ACKS, "ack", ACKS) == "auto"
     most = _check_most(credit, MAX_IN_HAND, "credit")
     policy = "" if full is None else check_word(full, FULL, "full", FULL)
     without = check_word(no_producers, NO_PRODUCERS, "no_producers", NO_PRODUCERS)
+    request = Join(role="consumer", oldest=check_flag(oldest, "oldest"), full=policy)
+    seconds: float | None = 0.0
+    if isinstance(channel, ChannelIdentity):
+        request.channel = channel.id
+    else:
+        request.name, seconds = check_name(channel, "channel"), check_timeout(timeout)
+        request.wait = to_milliseconds(seconds)
+    check_able(session)
     consumer: Consumer = yield from consume(
-        session,
-        channel,
-        credit=most,
-        oldest=check_flag(oldest, "oldest"),
-        full=policy,
-        auto=auto,
-        no_producers=without,
+        session, request, credit=most, auto=auto, no_producers=without, wait=seconds
     )
     if session.concurrent:  # one thread takes a frame, and the event loop's thread accepts it
         consumer.native.any_thread, consumer.spin = True, 0.0

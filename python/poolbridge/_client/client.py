@@ -538,7 +538,7 @@ class Client(Lists, ClientState):
         UnavailableError
             poolbridge is installed without its native module, or the service does not support channels.
         """
-        channel: Channel = self._run(self._open_channel(name, timeout, consume=False))
+        channel: Channel = self._run(self._open_channel(name, timeout))
         return channel
 
     def subscribe(
@@ -554,10 +554,13 @@ class Client(Lists, ClientState):
     ) -> Subscription:
         """Subscribe to a channel. Iterate over the returned subscription to get the frames.
 
+        A subscriber that waits for a channel to appear gets the channel's frames from the first. With the policies
+        ``"drop-oldest"`` and ``"latest"``, it begins with the oldest frame that the channel still keeps.
+
         Parameters
         ----------
         channel
-            A channel or its name.
+            A channel or its name. A name also finds a closed queue that still has frames.
         credit
             How many frames this subscriber may have taken and not yet acknowledged, 1 to 256. When the subscriber has
             reached this number, a call for the next frame waits until another thread or task acknowledges a frame.
@@ -603,7 +606,7 @@ class Client(Lists, ClientState):
         subscription = Subscription(
             self._session,
             self._run,
-            self._open_channel,
+            self._joined_channel,
             channel,
             credit=credit,
             oldest=oldest,

@@ -247,9 +247,12 @@ class ClientState:
         )
         return self._channel(info)
 
-    def _open_channel(self, name: str, timeout: float | None, *, consume: bool) -> Flow[Any]:
-        flow = _channel_operations.open_channel(self._session, name, timeout=timeout, consume=consume)
-        return self._channel((yield from flow))
+    def _open_channel(self, name: str, timeout: float | None) -> Flow[Any]:
+        return self._channel((yield from _channel_operations.open_channel(self._session, name, timeout=timeout)))
+
+    def _joined_channel(self, info: _messages.ChannelIdentity) -> Flow[Any]:
+        yield from _channel_operations.open_pool(self._session, info)
+        return self._channel(info)
 
     def _channel(self, info: _messages.ChannelIdentity) -> Any:
         known = self._session.pool_info(info.pool)

@@ -48,7 +48,7 @@ class BaseSubscription(Uncopied):
         self,
         session: Session,
         run: Any,
-        find: Callable[..., Flow[Any]],
+        opened: Callable[..., Flow[Any]],
         channel: Any,
         *,
         credit: int,
@@ -60,7 +60,7 @@ class BaseSubscription(Uncopied):
     ) -> None:
         self._session = session
         self._run = run
-        self._find = find
+        self._opened = opened
         self._wanted = channel
         self._subscribe = partial(
             _channel_operations.subscribe,
@@ -70,9 +70,9 @@ class BaseSubscription(Uncopied):
             full=full,
             ack=ack,
             no_producers=no_producers,
+            timeout=timeout,
         )
         self._ack = ack
-        self._timeout = timeout
         self._joining = False
         self._consumer: Consumer | None = None
         self._last: Callable[[], BaseFrame | None] = _none
@@ -91,16 +91,26 @@ class BaseSubscription(Uncopied):
                 )
             self._joining = True
             try:
-                wanted = self._wanted
-                opened = isinstance(wanted, self._channel_type)
-                if opened:
-                    check_service(wanted, self._session)
-                self.channel = wanted if opened else (yield from self._find(wanted, self._timeout, consume=True))
-                consumer = yield from self._subscribe(info_of(self.channel))
+                consumer = yield from self._join_wanted()
             finally:
                 self._joining = False
             self._consumer = consumer
         return self._consumer
+
+    def _join_wanted(self) -> Flow[Consumer]:
+        wanted = self._wanted
+        if isinstance(wanted, self._channel_type):
+            check_service(wanted, self._session)
+            consumer: Consumer = yield from self._subscribe(info_of(wanted))
+            self.channel = wanted
+            return consumer
+        consumer = yield from self._subscribe(wanted)
+        try:
+            self.channel = yield from self._opened(consumer.channel)
+        except BaseException:
+            self._session.unsubscribe(consumer)
+            raise
+        return consumer
 
     @traced(_receives, _received)
     def _receive(self, seconds: float | None) -> Flow[Any]:

@@ -18,7 +18,7 @@ from poolbridge._session.membership import Membership, join
 from poolbridge._sys import process as _process
 from poolbridge._sys.native import NATIVE
 from poolbridge._wire.limits import MIN_SLOTS
-from poolbridge._wire.messages import ChannelIdentity, Doubt, Fence, Grant, Map, MapReply, Tensor
+from poolbridge._wire.messages import ChannelIdentity, Doubt, Fence, Grant, Join, Map, MapReply, Tensor
 from poolbridge.errors import (
     ClientClosedError,
     ClosedError,
@@ -560,25 +560,16 @@ class Consumer(Membership):
 
 
 def consume(
-    session: Session,
-    channel: ChannelIdentity,
-    *,
-    credit: int,
-    oldest: bool,
-    full: str,
-    auto: bool,
-    no_producers: str,
+    session: Session, request: Join, *, credit: int, auto: bool, no_producers: str, wait: float | None
 ) -> Flow[Consumer]:
-    """Join a channel as a consumer."""
+    """Join a channel as a consumer; see `join`."""
     consumer: Consumer = yield from join(
         session,
-        channel,
-        "consumer",
-        lambda native, member: Consumer(
-            session, channel, native, member, credit=credit, full=full, auto=auto, no_producers=no_producers
+        request,
+        lambda channel, native, member: Consumer(
+            session, channel, native, member, credit=credit, full=request.full, auto=auto, no_producers=no_producers
         ),
-        oldest=oldest,
-        full=full,
+        wait,
     )
     try:
         if not isinstance(consumer.native.begin(True), int):

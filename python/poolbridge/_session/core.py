@@ -170,7 +170,7 @@ class Core:
         descriptors = self.seats.pop(call.number, None)
         if descriptors is not None and isinstance(call.reply, JoinReply):
             descriptors.close()
-            self.tell(Leave(channel=call.request.channel, member=call.reply.member))
+            self.tell(Leave(channel=call.reply.channel.id, member=call.reply.member))
 
     def forsake(self, request: Request) -> None:
         """Stop waiting for the reply to a request, if `start` has put this request into the outbox."""

@@ -164,40 +164,38 @@ _M = TypeVar("_M", bound=Membership)
 
 def join(
     session: Session,
-    channel: ChannelIdentity,
-    role: str,
-    make: Callable[[Any, int], _M],
-    *,
-    oldest: bool = False,
-    full: str = "",
+    request: Join,
+    make: Callable[[ChannelIdentity, Any, int], _M],
+    wait: float | None = 0.0,
 ) -> Flow[_M]:
     """Join a channel and return the member.
 
     Parameters
     ----------
-    session, channel
-        The session, and the channel that the session joins.
-    role
-        ``"producer"`` or ``"consumer"``.
+    session
+        The session.
+    request
+        The request to join, which names the channel by its id or by its name.
     make
-        A function that makes the member from two arguments: the native producer or consumer, and the member's id.
-    oldest, full
-        For a consumer; see `poolbridge._wire.messages.Join`.
+        A function that makes the member from three arguments: the channel, the native producer or consumer, and the
+        member's id.
+    wait
+        How many seconds the service waits for a channel of this name; None: no limit.
     """
     while session.timelines.own is None:
         yield from know_timeline(session, 0)
-    reply = yield Ask(Join(channel=channel.id, role=role, oldest=oldest, full=full), JoinReply)
+    reply = yield Ask(request, JoinReply, wait)
     descriptors = session.take_seat(reply.number)
     try:
-        member = make(_open(role, descriptors, reply), reply.member)
+        member = make(reply.channel, _open(request.role, descriptors, reply), reply.member)
     except BaseException:
-        session.tell(Leave(channel=channel.id, member=reply.member))
+        session.tell(Leave(channel=reply.channel.id, member=reply.member))
         raise
     finally:
         descriptors.close()
     session.add_member(member)
     try:
-        yield Ask(Enter(channel=channel.id, member=reply.member), Reply)
+        yield Ask(Enter(channel=reply.channel.id, member=reply.member), Reply)
     except BaseException:
         session.leave(member)
         raise

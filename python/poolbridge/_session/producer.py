@@ -14,7 +14,7 @@ from poolbridge._session.flow import Flow, Sleep
 from poolbridge._session.membership import Membership, join
 from poolbridge._session.returns import Returned
 from poolbridge._sys.native import NATIVE
-from poolbridge._wire.messages import Fence
+from poolbridge._wire.messages import Fence, Join
 from poolbridge.errors import (
     ClosedError,
     ForkError,
@@ -213,7 +213,9 @@ def producer_of(session: Session, channel: ChannelIdentity) -> Flow[Producer]:
             continue
         try:
             session.producers[channel.id] = yield from join(
-                session, channel, "producer", lambda native, member: Producer(session, channel, native, member)
+                session,
+                Join(channel=channel.id, role="producer"),
+                lambda channel, native, member: Producer(session, channel, native, member),
             )
         finally:
             del session.joining[channel.id]
@@ -258,7 +260,8 @@ def deliver(sending: Sending, timeout: float | None) -> Flow[int]:
                 continue
             if result is condition.UNKNOWN_MEMBER:
                 if not (yield from producer.meets(left)):
-                    raise _too_slow(producer, timeout or 0.0)
+                    late = f"consumer {producer.native.unknown[1]} takes part, and has not entered the channel"
+                    raise WaitTimeoutError(f"channel {channel.name!r}, after {timeout or 0.0:g} s: {late}")
             elif result is condition.NO_ROOM:
                 raise PoolLimitError(
                     f"channel {channel.name!r} is full: it keeps {channel.capacity} frames{_who(producer)}{_ADVICE}"

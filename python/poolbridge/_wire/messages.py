@@ -496,7 +496,6 @@ class Find(Request, kw_only=True, tag="find"):
     """
 
     name: str = field(name="nm")  # channel name
-    consume: bool = field(default=False, name="co")  # look for frames, see Channels
     wait: U = field(default=0, name="w")  # milliseconds to wait
 
 
@@ -525,7 +524,9 @@ class Join(Request, kw_only=True, tag="join"):
     `JoinReply` answers it.
     """
 
-    channel: U = field(name="ch")  # channel id
+    channel: U = field(default=0, name="ch")  # channel id
+    name: str = field(default="", name="nm")  # instead of the id: channel name, for a consumer
+    wait: U = field(default=0, name="w")  # milliseconds to wait for a channel of that name
     role: str = field(name="ro")  # `producer` or `consumer`
     oldest: bool = field(default=False, name="ol")  # begin with the oldest kept frame of a broadcast
     full: str = field(default="", name="fl")  # policy of this consumer; left out: the channel's
@@ -694,6 +695,7 @@ class JoinReply(Reply, kw_only=True):
     Answers `Join`.
     """
 
+    channel: ChannelIdentity = field(name="c")  # the channel
     slot: U = field(name="sl")  # slot in the roster
     member: U = field(name="mb")  # member id
     export: Export = field(name="x")  # three descriptors: roster, sequencer, and the member's own file

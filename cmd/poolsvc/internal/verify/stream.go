@@ -91,12 +91,12 @@ func (w *Worker) subscribed(ctx context.Context, channel string, oldest bool) (*
 	if err != nil {
 		return nil, err
 	}
-	ch, err := c.TryOpenChannel(ctx, channel)
+	sub, err := c.TrySubscribe(ctx, channel, mempool.SubscribeOptions{Oldest: oldest, ManualAck: true})
 	if err != nil {
 		return nil, err
 	}
 	in := new(intake)
-	in.next, in.stop = iter.Pull2(ch.Frames(ctx, mempool.SubscribeOptions{Oldest: oldest, ManualAck: true}))
+	in.next, in.stop = iter.Pull2(sub.Frames(ctx))
 	if w.intakes == nil {
 		w.intakes = make(map[string]*intake)
 	}
