@@ -75,7 +75,7 @@ HOW = {  # page, and words that only one block of the page has: how the test run
     ("engines.md", "dask.array"): (ALONE, "2000000.0"),
     ("engines.md", "def weights("): (TYPED, ""),
     ("pools.md", "multiprocessing"): (ALONE, "15.0"),
-    ("pools.md", "begin again:"): (TYPED, ""),
+    ("pools.md", "begin again:"): (LOOP, ""),
 }
 
 NAMES = """\

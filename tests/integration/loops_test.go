@@ -98,6 +98,7 @@ func documented(t *testing.T) (loops []loop) {
 	loops = []loop{
 		{"streaming.md, consumer", replaced(t, take(`for frame in client.subscribe("camera", timeout=30):`), "import numpy as library\n", ""), all},
 		{"streaming.md, by hand", take(`ack="manual"`), all[:2]},
+		{"pools.md, begin again", take(`"begin again:"`), all[:1]},
 		{"streaming.md, asyncio", `
 import asyncio
 async def main():
