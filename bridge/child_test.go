@@ -152,9 +152,9 @@ func bequeath(c *Client) error {
 	return errors.Join(heir.Start(), heir.ExtraFiles[0].Close())
 }
 
-// complain prints the error of TryDial.
+// complain prints the error of Dial.
 func complain() error {
-	_, err := TryDial(context.Background(), DefaultSocket())
+	_, err := Dial(context.Background(), DefaultSocket())
 	fmt.Println(strings.ReplaceAll(err.Error(), "\n", " "))
 	return nil
 }
@@ -165,7 +165,7 @@ func crowd() error {
 	ctx := context.Background()
 	var clients []*Client
 	for {
-		c, err := TryDial(ctx, DefaultSocket())
+		c, err := Dial(ctx, DefaultSocket())
 		if errors.Is(err, ErrLimit) {
 			break
 		} else if err != nil {

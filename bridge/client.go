@@ -33,12 +33,9 @@ type Client struct {
 // String describes the client for people.
 func (c *Client) String() string { return fmt.Sprintf("client, session %d", c.Session()) }
 
-// Dial opens a session with the service that listens at path. If the service has not started yet, Dial waits for the service until ctx
-// ends. Dial uses the zero [Dialer].
+// Dial opens a session with the service that listens at path. It does not wait for a service that has not started: see [Dialer.Wait]. Dial uses
+// the zero [Dialer].
 func Dial(ctx context.Context, path string) (*Client, error) { return Dialer{}.Dial(ctx, path) }
-
-// TryDial is like [Dial], but does not wait for the service to start.
-func TryDial(ctx context.Context, path string) (*Client, error) { return Dialer{}.TryDial(ctx, path) }
 
 // Dialer has the options of a client. The zero Dialer has useful defaults.
 type Dialer struct {
@@ -48,23 +45,18 @@ type Dialer struct {
 	Device string
 	// Tracer gets the client's operations. If Tracer is nil, the client traces nothing.
 	Tracer Tracer
+	// Wait says that Dial waits for a service that has not started yet.
+	Wait bool
 }
 
-// Dial opens a session with the service that listens at path. If the service has not started yet, Dial waits for the service.
+// Dial opens a session with the service that listens at path.
 //
-// Errors: [ErrNotRunning] at the deadline: the error names the path and says how to start the service; [ErrDenied], [ErrVersion].
+// Errors: [ErrNotRunning], with Wait at the deadline: the error names the path and says how to start the service; [ErrDenied], [ErrVersion].
 func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
-	return d.dial(ctx, session.Waiting, path)
-}
-
-// TryDial is like [Dialer.Dial], but does not wait for the service to start.
-//
-// Errors: [ErrNotRunning]: the error names the path and says how to start the service; [ErrDenied], [ErrVersion].
-func (d Dialer) TryDial(ctx context.Context, path string) (*Client, error) {
-	return d.dial(ctx, session.Once, path)
-}
-
-func (d Dialer) dial(ctx context.Context, try session.Attempt, path string) (*Client, error) {
+	try := session.Once
+	if d.Wait {
+		try = session.Waiting
+	}
 	conn, err := connect(ctx, try, path)
 	if err != nil {
 		return nil, err

@@ -17,7 +17,7 @@ import (
 func TestNoServiceSaysWhereItLookedAndWhatToDo(t *testing.T) {
 	dir := openDir(t)
 	path := filepath.Join(dir, "s")
-	_, err := TryDial(t.Context(), path)
+	_, err := Dial(t.Context(), path)
 	require.ErrorIs(t, err, ErrNotRunning)
 	assert.ErrorIs(t, err, os.ErrNotExist)
 	assert.ErrorContains(t, err, "no service is running: nothing listens on "+path+"; start it with `poolsvc serve`, or set POOLBRIDGE_SOCKET")
@@ -26,7 +26,7 @@ func TestNoServiceSaysWhereItLookedAndWhatToDo(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 1, why)
 	defer cancel()
 	<-ctx.Done()
-	_, err = Dial(ctx, path)
+	_, err = Dialer{Wait: true}.Dial(ctx, path)
 	assert.ErrorIs(t, err, why)
 }
 
@@ -36,7 +36,7 @@ func TestAPatientClientWaitsForTheServiceToStart(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	go func() {
-		c, err := Dial(ctx, path)
+		c, err := Dialer{Wait: true}.Dial(ctx, path)
 		if err == nil {
 			err = c.Close()
 		}

@@ -38,7 +38,7 @@
 //
 // Only the context limits how long a call waits. If the context has no deadline, the call waits without limit. A call whose name begins
 // with Try does not wait for other clients: it returns as soon as the service has answered. The context of such a call limits only the wait
-// for this answer.
+// for this answer. [Dial] waits for a service only with [Dialer.Wait].
 //
 //	lease, err := client.TryGet(ctx, "weights", bridge.LeaseOptions{}) // ErrNotFound, ErrBusy
 //

@@ -100,9 +100,9 @@ func ExampleClient_TryGet() {
 	// Output: nothing is published as weights
 }
 
-// TryDial returns an error at once if no service runs. Dial waits for the service.
-func ExampleTryDial() {
-	_, err := bridge.TryDial(context.Background(), filepath.Join(os.TempDir(), "no-such-folder", "poolsvc.sock"))
+// Dial returns an error at once if no service runs. Dialer.Wait makes it wait for the service.
+func ExampleDial() {
+	_, err := bridge.Dial(context.Background(), filepath.Join(os.TempDir(), "no-such-folder", "poolsvc.sock"))
 	fmt.Println(errors.Is(err, bridge.ErrNotRunning))
 	// Output: true
 }

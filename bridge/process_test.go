@@ -188,10 +188,10 @@ func TestTheOwnerListsAndEndsTheSessionsOfAUserWhoHasTakenAll(t *testing.T) {
 	visitors := spawn(t, "crowd", path, become)
 	require.Equal(t, "199 199", visitors.says(), "all but one of 200 sessions and of 200 requests that wait")
 	ctx := context.Background()
-	c, err := TryDial(ctx, path)
+	c, err := Dial(ctx, path)
 	require.NoError(t, err)
 	defer c.Close()
-	_, err = TryDial(ctx, path)
+	_, err = Dial(ctx, path)
 	require.ErrorIs(t, err, ErrLimit, "the reserve is one session")
 	var theirs []uint64
 	for s, err := range c.Sessions(ctx) {
@@ -207,7 +207,7 @@ func TestTheOwnerListsAndEndsTheSessionsOfAUserWhoHasTakenAll(t *testing.T) {
 	assert.Equal(t, "ended", visitors.says())
 	visitors.tell("go")
 	require.Eventually(t, func() bool {
-		next, err := TryDial(ctx, path)
+		next, err := Dial(ctx, path)
 		return err == nil && next.Close() == nil
 	}, patience, time.Millisecond, "the service has sessions again")
 }

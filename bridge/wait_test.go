@@ -80,8 +80,11 @@ func TestAtTheDeadlineACallSaysWhatItWaitedForAndTryAtOnce(t *testing.T) {
 			func(ctx context.Context) error { _, err := other.TryExport(ctx, "y"); return err }, ErrNotFound},
 		{"Allocate", func(ctx context.Context) error { _, err := p.Allocate(ctx, mempool.Bytes(1)); return err },
 			func(ctx context.Context) error { _, err := p.TryAllocate(ctx, mempool.Bytes(1)); return err }, ErrLimit},
-		{"Dial", func(ctx context.Context) error { _, err := Dial(ctx, filepath.Join(openDir(t), "none")); return err },
-			func(ctx context.Context) error { _, err := TryDial(ctx, filepath.Join(openDir(t), "none")); return err }, ErrNotRunning},
+		{"Dial", func(ctx context.Context) error {
+			_, err := (Dialer{Wait: true}).Dial(ctx, filepath.Join(openDir(t), "none"))
+			return err
+		},
+			func(ctx context.Context) error { _, err := Dial(ctx, filepath.Join(openDir(t), "none")); return err }, ErrNotRunning},
 	}
 	for _, c := range calls {
 		t.Run(c.name, func(t *testing.T) {

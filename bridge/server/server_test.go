@@ -63,7 +63,7 @@ func TestClosingTheServerAnswersRequestsThatWait(t *testing.T) {
 		assert.ErrorIs(t, err, bridge.ErrDisconnected)
 		assert.ErrorContains(t, err, "the service is shutting down")
 	}
-	_, err := bridge.TryDial(ctx, r.path)
+	_, err := bridge.Dial(ctx, r.path)
 	assert.ErrorIs(t, err, bridge.ErrNotRunning)
 }
 
@@ -95,14 +95,14 @@ func TestTheEndOfTheServiceIsATypedErrorForEveryRequest(t *testing.T) {
 	assert.ErrorIs(t, <-ended, bridge.ErrClosed)
 	_, err := c.TryOpenPool(t.Context(), "p")
 	assert.ErrorIs(t, err, bridge.ErrClosed)
-	_, err = bridge.TryDial(t.Context(), r.path)
+	_, err = bridge.Dial(t.Context(), r.path)
 	assert.ErrorIs(t, err, bridge.ErrClosed)
 }
 
 func TestMoreSessionsThanAllowedAreToldSo(t *testing.T) {
 	_, path := serve(t, Config{MaxSessions: 1})
 	dial(t, path)
-	_, err := bridge.TryDial(t.Context(), path)
+	_, err := bridge.Dial(t.Context(), path)
 	require.ErrorIs(t, err, bridge.ErrDisconnected)
 	require.ErrorIs(t, err, bridge.ErrLimit)
 	assert.ErrorContains(t, err, "--limit sessions=N")
@@ -117,19 +117,19 @@ func TestCheckFailsOnceTheServerIsClosed(t *testing.T) {
 
 func TestLimitsOfARunningServerCanBeChanged(t *testing.T) {
 	r := start(t, Config{MaxSessions: 1}, unhurried)
-	first, err := bridge.TryDial(t.Context(), r.path)
+	first, err := bridge.Dial(t.Context(), r.path)
 	require.NoError(t, err)
 	defer first.Close()
-	_, err = bridge.TryDial(t.Context(), r.path)
+	_, err = bridge.Dial(t.Context(), r.path)
 	require.ErrorIs(t, err, bridge.ErrLimit)
 	require.NoError(t, r.SetLimits(2, 0))
-	second, err := bridge.TryDial(t.Context(), r.path)
+	second, err := bridge.Dial(t.Context(), r.path)
 	require.NoError(t, err)
 	defer second.Close()
 	require.NoError(t, r.SetLimits(1, 0))
 	_, err = second.Stats(t.Context())
 	require.NoError(t, err, "a lower limit ends no session")
-	_, err = bridge.TryDial(t.Context(), r.path)
+	_, err = bridge.Dial(t.Context(), r.path)
 	require.ErrorIs(t, err, bridge.ErrLimit)
 }
 
@@ -180,7 +180,7 @@ func TestEndedSessionsOfALivingProcessCountTowardsTheLimit(t *testing.T) {
 	// For each of the 7 ended sessions, the server keeps one descriptor, with which it watches the client's process. The server has closed the
 	// descriptors of the session's connection and timeline.
 	eventually(t, func() bool { return r.svc.Stats().Sessions == 1 && openFDs(t) <= before+7 })
-	_, err := bridge.TryDial(t.Context(), r.path)
+	_, err := bridge.Dial(t.Context(), r.path)
 	require.ErrorIs(t, err, bridge.ErrLimit)
 	assert.ErrorContains(t, err, "the limit sessions is 8")
 }

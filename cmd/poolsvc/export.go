@@ -36,7 +36,7 @@ lease.`,
 		Args: arguments(2, 2),
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			ctx := c.Context()
-			client, err := bridge.TryDial(ctx, socket)
+			client, err := bridge.Dial(ctx, socket)
 			if err != nil {
 				return err
 			}

@@ -117,7 +117,7 @@ func copyOut(gpu *cuda.Context, data []byte, ptr cuda.DevicePtr) error {
 
 // readLease reads the bytes of a buffer through a lease of its service.
 func readLease(ctx context.Context, s mempool.Saved) (data []byte, err error) {
-	client, err := bridge.TryDial(ctx, s.Socket)
+	client, err := bridge.Dial(ctx, s.Socket)
 	if errors.Is(err, bridge.ErrNotRunning) {
 		return nil, fmt.Errorf("%w: %w: %w", mempool.ErrUnavailable, mempool.ErrOwnerDead, err)
 	}

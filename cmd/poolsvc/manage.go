@@ -160,7 +160,7 @@ leased again only once the client's process is gone, because the process may sti
 func withClient(c *cobra.Command, run func(c *cobra.Command, client *bridge.Client, args []string) error) *cobra.Command {
 	var socket string
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
-		client, err := bridge.TryDial(c.Context(), socket)
+		client, err := bridge.Dial(c.Context(), socket)
 		if err != nil {
 			return err
 		}

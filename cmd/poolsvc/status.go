@@ -72,7 +72,7 @@ var errFull = errors.New("the service has reached its limit of sessions and refu
 
 // answer asks a service for its status. If the service has reached its limit of sessions, the error is errFull.
 func answer(ctx context.Context, socket string) (s status, err error) {
-	client, err := bridge.TryDial(ctx, socket)
+	client, err := bridge.Dial(ctx, socket)
 	if errors.Is(err, bridge.ErrLimit) {
 		return s, errFull
 	}

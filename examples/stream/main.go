@@ -39,7 +39,7 @@ type camera struct {
 }
 
 func open(ctx context.Context, kind bridge.Kind) (*camera, error) {
-	client, err := bridge.TryDial(ctx, bridge.DefaultSocket())
+	client, err := bridge.Dial(ctx, bridge.DefaultSocket())
 	if err != nil {
 		return nil, err
 	}

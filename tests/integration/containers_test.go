@@ -53,7 +53,7 @@ func beClient(role string) error {
 	if os.Getpid() != 1 {
 		return fmt.Errorf("process %d, expected 1: this is no container", os.Getpid())
 	}
-	c, err := bridge.Dial(ctx, os.Getenv("POOLBRIDGE_SOCKET"))
+	c, err := bridge.Dialer{Wait: true}.Dial(ctx, os.Getenv("POOLBRIDGE_SOCKET"))
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ const holderSessions, buffersEach = 1000, 100
 var neighbors = map[string]func(ctx context.Context, socket string, began func()) error{
 	"holds": func(ctx context.Context, socket string, began func()) error {
 		for range holderSessions {
-			c, err := bridge.Dial(ctx, socket)
+			c, err := bridge.Dialer{Wait: true}.Dial(ctx, socket)
 			if err != nil {
 				return err
 			}
@@ -78,7 +78,7 @@ var neighbors = map[string]func(ctx context.Context, socket string, began func()
 
 // lists reads the list of all buffers again and again, with a pause between two reads.
 func lists(ctx context.Context, socket string, began func(), pause time.Duration) error {
-	c, err := bridge.Dial(ctx, socket)
+	c, err := bridge.Dialer{Wait: true}.Dial(ctx, socket)
 	if err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ func BenchmarkTransferBesideThoseWhoLook(b *testing.B) {
 	var pools []*bridge.Pool
 	var clients []*bridge.Client
 	for range 2 {
-		c, err := bridge.Dial(b.Context(), s.Socket)
+		c, err := bridge.Dialer{Wait: true}.Dial(b.Context(), s.Socket)
 		require.NoError(b, err)
 		defer c.Close()
 		pool, err := c.TryOpenPool(b.Context(), "p")

@@ -54,7 +54,7 @@ func startAloneWith(t *testing.T, change func(*exec.Cmd), args ...string) *start
 
 func TestAPrivateServiceSaysWhereItListensAndLeavesNothing(t *testing.T) {
 	s := startAlone(t, "--private", "--pool", "name=frames,kind=host,max=1MiB")
-	c, err := bridge.Dial(t.Context(), s.socket)
+	c, err := bridge.Dialer{Wait: true}.Dial(t.Context(), s.socket)
 	require.NoError(t, err)
 	_, err = c.TryOpenPool(t.Context(), "frames")
 	require.NoError(t, err)
@@ -70,7 +70,7 @@ func TestAPrivateServiceSaysWhereItListensAndLeavesNothing(t *testing.T) {
 
 func TestAnUnusedServiceEndsAfterItsLastClient(t *testing.T) {
 	s := startAlone(t, "--private", "--end-unused", "5s")
-	c, err := bridge.Dial(t.Context(), s.socket)
+	c, err := bridge.Dialer{Wait: true}.Dial(t.Context(), s.socket)
 	require.NoError(t, err)
 	_, err = c.Stats(t.Context())
 	require.NoError(t, err)

@@ -58,7 +58,7 @@ func fullNotifySocket(t *testing.T) string {
 func complain(t *testing.T, socket string) {
 	t.Helper()
 	for range 20 {
-		c, err := bridge.Dial(t.Context(), socket)
+		c, err := bridge.Dialer{Wait: true}.Dial(t.Context(), socket)
 		require.NoError(t, err)
 		pool, err := c.TryOpenPool(t.Context(), "p")
 		require.NoError(t, err)
@@ -73,7 +73,7 @@ func complain(t *testing.T, socket string) {
 // impaired returns the texts of the events of kind service-impaired. It waits for the first.
 func impaired(t *testing.T, socket string) (texts []string) {
 	t.Helper()
-	c, err := bridge.Dial(t.Context(), socket)
+	c, err := bridge.Dialer{Wait: true}.Dial(t.Context(), socket)
 	require.NoError(t, err)
 	defer c.Close()
 	for after := uint64(0); len(texts) == 0; {
@@ -180,7 +180,7 @@ func TestAHangupWithoutAConfigurationFileEndsNothing(t *testing.T) {
 
 func TestAServiceWhoseSocketIsCleanedAwayMakesItAgainAndSaysSo(t *testing.T) {
 	s := startAlone(t, "--socket", filepath.Join(t.TempDir(), "run", "s"), "--pool", onePool)
-	c, err := bridge.Dial(t.Context(), s.socket)
+	c, err := bridge.Dialer{Wait: true}.Dial(t.Context(), s.socket)
 	require.NoError(t, err)
 	defer c.Close()
 	require.NoError(t, os.RemoveAll(filepath.Dir(s.socket)))

@@ -50,7 +50,7 @@ func TestTheSocketThatSystemdHandsOverOutlivesTheService(t *testing.T) {
 	for range 2 { // before the second round, no service runs for a short time
 		dialed := make(chan error, 1)
 		go func() { // this client connects before the service runs, and waits for the service
-			c, err := bridge.Dial(t.Context(), path)
+			c, err := bridge.Dialer{Wait: true}.Dial(t.Context(), path)
 			if err == nil {
 				_, err = c.Stats(t.Context())
 			}
@@ -112,7 +112,7 @@ func TestSystemdHearsWhenTheServiceIsReadyReloadsAnswersAndStops(t *testing.T) {
 	require.NoError(t, cmd.Start())
 	defer func() { _ = cmd.Process.Kill() }()
 	assert.Equal(t, "READY=1\nSTATUS=serving "+socket, next("READY=1"))
-	c, err := bridge.Dial(t.Context(), socket)
+	c, err := bridge.Dialer{Wait: true}.Dial(t.Context(), socket)
 	require.NoError(t, err, "clients can connect from then on")
 	require.NoError(t, c.Close())
 	assert.Equal(t, "WATCHDOG=1", next("WATCHDOG=1"))

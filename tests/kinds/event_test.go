@@ -44,7 +44,7 @@ func read(socket string) (err error) {
 			return err
 		}
 	}
-	c, err := bridge.Dial(context.Background(), socket)
+	c, err := bridge.Dialer{Wait: true}.Dial(context.Background(), socket)
 	if err != nil {
 		return err
 	}
@@ -150,7 +150,7 @@ type eventful struct {
 
 func producer(t *testing.T, s *rig.Service) *eventful {
 	t.Helper()
-	c, err := bridge.Dial(t.Context(), s.Socket)
+	c, err := bridge.Dialer{Wait: true}.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
 	p := &eventful{Client: c}
 	p.pool, err = c.TryOpenPool(t.Context(), "p")

@@ -140,7 +140,7 @@ func (s *Service) with(t testing.TB, f func(*bridge.Client, context.Context)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	c, err := bridge.Dial(ctx, s.Socket)
+	c, err := bridge.Dialer{Wait: true}.Dial(ctx, s.Socket)
 	require.NoError(t, err, "poolsvc said:\n%s", &s.log)
 	f(c, ctx)
 	require.NoError(t, c.Close())

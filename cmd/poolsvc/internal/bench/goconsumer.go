@@ -21,7 +21,7 @@ const ConsumeCommand = "bench-consumer"
 // Consume takes the frames of a channel until the channel is closed. It writes the line "ready" after the first frame. At the end, it
 // writes a JSON list of the times at which it took the later frames.
 func Consume(ctx context.Context, socket, channel string, out io.Writer) (err error) {
-	c, err := bridge.TryDial(ctx, socket)
+	c, err := bridge.Dial(ctx, socket)
 	if err != nil {
 		return err
 	}

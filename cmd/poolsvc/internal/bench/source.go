@@ -22,7 +22,7 @@ type source struct {
 func dial(ctx context.Context, socket string) (*source, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	c, err := bridge.Dial(ctx, socket)
+	c, err := bridge.Dialer{Wait: true}.Dial(ctx, socket)
 	if err != nil {
 		return nil, err
 	}

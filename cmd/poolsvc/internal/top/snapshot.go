@@ -46,7 +46,7 @@ func (s *Source) Close() error {
 // read asks the service for a snapshot. If `of` is not 0, it is the id of a session, and the snapshot also has the buffers of this session.
 func (s *Source) read(ctx context.Context, of uint64) (now snapshot, err error) {
 	if s.client == nil {
-		if s.client, err = bridge.TryDial(ctx, s.Socket); err != nil {
+		if s.client, err = bridge.Dial(ctx, s.Socket); err != nil {
 			return now, err
 		}
 	}

@@ -54,7 +54,7 @@ func (s *served) dial(ctx context.Context) (*bridge.Client, error) {
 		case <-ctx.Done():
 		}
 	}()
-	return bridge.Dial(ctx, s.socket)
+	return bridge.Dialer{Wait: true}.Dial(ctx, s.socket)
 }
 
 // stop ends the service, and returns an error if the service did not end normally.

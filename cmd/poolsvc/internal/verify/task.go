@@ -127,7 +127,7 @@ func (w *Worker) carryOut(ctx context.Context, line []byte) (answer any, err err
 // connected returns the worker's session. If the worker has none, connected waits for the service and opens one.
 func (w *Worker) connected(ctx context.Context) (c *bridge.Client, err error) {
 	if w.client == nil {
-		w.client, err = bridge.Dialer{Device: w.Device}.Dial(ctx, w.Socket)
+		w.client, err = bridge.Dialer{Device: w.Device, Wait: true}.Dial(ctx, w.Socket)
 	}
 	return w.client, err
 }
