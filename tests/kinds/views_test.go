@@ -111,3 +111,13 @@ func TestAnOpenedHandleThatIsForgottenClosesItself(t *testing.T) {
 		return err != nil
 	}, time.Minute, time.Millisecond)
 }
+
+func TestVMMIsMappedAfterAPoolOfPinnedMemoryWasClosed(t *testing.T) {
+	// The driver then reserves the addresses of the closed pool again, and calls memory there mapped.
+	t.Run("pinned", func(t *testing.T) {
+		_, i := start(t, mempool.Pinned)
+		i.works(t)
+	})
+	_, i := start(t, mempool.VMM)
+	i.works(t)
+}

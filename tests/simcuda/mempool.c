@@ -65,6 +65,10 @@ CUresult pool_open(int fd, struct pool **out) {
 }
 
 static void dispose(struct pool *p) {
+    // Measured: the driver reserves the addresses of an imported host pool again, and calls them mapped.
+    for (uint64_t i = 0; p->imported && p->device < 0 && i < p->backing->capacity / CHUNK; i++) {
+        if (p->mapped[i]) va_spoil(p->va + i * CHUNK, CHUNK);
+    }
     va_release(p->va, p->backing->capacity);
     if (!p->imported) p->backing->header->reserved = 0;
     backing_unref(p->backing);

@@ -129,6 +129,8 @@ bool backing_is_internal(int fd);
 int backing_keep(int fd); // duplicates fd for the simulation alone
 uint64_t va_reserve(uint64_t size, uint64_t align, uint64_t hint); // returns 0 if there is no free place
 void va_release(uint64_t at, uint64_t size);
+void va_spoil(uint64_t at, uint64_t size); // the next reservation begins here, and memory that is mapped here gets no access
+bool va_is_spoiled(uint64_t at, uint64_t size);
 bool va_expose(uint64_t at, struct backing *b, uint64_t offset, uint64_t size); // lets the CPU access the memory at this address
 void va_hide(uint64_t at, uint64_t size);
 bool va_is_device(uint64_t address); // true for each address that a device has or had; host memory never gets it

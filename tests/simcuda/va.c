@@ -11,7 +11,7 @@
 #endif
 
 struct taken { struct taken *next; uint64_t start, size; };
-static struct taken *first;
+static struct taken *first, *spoiled;
 static uint64_t arena, arena_size, cursor;
 
 static void open_arena(void) {
@@ -66,6 +66,21 @@ void va_release(uint64_t at, uint64_t size) {
         free(t);
         return;
     }
+}
+
+void va_spoil(uint64_t at, uint64_t size) {
+    struct taken *t = malloc(sizeof *t);
+    if (!t) abort();
+    *t = (struct taken){spoiled, at, size};
+    spoiled = t;
+    cursor = at;
+}
+
+bool va_is_spoiled(uint64_t at, uint64_t size) {
+    for (struct taken *t = spoiled; t; t = t->next) {
+        if (t->start < at + size && at < t->start + t->size) return true;
+    }
+    return false;
 }
 
 // Lets the CPU access host memory at its device address, as on any machine with unified addressing.

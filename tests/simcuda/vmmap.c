@@ -148,6 +148,7 @@ SIM_API CUresult cuMemSetAccess(CUdeviceptr start, size_t size, const CUmemAcces
     if (!descs || !count) return CUDA_ERROR_INVALID_VALUE;
     LOCK();
     CUresult r = size && covered(start, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (r == CUDA_SUCCESS && va_is_spoiled(start, size)) r = CUDA_ERROR_ALREADY_MAPPED;
     for (size_t i = 0; i < count && r == CUDA_SUCCESS; i++) r = set_access(start, size, &descs[i]);
     UNLOCK();
     return r;

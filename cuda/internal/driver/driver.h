@@ -66,6 +66,7 @@ _Static_assert(sizeof(CUmemAccessDesc) == 12, "CUmemAccessDesc is 12 bytes in th
 
 enum {
 	CUDA_SUCCESS = 0,
+	CUDA_ERROR_ALREADY_MAPPED = 208,
 	CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704,
 
 	CU_STREAM_NON_BLOCKING = 1,

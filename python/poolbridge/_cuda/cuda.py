@@ -35,6 +35,10 @@ contexts: dict[int, Any] = {}
 # The driver
 
 
+class AlreadyMappedError(DriverError):
+    """The driver calls the memory, or the addresses, mapped."""
+
+
 @cache
 def bindings() -> Any:
     """Load ``cuda.bindings``, and initialise the CUDA driver.
@@ -68,6 +72,8 @@ def call(name: str, *arguments: Any) -> Any:
         The GPU is out of memory.
     StreamCaptureError
         CUDA forbids the call while the work of a stream is being captured into a graph.
+    AlreadyMappedError
+        The driver calls the memory, or the addresses, mapped.
     DriverError
         The driver returned another error.
     """
@@ -80,7 +86,8 @@ def call(name: str, *arguments: Any) -> Any:
             raise StreamCaptureError(
                 f"{name}: {result.name}: a stream's work is being captured into a CUDA graph: end the capture first"
             )
-        raise DriverError(f"{name}: {result.name}")
+        error = AlreadyMappedError if result == driver.CUresult.CUDA_ERROR_ALREADY_MAPPED else DriverError
+        raise error(f"{name}: {result.name}")
     return values[0] if values else None
 
 

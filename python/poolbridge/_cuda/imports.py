@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +24,7 @@ from poolbridge.errors import (
 )
 
 HANDLE_BYTES: Final = 64
+_TRIES = 4096
 
 
 def _access(ordinal: int, *, write: bool) -> Any:
@@ -80,7 +82,20 @@ class VirtualBlock:
             return self._views[write]
 
     def _map(self, *, write: bool) -> int:
-        address = int(_cuda.call("cuMemAddressReserve", self._size, 0, 0, 0))
+        """Map the allocation at a new address, and return the address.
+
+        After an imported host pool has been destroyed, the driver reserves its addresses again but grants no access to
+        memory there (docs/measured.md). This method keeps such ranges reserved for ever, so that the driver reserves
+        others, and tries again.
+        """
+        for _ in range(_TRIES):
+            with suppress(_cuda.AlreadyMappedError):
+                return self._map_at(int(_cuda.call("cuMemAddressReserve", self._size, 0, 0, 0)), write=write)
+        raise InvalidArgumentError(
+            f"{self._size} bytes of this block cannot be mapped: the driver calls {_TRIES} new ranges mapped"
+        )
+
+    def _map_at(self, address: int, *, write: bool) -> int:
         try:
             _cuda.call("cuMemMap", address, self._size, 0, self._handle, 0)
             try:
@@ -89,6 +104,8 @@ class VirtualBlock:
             except BaseException:
                 _cuda.call("cuMemUnmap", address, self._size)
                 raise
+        except _cuda.AlreadyMappedError:
+            raise
         except BaseException as error:
             _cuda.call("cuMemAddressFree", address, self._size)
             if isinstance(error, DriverError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from gates import fill, finish, idle, new_stream
 from rig import (
@@ -185,3 +186,18 @@ def test_a_service_that_shuts_down_lets_words_go_but_memory_stays_while_a_stream
     assert not idle(stream)
     gate.open()
     finish(stream)
+
+
+def test_memory_that_readers_cannot_write_is_mapped_after_a_pool_of_pinned_memory_was_closed(device_service, client):
+    # The driver then reserves the addresses of the closed pool again, and calls memory there mapped.
+    with poolbridge.connect(device_service) as first:
+        first.create_pool("pinned", kind="pinned", max_bytes=64 << 20)
+        lease = first.allocate(1 << 20, "uint8", pool="pinned")
+        lease.copy_from(np.ones(1 << 20, np.uint8))
+        lease.release()
+    client.create_pool("vmm", kind="vmm", max_bytes=64 << 20)
+    leases = [client.allocate(2 << 20, "uint8", pool="vmm") for _ in range(20)]
+    for number, lease in enumerate(leases):
+        lease.copy_from(np.full(2 << 20, number, np.uint8))
+    for number, lease in enumerate(leases):
+        assert (lease.to_numpy() == number).all()

@@ -243,9 +243,13 @@ static void stale_stream(void) {
     RESULT(cuStreamDestroy_v2(s), CUDA_ERROR_INVALID_HANDLE);
 }
 
+static pthread_barrier_t both; // so that the calls of two threads begin together, on a busy machine too
+static bool together;
+
 static void *export_often(void *pool) {
     for (int i = 0; i < 20; i++) {
         int fd;
+        if (together) pthread_barrier_wait(&both);
         OK(cuMemPoolExportToShareableHandle(&fd, pool, 1, 0));
         close(fd);
     }
@@ -255,6 +259,8 @@ static void *export_often(void *pool) {
 static void concurrent_export(void) {
     start(0);
     pthread_t threads[2];
+    together = true;
+    pthread_barrier_init(&both, NULL, 2);
     for (int i = 0; i < 2; i++) pthread_create(&threads[i], NULL, export_often, make_pool(0));
     for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
 }
@@ -291,7 +297,7 @@ const struct check misuse_checks[] = {
     {"use after unmap", NULL, use_after_unmap, "kind=use-after-free", 0},
     {"free twice", NULL, free_twice, "kind=use-after-free", 0},
     {"stream destroyed twice", NULL, stale_stream, "kind=stale-handle", 0},
-    {"export by two threads at once", NULL, concurrent_export, "kind=concurrent-ipc", 0},
+    {"export by two threads at once", "SIMCUDA_MISUSE_DWELL_US=10000", concurrent_export, "kind=concurrent-ipc", 0},
     {"exports one after the other are clean", NULL, exports_under_a_lock, "", 0},
     {"abort on misuse", "SIMCUDA_MISUSE=abort", missing_context, NULL, SIGABRT},
     {"report and abort", "SIMCUDA_MISUSE=@/misuse,abort", missing_context, "kind=missing-context", SIGABRT},

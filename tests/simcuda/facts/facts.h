@@ -38,9 +38,9 @@ extern int partner_socket;
 
 #define SECTIONS(X) X(address) X(start) X(contexts) X(pools) X(pool_current) X(pool_access) X(pool_ipc) X(pool_life) X(words) \
     X(blocking) X(host) X(attributes) X(vmm) X(vmm_word) X(legacy) X(legacy_peer) X(events) X(modules) X(copies) \
-    X(captures) X(stale) X(sticky)
+    X(captures) X(stale) X(sticky) X(host_range)
 #define ROLES(X) X(pool_importer) X(pool_stranger) X(legacy_opener) X(legacy_owners_context) X(legacy_others_context) \
-    X(legacy_both_contexts) X(event_opener) X(vmm_importer)
+    X(legacy_both_contexts) X(event_opener) X(vmm_importer) X(host_range_importer)
 #define X(n) void section_##n(void);
 SECTIONS(X)
 #undef X
