@@ -25,7 +25,7 @@ func (c *Context) MapPhysical(p *Physical, flags AccessFlags, others ...Device) 
 	if err := c.enter(op); err != nil {
 		return nil, err
 	}
-	ptr, st := driver.VMMMap(c.handle, p.handle, p.size, c.device.handle, int(flags))
+	ptr, st := c.mapSomewhere(p, flags)
 	if st != 0 {
 		defer c.leave()
 		return nil, c.fail(st, op)
@@ -39,6 +39,31 @@ func (c *Context) MapPhysical(p *Physical, flags AccessFlags, others ...Device) 
 		}
 	}
 	return m, nil
+}
+
+// mapSomewhere maps the whole memory p at a new address.
+//
+// After an imported host pool has been destroyed, the driver reserves its addresses again but grants no access
+// to memory there (docs/measured.md). Then mapSomewhere keeps such ranges, so that the driver reserves others,
+// until one works.
+func (c *Context) mapSomewhere(p *Physical, flags AccessFlags) (uint64, driver.Status) {
+	const tries = 1 << 14
+	var refused []uint64
+	defer func() {
+		for _, ptr := range refused {
+			_ = driver.VMMReleaseRange(c.handle, ptr, p.size)
+		}
+	}()
+	for {
+		ptr, st := driver.VMMMap(c.handle, p.handle, p.size, c.device.handle, int(flags))
+		if Result(st.Result()) != ErrAlreadyMapped {
+			return ptr, st
+		}
+		refused = append(refused, ptr)
+		if len(refused) == tries {
+			return 0, st
+		}
+	}
 }
 
 // Close unmaps the memory. Before the call, all work that uses the mapping must

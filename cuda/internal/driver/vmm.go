@@ -76,37 +76,26 @@ static pb_status pb_vmm_access(uint64_t ptr, uint64_t n, int dev, int flags) {
 	return PB_CALL(cuMemSetAccess, ptr, n, &desc, 1);
 }
 
-// pb_vmm_map_at reserves an address range, maps the memory there and grants access to it. If a step
-// fails, pb_vmm_map_at undoes the earlier steps, but it keeps a range that the driver calls mapped.
-static pb_status pb_vmm_map_at(CUdeviceptr *at, uint64_t h, uint64_t n, int dev, int flags) {
-	pb_status st = PB_CALL(cuMemAddressReserve, at, n, 0, 0, 0);
-	if (st != 0)
-		return st;
-	st = PB_CALL(cuMemMap, *at, n, 0, h, 0);
-	if (st == 0) {
-		st = pb_vmm_access(*at, n, dev, flags);
-		if (st != 0)
-			(void)PB_CALL(cuMemUnmap, *at, n);
-	}
-	if (st != 0 && (uint32_t)st != CUDA_ERROR_ALREADY_MAPPED)
-		(void)PB_CALL(cuMemAddressFree, *at, n);
-	return st;
-}
-
-// pb_vmm_map maps the memory at a new address range and grants access to it.
-//
-// After an imported host pool has been destroyed, the driver reserves its addresses again but grants no
-// access to memory there (docs/measured.md). pb_vmm_map keeps such ranges reserved for ever, so that the
-// driver reserves others, and tries again.
+// pb_vmm_map reserves an address range, maps the memory there and grants access to it. If a step
+// fails, pb_vmm_map undoes the earlier steps. If the driver calls the range mapped, pb_vmm_map leaves it
+// reserved and returns its address.
 static pb_status pb_vmm_map(uintptr_t ctx, uint64_t *ptr, uint64_t h, uint64_t n, int dev, int flags) {
-	CUdeviceptr at = 0;
+	CUdeviceptr p = 0;
+	*ptr = 0;
 	PB_ENTER(ctx);
-	pb_status st;
-	int tries = 4096;
-	do {
-		st = pb_vmm_map_at(&at, h, n, dev, flags);
-	} while ((uint32_t)st == CUDA_ERROR_ALREADY_MAPPED && --tries > 0);
-	*ptr = st == 0 ? at : 0;
+	pb_status st = PB_CALL(cuMemAddressReserve, &p, n, 0, 0, 0);
+	if (st != 0)
+		return pb_leave(st);
+	st = PB_CALL(cuMemMap, p, n, 0, h, 0);
+	if (st == 0) {
+		st = pb_vmm_access(p, n, dev, flags);
+		if (st != 0)
+			(void)PB_CALL(cuMemUnmap, p, n);
+	}
+	if (st == 0 || (uint32_t)st == CUDA_ERROR_ALREADY_MAPPED)
+		*ptr = p;
+	else
+		(void)PB_CALL(cuMemAddressFree, p, n);
 	return pb_leave(st);
 }
 
@@ -163,7 +152,7 @@ func VMMImport(ctx uintptr, fd int) (uint64, Status) {
 }
 
 // VMMMap reserves an address range, maps the memory of the handle h to this range, and gives the
-// device access.
+// device access. If the driver calls the range mapped, the caller must release the range.
 func VMMMap(ctx uintptr, h, n uint64, dev int32, flags int) (uint64, Status) {
 	var ptr C.uint64_t
 	st := C.pb_vmm_map(C.uintptr_t(ctx), &ptr, C.uint64_t(h), C.uint64_t(n), C.int(dev), C.int(flags))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +23,7 @@ from poolbridge.errors import (
 )
 
 HANDLE_BYTES: Final = 64
-_TRIES = 4096
+_TRIES = 1 << 14
 
 
 def _access(ordinal: int, *, write: bool) -> Any:
@@ -85,33 +84,36 @@ class VirtualBlock:
         """Map the allocation at a new address, and return the address.
 
         After an imported host pool has been destroyed, the driver reserves its addresses again but grants no access to
-        memory there (docs/measured.md). This method keeps such ranges reserved for ever, so that the driver reserves
-        others, and tries again.
+        memory there (docs/measured.md). This method keeps such ranges, so that the driver reserves others, until one
+        works.
         """
-        for _ in range(_TRIES):
-            with suppress(_cuda.AlreadyMappedError):
-                return self._map_at(int(_cuda.call("cuMemAddressReserve", self._size, 0, 0, 0)), write=write)
-        raise InvalidArgumentError(
-            f"{self._size} bytes of this block cannot be mapped: the driver calls {_TRIES} new ranges mapped"
-        )
-
-    def _map_at(self, address: int, *, write: bool) -> int:
+        refused: list[int] = []
         try:
-            _cuda.call("cuMemMap", address, self._size, 0, self._handle, 0)
-            try:
-                access = [_access(ordinal, write=write) for ordinal in (self._ordinal, *self._others)]
-                _cuda.call("cuMemSetAccess", address, self._size, access, len(access))
-            except BaseException:
-                _cuda.call("cuMemUnmap", address, self._size)
-                raise
-        except _cuda.AlreadyMappedError:
+            while True:
+                address = int(_cuda.call("cuMemAddressReserve", self._size, 0, 0, 0))
+                try:
+                    self._map_at(address, write=write)
+                except BaseException as error:
+                    refused.append(address)
+                    if isinstance(error, _cuda.AlreadyMappedError) and len(refused) < _TRIES:
+                        continue
+                    if isinstance(error, DriverError):
+                        what = f"{self._size} bytes of this block cannot be mapped"
+                        raise InvalidArgumentError(f"{what}: {error}") from error
+                    raise
+                return address
+        finally:
+            for address in refused:
+                _cuda.call("cuMemAddressFree", address, self._size)
+
+    def _map_at(self, address: int, *, write: bool) -> None:
+        _cuda.call("cuMemMap", address, self._size, 0, self._handle, 0)
+        try:
+            access = [_access(ordinal, write=write) for ordinal in (self._ordinal, *self._others)]
+            _cuda.call("cuMemSetAccess", address, self._size, access, len(access))
+        except BaseException:
+            _cuda.call("cuMemUnmap", address, self._size)
             raise
-        except BaseException as error:
-            _cuda.call("cuMemAddressFree", address, self._size)
-            if isinstance(error, DriverError):
-                raise InvalidArgumentError(f"{self._size} bytes of this block cannot be mapped: {error}") from error
-            raise
-        return address
 
     def grant(self, ordinal: int) -> None:
         """Give the GPU `ordinal` access to all present and later mappings.
