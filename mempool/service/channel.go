@@ -69,7 +69,9 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 //
 // Errors: [mempool.ErrNotFound] (if `wait` is 0) or [mempool.ErrTimeout], [mempool.ErrDenied], [mempool.ErrClosed], the context's error.
 func (s *Session) FindChannel(ctx context.Context, name string, wait time.Duration) (found mempool.ChannelIdentity, err error) {
-	err = s.awaitChannel(ctx, name, wait, func() (bool, error) {
+	s.svc.mu.Lock()
+	defer s.svc.unlock()
+	err = s.awaitChannelLocked(ctx, name, wait, func() (bool, error) {
 		ch, err := s.channelNamedLocked(name, Producer)
 		if ch != nil {
 			found = ch.Info
@@ -98,7 +100,10 @@ func (s *Session) JoinChannel(ctx context.Context, name string, spec MemberSpec,
 		}
 	}
 	p := &pendingJoin{session: s, spec: spec}
-	err := s.awaitChannel(ctx, name, wait, func() (bool, error) {
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	err := s.awaitChannelLocked(ctx, name, wait, func() (bool, error) {
 		if p.done {
 			return true, p.err
 		}
@@ -107,14 +112,19 @@ func (s *Session) JoinChannel(ctx context.Context, name string, spec MemberSpec,
 			return false, err
 		}
 		if rec == nil {
-			s.svc.addPendingLocked(name, p)
+			if wait > 0 {
+				svc.addPendingLocked(name, p)
+			}
 			return false, nil
 		}
-		p.joined, err = s.svc.channelOfLocked(rec).joinLocked(s, p.spec)
+		p.joined, err = svc.channelOfLocked(rec).joinLocked(s, p.spec)
 		return true, err
 	})
-	s.svc.removePending(name, p)
-	return p.joined, err
+	svc.removePendingLocked(name, p) // with the lock that decided the result: who gives up gets no place
+	if err != nil {
+		return Joined{}, err
+	}
+	return p.joined, nil
 }
 
 // pendingJoin is a request that waits for a channel, to join it as a consumer. Service.mu guards it.
@@ -134,12 +144,10 @@ func (s *Service) addPendingLocked(name string, p *pendingJoin) {
 	}
 }
 
-func (s *Service) removePending(name string, p *pendingJoin) {
+func (s *Service) removePendingLocked(name string, p *pendingJoin) {
 	if !p.waits {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.pending[name] = slices.DeleteFunc(s.pending[name], func(one *pendingJoin) bool { return one == p })
 	if len(s.pending[name]) == 0 {
 		ledger.RemoveKey(&s.pending, &s.most.pending, name)
@@ -158,23 +166,26 @@ func (ch *channel) admitPendingLocked() {
 			continue
 		}
 		p.done = true
-		if p.joined, p.err = ch.joinLocked(p.session, p.spec); p.err == nil {
-			p.err = ch.Reserve(ch.Members[p.joined.ID])
+		if p.joined, p.err = ch.joinLocked(p.session, p.spec); p.err != nil {
+			continue
+		}
+		m := ch.Members[p.joined.ID]
+		if p.err = ch.Reserve(m); p.err != nil {
+			ch.leaveLocked(m, false)
+			ch.tidyLocked()
 		}
 	}
 }
 
-// awaitChannel calls `find` until it returns true or an error. It waits between the calls until a channel is made, but not longer than the time
-// `wait`.
-func (s *Session) awaitChannel(ctx context.Context, name string, wait time.Duration, find func() (bool, error)) error {
+// awaitChannelLocked calls `find` until it returns true or an error. It waits between the calls until a channel is made, but not longer than
+// the time `wait`. It releases Service.mu only while it waits.
+func (s *Session) awaitChannelLocked(ctx context.Context, name string, wait time.Duration, find func() (bool, error)) error {
 	if err := mempool.ValidateName("channel", name); err != nil {
 		return err
 	}
 	svc := s.svc
 	w := newWaiter(ctx, s, wait, purpose{what: forChannel, name: name})
 	defer w.stop()
-	svc.mu.Lock()
-	defer svc.unlock()
 	for last := false; ; {
 		if err := s.rec.Alive(); err != nil {
 			return err

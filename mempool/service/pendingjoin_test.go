@@ -23,10 +23,26 @@ type pendingRig struct {
 func newPendingRig(t *testing.T, spec mempool.ChannelSpec) *pendingRig {
 	t.Helper()
 	svc := newService(t)
+	onlyWhoWaitsIsPending(t, svc)
 	owner := open(t, svc)
 	p := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 16 * 4096})
 	spec.Name, spec.Pool = "frames", p.rec.Info.ID
 	return &pendingRig{&channelRig{TB: t, svc: svc, owner: owner, pool: p}, spec}
+}
+
+// onlyWhoWaitsIsPending checks, whenever the service releases its lock, that a new channel would give places only to requests that wait.
+func onlyWhoWaitsIsPending(t *testing.T, svc *Service) {
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	records := svc.mu.check
+	svc.mu.check = func() string {
+		pending := 0
+		for _, named := range svc.pending {
+			pending += len(named)
+		}
+		assert.LessOrEqual(t, pending, svc.waiting[forChannel], "a request that has its result is pending")
+		return records()
+	}
 }
 
 // pends is a consumer that waits for its channel.
@@ -169,6 +185,19 @@ func TestAConsumerThatNoLongerWaitsGetsNoPlace(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+func TestAConsumerThatDoesNotWaitForItsChannelGetsNoPlace(t *testing.T) {
+	r := newPendingRig(t, mempool.ChannelSpec{Capacity: 2})
+	w := hire(t, r.svc)
+	m, err := w.JoinChannel(t.Context(), "frames", MemberSpec{Role: Consumer}, 0)
+	require.ErrorIs(t, err, mempool.ErrNotFound)
+	require.Zero(t, m)
+	p := r.make()
+	for range 5 {
+		p.send()
+		p.back()
 	}
 }
 
