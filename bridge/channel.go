@@ -78,12 +78,13 @@ func (ch *Channel) String() string {
 // when the work that o.Completion names has ended.
 //
 // Errors: [ErrLimit] if the channel is full, at the deadline or, with the policy [Fail], at once; the error says what the channel waits
-// for, for example the consumer that has not released a frame. [ErrInvalid], [ErrReleased], [ErrDenied], [ErrClosed].
+// for, for example the consumer that has not released a frame. ErrLimit also at the deadline if a consumer that waited for the channel has
+// not entered it yet. [ErrInvalid], [ErrReleased], [ErrDenied], [ErrClosed].
 func (ch *Channel) Publish(ctx context.Context, l *Lease, o FrameOptions) (uint64, error) {
 	return ch.send(ctx, session.Waiting, l, o)
 }
 
-// TryPublish is like [Channel.Publish], but does not wait for room. A client's first call of Publish or TryPublish for a channel joins the
+// TryPublish is like [Channel.Publish], but does not wait for room or consumers. A client's first call of Publish or TryPublish for a channel joins the
 // channel. TryPublish waits for this joining until ctx ends.
 //
 // Errors: those of Publish; [ErrLimit] with every policy.

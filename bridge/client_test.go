@@ -119,6 +119,22 @@ func TestALeaseOfAClosedClientSaysBothWhatEndedAndWhy(t *testing.T) {
 	}
 }
 
+func TestAnExportThatIsReleasedTwiceAtOnceIsReleasedOnce(t *testing.T) {
+	r := start(t, server.Config{}, unhurried)
+	c := dial(t, r.path)
+	publish(t, allocate(t, createPool(t, c, hostPool("p", 1<<16)), 10), "x")
+	for range 100 {
+		x, err := c.TryExport(t.Context(), "x")
+		require.NoError(t, err)
+		var both sync.WaitGroup
+		for range 2 {
+			both.Go(func() { assert.NoError(t, x.Release()) })
+		}
+		both.Wait()
+	}
+	require.NoError(t, c.Close())
+}
+
 func TestWhatWasGivenBackIsGivenBackAgainWithoutAnError(t *testing.T) {
 	_, path := serve(t, server.Config{})
 	c, err := Dial(t.Context(), path)

@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/wire"
@@ -15,7 +16,7 @@ type Exported struct {
 	info   *mempool.Grant
 	pool   mempool.PoolInfo
 	data   []byte
-	ended  bool
+	ended  atomic.Bool
 }
 
 // Export leases the buffer that is published under a name. Export waits until the name exists and the buffer's content is complete. Export
@@ -75,9 +76,8 @@ func (x *Exported) Saved(name, socket string) Saved {
 //
 // Errors: [ErrDisconnected].
 func (x *Exported) Release() error {
-	if x.ended {
+	if x.ended.Swap(true) {
 		return nil
 	}
-	x.ended = true
 	return x.client.session.Blocks.ReleaseGrant(x.info, false)
 }

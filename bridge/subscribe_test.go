@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/bridge/server"
+	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -75,6 +76,40 @@ func TestASubscriberIsThereBeforeItAsksForFrames(t *testing.T) {
 	sub.Close()
 	sub.Close()
 	sendAll(t, ch, pool)
+}
+
+func TestATryToPublishDoesNotWaitForASubscriberThatHasNotEntered(t *testing.T) {
+	r := start(t, server.Config{}, unhurried)
+	producer, consumer := dial(t, r.path), sharing(t, r.path)
+	pool := createPool(t, producer, hostPool("p", 16<<12))
+	consumer.Send(90, &wire.Join{Name: "c", Role: "consumer", Wait: 3_600_000})
+	waitsFor(t, producer, `channel "c"`)
+	ch := makeChannel(t, producer, pool, ChannelSpec{Capacity: 2})
+	loans, err := ch.Publisher(t.Context(), mempool.Bytes(10))
+	require.NoError(t, err)
+	loan, err := loans.Loan(t.Context())
+	require.NoError(t, err)
+	l := allocate(t, pool, 10)
+	late, pass := dueNow(t)
+	for what, publish := range map[string]func() (uint64, error){
+		"TryPublish":                func() (uint64, error) { return ch.TryPublish(t.Context(), l, FrameOptions{}) },
+		"TryPublish of a publisher": func() (uint64, error) { return loans.TryPublish(t.Context(), loan, FrameOptions{}) },
+		"Publish": func() (uint64, error) {
+			pass()
+			return ch.Publish(late, l, FrameOptions{})
+		},
+	} {
+		_, err := publish()
+		require.ErrorIs(t, err, ErrLimit, what)
+		require.ErrorContains(t, err, `channel "c": consumer 1 takes part, and has not entered the channel`, what)
+	}
+	var joined wire.JoinReply
+	require.NoError(t, consumer.Reply(90, &joined))
+	consumer.get(&wire.Leave{Channel: ch.Identity().ID, Member: joined.Member}, &wire.EmptyReply{})
+	_, err = loans.TryPublish(t.Context(), loan, FrameOptions{})
+	require.NoError(t, err)
+	_, err = ch.TryPublish(t.Context(), l, FrameOptions{})
+	require.NoError(t, err)
 }
 
 // The service gives the subscriber its place in the channel while the subscriber gives up.

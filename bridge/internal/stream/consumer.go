@@ -138,7 +138,7 @@ func (s *Consumer) take(caller context.Context) (err error) {
 		if !ok {
 			return err
 		}
-		if err := s.await(caller, unknown); err != nil {
+		if _, err := s.await(caller, session.Waiting, unknown); err != nil {
 			return err
 		}
 	}

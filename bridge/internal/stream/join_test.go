@@ -138,7 +138,8 @@ func TestAProducerDoesNotWaitForTheFileOfAConsumerThatHasLeft(t *testing.T) {
 	const slot, id = 3, 99
 	known := make(chan error)
 	go func() {
-		known <- p.await(t.Context(), &shmchannel.UnknownMemberError{Role: shmchannel.ConsumerRole, Slot: slot, ID: id})
+		_, err := p.await(t.Context(), session.Waiting, &shmchannel.UnknownMemberError{Role: shmchannel.ConsumerRole, Slot: slot, ID: id})
+		known <- err
 	}()
 	r.streams.MemberCame(&wire.MemberCame{Channel: r.channel.Identity.ID, Role: "consumer", Slot: slot, Member: id}, new(seqpacket.FDs))
 	require.NoError(t, <-known)

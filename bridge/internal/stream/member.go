@@ -129,21 +129,34 @@ func (m *member) meet(n *wire.MemberCame, files []*os.File) {
 	m.came = make(chan struct{})
 }
 
-// await waits for the file of another member, which u names.
-func (m *member) await(ctx context.Context, u *shmchannel.UnknownMemberError) error {
+// await waits for the file of another member, which u names. A call that is made Once waits only until the service has answered a request: it
+// has sent the file before if that member has entered. If the file has not come then, await returns false.
+//
+// Errors: the context's error, or the error of a file that cannot be used.
+func (m *member) await(ctx context.Context, try session.Attempt, u *shmchannel.UnknownMemberError) (bool, error) {
 	ctx, cancel := m.session.Joint(ctx)
 	defer cancel()
-	for {
+	for answered := false; ; {
 		m.mu.Lock()
 		known, came, broken := m.known[u.Slot] >= u.ID, m.came, m.broken
 		m.mu.Unlock()
-		if known || broken != nil {
-			return broken
+		switch {
+		case known || broken != nil:
+			return broken == nil, broken
+		case answered:
+			return false, nil
+		case bool(try):
+			_ = m.session.Call(ctx, &wire.AwaitConsumers{Channel: m.channel.ID, Count: 1}, &wire.EmptyReply{}) // the answer does not matter
+			if err := m.over(ctx); err != nil {
+				return false, err
+			}
+			answered = true
+			continue
 		}
 		select {
 		case <-came:
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return false, context.Cause(ctx)
 		}
 	}
 }

@@ -149,10 +149,17 @@ func (p *Producer) publishInTime(caller context.Context, try session.Attempt, r 
 		full, isFull := errors.AsType[*shmchannel.FullError](err)
 		switch {
 		case isUnknown:
-			if err := p.await(caller, unknown); err != nil {
-				return 0, fmt.Errorf("channel %q: consumer %d takes part, and has not entered the channel: %w", p.channel.Name, unknown.ID, err)
+			met, err := p.await(caller, try, unknown)
+			absent := fmt.Sprintf("channel %q: consumer %d takes part, and has not entered the channel", p.channel.Name, unknown.ID)
+			switch {
+			case met:
+				continue
+			case err == nil:
+				return 0, typed.Errorf(mempool.ErrLimit, "%s", absent)
+			case errors.Is(caller.Err(), context.DeadlineExceeded) && p.session.Over() == nil:
+				return 0, session.Late(caller, typed.Errorf(mempool.ErrLimit, "%s", absent))
 			}
-			continue
+			return 0, fmt.Errorf("%s: %w", absent, err)
 		case isFull && (bool(try) || p.over(caller) == nil):
 			return 0, p.behind(full)
 		case isFull && errors.Is(caller.Err(), context.DeadlineExceeded) && p.session.Over() == nil:
