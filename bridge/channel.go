@@ -140,10 +140,10 @@ func (ch *Channel) Close(ctx context.Context) error {
 	return ch.client.session.Call(ctx, &wire.CloseChannel{Channel: ch.shared.Identity.ID}, &wire.EmptyReply{})
 }
 
-// DiscardChannel ends a channel that is closed, by the id in its [ChannelInfo]: its frames that are not acknowledged are lost, and the service
-// notes an event. An open channel of the same name stays.
+// DiscardChannel ends a closed queue, by the id in its [ChannelInfo]: its frames that are not acknowledged are lost, and the service notes an
+// event. An open channel of the same name stays.
 //
-// Errors: [ErrInvalid] if the channel is open, [ErrDenied] if another user made it, [ErrClosed] if there is no such channel.
+// Errors: [ErrInvalid] if the channel is open or a broadcast, [ErrDenied] if another user made it, [ErrClosed] if there is no such channel.
 func (c *Client) DiscardChannel(ctx context.Context, channel uint64) error {
 	return c.session.Call(ctx, &wire.CloseChannel{Channel: channel, Discard: true}, &wire.EmptyReply{})
 }

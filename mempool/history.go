@@ -25,7 +25,7 @@ const (
 	FrameDoubted       EventKind = "frame-doubted"       // a consumer found a frame with contradictory data
 	FrameLost          EventKind = "frame-lost"          // frames of a queue that no consumer had acknowledged when the queue ended; Count says how many
 	FrameUndeliverable EventKind = "frame-undeliverable" // a frame of a queue was delivered as often as its channel allows, and dropped
-	SubscriberSlow     EventKind = "subscriber-slow"     // frames that one consumer has not taken or not released have filled the channel for long
+	SubscriberSlow     EventKind = "subscriber-slow"     // one consumer has long kept the channel full, or has not entered it
 	ServiceImpaired    EventKind = "service-impaired"    // the service goes on, but lacks something of its own, such as its log or its socket's file
 )
 

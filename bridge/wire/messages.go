@@ -547,7 +547,7 @@ type Find struct {
 //wire:request close
 type CloseChannel struct {
 	Channel uint64 `wire:"ch"`  // channel id
-	Discard bool   `wire:"di?"` // end a closed channel, and lose its frames that are not acknowledged
+	Discard bool   `wire:"di?"` // end a closed queue, and lose its frames that are not acknowledged
 }
 
 // AwaitConsumers waits until a channel has so many consumers.

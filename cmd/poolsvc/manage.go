@@ -120,12 +120,15 @@ func discardChannels(ctx context.Context, client *bridge.Client, name string) er
 		case err != nil:
 			return err
 		case ch.Name != name:
-		case ch.Closed:
+		case ch.Closed && ch.Mode == bridge.WorkQueue:
 			found = nil
 			if err := client.DiscardChannel(ctx, ch.ID); err != nil && !errors.Is(err, bridge.ErrClosed) { // a worker has acknowledged the last frame
 				return err
 			}
-		case found != nil:
+		case found == nil:
+		case ch.Mode != bridge.WorkQueue:
+			found = fmt.Errorf("channel %q is a broadcast: --discard is for closed queues; a closed broadcast ends when its consumers have left", name)
+		default:
 			found = fmt.Errorf("channel %[1]q is open: close it first, by poolsvc channel close %[1]s", name)
 		}
 	}

@@ -284,9 +284,9 @@ func (c Channel) Close() error {
 	return c.end((*ledger.Channel).MayClose, (*channel).Close)
 }
 
-// Discard ends a closed channel: frames that are not acknowledged are lost.
+// Discard ends a closed queue: frames that are not acknowledged are lost.
 //
-// Errors: those of Close; [mempool.ErrInvalid] if the channel is open.
+// Errors: those of Close; [mempool.ErrInvalid] if the channel is open or a broadcast.
 func (c Channel) Discard() error {
 	return c.end((*ledger.Channel).MayDiscard, (*channel).Discard)
 }

@@ -170,6 +170,37 @@ func TestTheFramesOfAClosedQueueAreLostWhenTheyAreDiscarded(t *testing.T) {
 	assert.True(t, r.nothingLeft())
 }
 
+func TestOnlyWhoMadeAQueueDiscardsItsFrames(t *testing.T) {
+	svc := newService(t)
+	owner := open(t, svc)
+	p := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 16 * 4096, Access: mempool.Access{UIDs: []uint32{mempool.Self().UID, 4711}}})
+	r := &channelRig{TB: t, svc: svc, owner: owner, pool: p}
+	var err error
+	r.info, err = owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: p.rec.Info.ID, Mode: mempool.WorkQueue, Capacity: 4})
+	require.NoError(t, err)
+	r.produce(hire(t, svc)).send()
+	other, err := svc.OpenSession(mempool.Peer{UID: 4711}, nil)
+	require.NoError(t, err)
+	require.ErrorIs(t, other.Channel(r.info.ID).Discard(), mempool.ErrDenied)
+	require.NoError(t, owner.Channel(r.info.ID).Close())
+	require.ErrorIs(t, other.Channel(r.info.ID).Discard(), mempool.ErrDenied)
+	assert.Equal(t, 1, r.worker().drain())
+}
+
+func TestAClosedBroadcastIsNotDiscarded(t *testing.T) {
+	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 4}, 4)
+	c, p := r.consume(hire(t, r.svc), MemberSpec{}), r.produce(hire(t, r.svc))
+	p.send()
+	of := r.owner.Channel(r.info.ID)
+	for range 2 { // open, then closed
+		err := of.Discard()
+		require.ErrorIs(t, err, mempool.ErrInvalid)
+		require.ErrorContains(t, err, "broadcast")
+		_ = of.Close()
+	}
+	assert.Equal(t, 1, c.drain(), "its reader gets the frames")
+}
+
 func TestAClosedQueueWithoutAWorkerEndsAtOnceWhenItIsDiscarded(t *testing.T) {
 	r, p := closedQueue(t, 3)
 	of := r.owner.Channel(r.info.ID)

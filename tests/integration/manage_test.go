@@ -73,6 +73,28 @@ func TestAnOperatorClosesAChannel(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
+func TestAnOperatorDoesNotDiscardTheFramesOfAClosedBroadcast(t *testing.T) {
+	s, c, pool, ch := camera(t)
+	sub, err := c.Subscribe(t.Context(), "camera", bridge.SubscribeOptions{})
+	require.NoError(t, err)
+	l, err := pool.TryAllocate(t.Context(), mempool.Bytes(8))
+	require.NoError(t, err)
+	_, err = ch.TryPublish(t.Context(), l, mempool.FrameOptions{})
+	require.NoError(t, err)
+	require.NoError(t, ch.Close(t.Context()))
+	out, err := poolsvc(t, "channel", "close", "camera", "--discard", "--socket", s.Socket)
+	require.Error(t, err)
+	assert.Contains(t, out, `channel "camera" is a broadcast`)
+	frames := 0
+	for f, err := range sub.Frames(t.Context()) {
+		require.NoError(t, err)
+		require.NoError(t, f.Release())
+		frames++
+	}
+	assert.Equal(t, 1, frames)
+	require.NoError(t, c.Close())
+}
+
 func TestAnOperatorDiscardsTheFramesOfAClosedQueueAndNotTheOpenOneOfItsName(t *testing.T) {
 	s, c, pool, _ := camera(t)
 	queue := func() *bridge.Channel {

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"cmp"
-	"errors"
 	"slices"
 	"time"
 
@@ -144,22 +143,31 @@ func (cs *channels) Channel(s *Session, id uint64) (*Channel, error) {
 //
 // Errors: [mempool.ErrClosed] if it is closed already, [mempool.ErrDenied] for all users except the user who made the channel.
 func (ch *Channel) MayClose(s *Session) error {
-	switch {
-	case ch.Closed:
+	if ch.Closed {
 		return typed.Errorf(mempool.ErrClosed, "channel %q is closed", ch.Info.Name)
-	case ch.UID != s.Peer.UID:
+	}
+	return ch.belongs(s)
+}
+
+func (ch *Channel) belongs(to *Session) error {
+	if ch.UID != to.Peer.UID {
 		return typed.Errorf(mempool.ErrDenied, "channel %q belongs to user %d", ch.Info.Name, ch.UID)
 	}
 	return nil
 }
 
-// MayDiscard says whether a session may end the channel with the frames that are left.
+// MayDiscard says whether a session may end the queue with the frames that are left.
+//
+// Errors: [mempool.ErrInvalid] if it is open or a broadcast, [mempool.ErrDenied] for all users except the user who made the channel.
 func (ch *Channel) MayDiscard(s *Session) error {
-	if ch.UID == s.Peer.UID && !ch.Closed {
-		return typed.Errorf(mempool.ErrInvalid, "channel %q is open: close it first, and discard what its consumers leave", ch.Info.Name)
-	}
-	if err := ch.MayClose(s); !errors.Is(err, mempool.ErrClosed) {
+	if err := ch.belongs(s); err != nil {
 		return err
+	}
+	switch {
+	case ch.Info.Mode != mempool.WorkQueue:
+		return typed.Errorf(mempool.ErrInvalid, "channel %q is a broadcast: only the frames of a closed queue can be discarded; a closed broadcast ends when its consumers have left", ch.Info.Name)
+	case !ch.Closed:
+		return typed.Errorf(mempool.ErrInvalid, "channel %q is open: close it first, and discard what its consumers leave", ch.Info.Name)
 	}
 	return nil
 }

@@ -554,8 +554,9 @@ class Client(Lists, ClientState):
     ) -> Subscription:
         """Subscribe to a channel. Iterate over the returned subscription to get the frames.
 
-        A subscriber that waits for a channel to appear gets the channel's frames from the first. With the policies
-        ``"drop-oldest"`` and ``"latest"``, it begins with the oldest frame that the channel still keeps.
+        A subscriber that waits for a channel to appear gets the channel's frames from the first: producers of a
+        broadcast wait for it, up to ten seconds. With the policies ``"drop-oldest"`` and ``"latest"`` they do not wait,
+        and it begins with the oldest frame that the channel still keeps.
 
         Parameters
         ----------

@@ -506,8 +506,7 @@ class CloseChannel(Request, kw_only=True, tag="close"):
     """
 
     channel: U = field(name="ch")  # channel id
-    # end a closed channel, and lose its frames that are not acknowledged
-    discard: bool = field(default=False, name="di")
+    discard: bool = field(default=False, name="di")  # end a closed queue, and lose its frames that are not acknowledged
 
 
 class AwaitConsumers(Request, kw_only=True, tag="consumers"):
