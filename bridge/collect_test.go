@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -113,6 +114,33 @@ func unfinished(t *testing.T, blocks uint64) (s *channelPair, finish func()) {
 	busy := w.begin(t, f)
 	s.send(t, 2)
 	return s, sync.OnceFunc(func() { assert.NoError(t, w.clock.Reach(busy)) })
+}
+
+func TestALeaseThatIsAllocatedAgainWaitsForEarlierUsersOfItsMemory(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<16), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	w := s.work(t)
+	other, err := s.consumer.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	busy := w.clock.Next(w.word)
+	earlier := allocate(t, other, 1<<16)
+	require.NoError(t, earlier.held.EndLocked(false, busy)) // work on the memory goes on until busy
+	earlier.held.Forget()
+	eventually(t, func() bool { return s.svc.Stats().Leases == 0 })
+	first := allocate(t, s.pool, 1<<16)
+	require.Equal(t, []mempool.Fence{busy}, first.held.Info().Wait)
+	_, err = s.from.Publish(t.Context(), first, mempool.FrameOptions{})
+	require.NoError(t, err)
+	f, err := from.next(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, f.Release())
+	reach := time.AfterFunc(100*time.Millisecond, func() { assert.NoError(t, w.clock.Reach(busy)) })
+	defer reach.Stop()
+	again, err := s.pool.Allocate(t.Context(), mempool.Bytes(1<<16))
+	require.NoError(t, err)
+	require.NoError(t, again.CopyFrom(t.Context(), 0, make([]byte, 8)))
+	assert.True(t, w.clock.Page().Passed(busy.Word, busy.Value))
+	release(t, again)
 }
 
 func producers(c *Client) int {

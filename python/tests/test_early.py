@@ -127,10 +127,16 @@ def test_an_interrupt_ends_the_wait(client, other):
         wait_until_they_wait(client)
         signal.pthread_kill(main, signal.SIGINT)
 
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell may ignore it
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        other.subscribe("c", timeout=None)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            other.subscribe("c", timeout=None)
+    finally:
+        signal.signal(signal.SIGINT, before)
     thread.join()
     send_all(client, client.create_channel("c", pool="frames", capacity=2))
 

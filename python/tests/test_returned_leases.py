@@ -12,6 +12,7 @@ import asyncio
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
 from weakref import ref
 
@@ -93,6 +94,28 @@ def test_memory_that_comes_back_goes_to_an_allocation_that_waits(client, other, 
     assert one_notice.wait(60)
     assert len(waiters()) == 1
     frame.release()
+    waiting.join()
+    assert got
+
+
+def test_memory_that_somebody_wants_is_not_allocated_again(client, other, one_notice):
+    pool = client.create_pool("one", max_bytes=PAGE)
+    channel = client.create_channel("c", pool=pool, mode="queue", capacity=1)
+    frames, got = other.subscribe("c", ack="manual"), []
+    publish(client, channel, 1, timeout=60)
+    next(frames).release()
+    lease = client.allocate(4, pool=pool, timeout=60)
+    theirs = other.open_pool("one")
+    waiting = threading.Thread(target=lambda: got.append(other.allocate(4, pool=theirs, timeout=60)))
+    waiting.start()
+    until(lambda: any(session.waits_for for session in client.sessions()))
+    assert one_notice.wait(60)
+    channel.publish(lease)
+    next(frames).release()
+    asked = client.session_stats().allocated
+    with suppress(poolbridge.PoolLimitError):
+        client.allocate(4, pool=pool, timeout=0).release()
+        assert client.session_stats().allocated == asked + 1, "the service decides who gets it"
     waiting.join()
     assert got
 

@@ -133,3 +133,26 @@ def test_a_stream_of_asyncio_goes_on_with_memory_that_comes_back_while_the_servi
             await (await client.allocate(2 << 20, "uint8", timeout=60)).release()
 
     asyncio.run(main())
+
+
+def test_a_lease_whose_publication_got_no_answer_cannot_be_written_any_more(service, monkeypatch):
+    with poolbridge.connect(service.path, timeout=60) as client, poolbridge.connect(service.path, timeout=60) as other:
+        pool = client.create_pool("frames", max_bytes="1MiB")
+        channel = client.create_channel("c", pool=pool, mode="queue", capacity=1)
+        frames = other.subscribe("c")
+        channel.publish(client.allocate(4, "int8", pool=pool))
+        next(frames).release()
+        lease = client.allocate(4, "int32", pool=pool)
+        lease.copy_from([1, 1, 1, 1])
+        stop(service)
+        with monkeypatch.context() as patch, pytest.raises(poolbridge.ServiceStalledError):
+            patch.setattr(client, "timeout", 0.1)
+            lease.publish("weights")
+        os.kill(service.process.pid, signal.SIGCONT)
+        named = other.get("weights", timeout=60)
+        channel.publish(lease)
+        next(frames).release()
+        lease.release()
+        again = client.allocate(4, "int32", pool=pool)
+        again.copy_from([9, 9, 9, 9])
+        assert named.to_numpy().tolist() == [1, 1, 1, 1]

@@ -43,7 +43,8 @@ func (ch *Channel) Publish(ctx context.Context, try session.Attempt, l *session.
 		return 0, err
 	}
 	info := *l.InfoLocked()
-	info.Wait, info.Event = nil, nil // the service knows them
+	sent.wait = append(sent.wait, info.Wait...)
+	info.Wait, info.Event = nil, nil
 	sent.info, sent.own = &info, l.AllocatedLocked()
 	if ready != nil {
 		sent.wait = append(sent.wait, *ready)

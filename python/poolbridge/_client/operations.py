@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -49,8 +50,10 @@ from poolbridge.errors import (
     ContentFailedError,
     InvalidArgumentError,
     NotFoundError,
+    PoolbridgeError,
     PoolLimitError,
     ProducerDiedError,
+    ServiceStalledError,
     StaleError,
     UnsupportedError,
     WaitTimeoutError,
@@ -400,10 +403,20 @@ def publish(state: LeaseState, name: str, *, keep: bool, replace: bool, stream: 
     mark = None if event is None else local_event(state, event)
     made = yield from ready(state, stream, mark)
     handle = mark.ipc_handle if mark is not None and made is not None else b""
-    yield from ask(
-        Publish(lease=state.grant.id, name=name, keep=keep, replace=replace, ready=made or UNSET, event=handle), Reply
-    )
-    state.write = False
+    state.allocated = False  # from here on, others may find the buffer by its name
+    state.check_usable()  # another thread may have published it as a frame meanwhile
+    # If no answer comes, the service may have published the buffer.
+    state.write, state.unsure = False, True
+    try:
+        yield from ask(
+            Publish(lease=state.grant.id, name=name, keep=keep, replace=replace, ready=made or UNSET, event=handle),
+            Reply,
+        )
+    except (PoolbridgeError, CancelledError) as error:
+        if not isinstance(error, ServiceStalledError):
+            state.write, state.unsure = True, False
+        raise
+    state.unsure = False
     if state.promise is not None:
         # If this process uses the buffer through this lease, this process also has to wait for the promise.
         state.fences = (*state.fences, state.promise)

@@ -178,8 +178,10 @@ class Core:
         if call is not None and call.request is request:
             self.abandon(call)
 
-    def release(self, grant: Grant, fences: tuple[Fence, ...] = (), *, failed: bool) -> SessionBlock | None:
-        """Tell the service that a lease ends.
+    def release(
+        self, grant: Grant, fences: tuple[Fence, ...] = (), *, failed: bool, sure: bool = True
+    ) -> SessionBlock | None:
+        """Tell the service that a lease ends. `sure` says whether `grant` describes the lease as the service does.
 
         Returns
         -------
@@ -187,7 +189,7 @@ class Core:
             The lease's block, if the service has recalled the block and this session has no other lease on it.
         """
         request = Release(lease=grant.id, failed=failed, done=fences)
-        if self.checks_leases:
+        if self.checks_leases and sure:
             request.seen = structs.replace(grant, export=UNSET, wait=(), event=b"")
         self.tell(request)
         return self.forget(grant, fences)

@@ -87,6 +87,7 @@ class LeaseState(Uncopied):
 
     released = True  # the constructor sets False at its end
     allocated = False  # whether the lease came with its buffer, so that the buffer has no name
+    unsure = False  # whether only the service knows if this is a read lease, because a publication got no answer
     sent = False  # whether another object, such as a channel, has the lease now; this state only keeps the block mapped
 
     def __init__(

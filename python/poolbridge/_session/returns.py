@@ -255,6 +255,7 @@ class Returns:
         self._lent: dict[int, Arena] = {}  # those whose lease an array of the program has; by lease id
         self._closing = False  # whether the client is closed
         self._over = False  # whether the session has ended
+        self._scarce: dict[int, float] = {}  # until when somebody waits for memory of a pool, by pool id
         self._wanted: dict[Producer, float] = {}  # until when a thread waits for what comes back to a producer
         self._asked: set[int] = set()  # timelines whose pages were requested
         self._thread: threading.Thread | None = None
@@ -337,10 +338,10 @@ class Returns:
         The service need not know, because it describes the lease in the same way. If there is no such lease, or if
         somebody waits for memory of the pool, release all leases that came back, and return None.
         """
-        producers = [one for one in list(self._session.producers.values()) if one.channel.pool == pool]
-        for producer in producers:
-            producer.collect()
-        if not any(one in self._wanted for one in producers):
+        for producer in list(self._session.producers.values()):
+            if producer.channel.pool == pool:
+                producer.collect()
+        if time.monotonic() >= self._scarce.get(pool, 0):
             for place, one in enumerate(self._back):
                 grant = one.grant
                 if grant.pool == pool and grant.tensor == tensor:
@@ -400,6 +401,7 @@ class Returns:
 
         For `_WANTED` seconds, a thread for each producer with frames gives back what comes back.
         """
+        self._scarce[pool] = time.monotonic() + _WANTED
         self._sweep(pool)
         for producer in list(self._session.producers.values()):
             if producer.channel.pool == pool and (producer.loans or self.uses(producer)):

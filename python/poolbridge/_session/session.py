@@ -286,8 +286,8 @@ class Session(SessionMembers):
 
     def release(self, state: LeaseState, fences: tuple[Fence, ...], *, failed: bool, alone: bool = False) -> None:
         """Release a lease. `fences` are reached when the work on the lease's memory is done. Never waits or raises."""
-        consumer = state.consumer
-        self.lock.later(partial(self._release, state.seen(), fences, failed=failed, consumer=consumer, alone=alone))
+        grant, consumer, sure = state.seen(), state.consumer, not state.unsure
+        self.lock.later(partial(self._release, grant, fences, failed=failed, consumer=consumer, alone=alone, sure=sure))
 
     def _release(
         self,
@@ -297,12 +297,13 @@ class Session(SessionMembers):
         failed: bool,
         consumer: Taker | None,
         alone: bool,
+        sure: bool = True,
     ) -> None:
         self.lease_states.pop(grant.id, None)
         if consumer is not None:
             consumer.end_frame(grant, fences, back=failed, alone=alone)
         elif not self.returns.take_back(grant, fences):
-            self._released(self.core.release(grant, fences, failed=failed))
+            self._released(self.core.release(grant, fences, failed=failed, sure=sure))
 
     def later(self, work: Callable[[], None]) -> None:
         """Run `work`, which may wait for streams, in the background.
