@@ -127,9 +127,7 @@ def test_an_interrupt_ends_the_wait(client, other):
         wait_until_they_wait(client)
         signal.pthread_kill(main, signal.SIGINT)
 
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell may ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:
