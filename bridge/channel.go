@@ -84,8 +84,8 @@ func (ch *Channel) Publish(ctx context.Context, l *Lease, o FrameOptions) (uint6
 	return ch.send(ctx, session.Waiting, l, o)
 }
 
-// TryPublish is like [Channel.Publish], but does not wait for room or consumers. A client's first call of Publish or TryPublish for a channel joins the
-// channel. TryPublish waits for this joining until ctx ends.
+// TryPublish is like [Channel.Publish], but does not wait for room or consumers. A client's first call of Publish or TryPublish for a channel
+// joins the channel. TryPublish waits for this joining until ctx ends.
 //
 // Errors: those of Publish; [ErrLimit] with every policy.
 func (ch *Channel) TryPublish(ctx context.Context, l *Lease, o FrameOptions) (uint64, error) {

@@ -51,7 +51,7 @@ func (c *Context) mapSomewhere(p *Physical, flags AccessFlags) (uint64, driver.S
 	var refused []uint64
 	defer func() {
 		for _, ptr := range refused {
-			_ = driver.VMMReleaseRange(c.handle, ptr, p.size)
+			_ = driver.VMMReleaseRange(c.handle, ptr, p.size) // if it fails, only addresses are lost
 		}
 	}()
 	for {

@@ -115,7 +115,7 @@ def test_memory_that_somebody_wants_is_not_allocated_again(client, other, one_no
     asked = client.session_stats().allocated
     with suppress(poolbridge.PoolLimitError):
         client.allocate(4, pool=pool, timeout=0).release()
-        assert client.session_stats().allocated == asked + 1, "the service decides who gets it"
+        assert client.session_stats().allocated == asked + 1, "the client asks the service"
     waiting.join()
     assert got
 

@@ -62,7 +62,7 @@ func (m *member) join(ctx context.Context, try session.Attempt, r *wire.Join, op
 		Files: func(fds *seqpacket.FDs) { files = session.TakeFiles(fds, reply.Export.FDs) },
 		Undo: func() {
 			session.CloseFiles(files)
-			_ = s.Send(&wire.Leave{Channel: reply.Channel.ID, Member: reply.Member})
+			_ = s.Send(&wire.Leave{Channel: reply.Channel.ID, Member: reply.Member}) // Send fails only if the connection is gone
 		}})
 	if err != nil {
 		return err

@@ -87,8 +87,8 @@ func (st *Streams) Allocate(ctx context.Context, l *session.Lease, try session.A
 	return st.session.Blocks.Allocate(ctx, l, try, pool, t)
 }
 
-// renew makes l a lease that has come back, on a buffer with the description t, if there is one. Somebody who waits for memory of the pool
-// gets the lease's memory instead, and no lease is renewed.
+// renew makes l a lease that has come back, on a buffer with the description t, if there is one. If another session waits for memory of the
+// pool, renew does nothing: the caller then releases the lease, and the service gives the memory to that session.
 func (p *Producer) renew(l *session.Lease, t mempool.Tensor) bool {
 	if p.isWanted() || p.native.Destroyed() || p.session.Enter() != nil {
 		return false

@@ -256,7 +256,7 @@ class Returns:
         self._closing = False  # whether the client is closed
         self._over = False  # whether the session has ended
         self._scarce: dict[int, float] = {}  # until when somebody waits for memory of a pool, by pool id
-        self._wanted: dict[Producer, float] = {}  # until when a thread waits for what comes back to a producer
+        self._drained: set[Producer] = set()  # those for which a thread waits for what comes back
         self._asked: set[int] = set()  # timelines whose pages were requested
         self._thread: threading.Thread | None = None
         self._bell = threading.Event()
@@ -404,10 +404,10 @@ class Returns:
         self._scarce[pool] = time.monotonic() + _WANTED
         self._sweep(pool)
         for producer in list(self._session.producers.values()):
-            if producer.channel.pool == pool and (producer.loans or self.uses(producer)):
-                if producer not in self._wanted and not _start("poolbridge-wanted", partial(self._drain, producer)):
-                    continue  # the service says it again while somebody waits
-                self._wanted[producer] = time.monotonic() + _WANTED
+            drains = producer.channel.pool == pool and (producer.loans or self.uses(producer))
+            # If no thread can start, the service says it again while somebody waits.
+            if drains and producer not in self._drained and _start("poolbridge-wanted", partial(self._drain, producer)):
+                self._drained.add(producer)
         self.watch()
 
     def _drain(self, producer: Producer) -> None:
@@ -418,16 +418,16 @@ class Returns:
                 came = producer.await_back(seconds)
         except PoolbridgeError:  # the session has ended, or the channel is corrupt, which the producer's next call says
             with self._session.lock:
-                self._wanted.pop(producer, None)
+                self._drained.discard(producer)
 
     def _wanted_for(self, producer: Producer, came: Any) -> float | None:
         """Give back what came back, and return for how many seconds `_drain` waits on; None: it ends."""
         with self._session.lock:
             self._sweep(producer.channel.pool)
-            left = self._wanted[producer] - time.monotonic()
+            left = self._scarce[producer.channel.pool] - time.monotonic()
             if came is None and left > 0 and not producer.left and self._session.ended is None:
                 return left
-            del self._wanted[producer]
+            self._drained.discard(producer)
             return None
 
     def take_back(self, grant: Grant, fences: tuple[Fence, ...]) -> bool:
