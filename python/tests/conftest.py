@@ -16,7 +16,7 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from test_device import has_driver
 
 import poolbridge
-from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
+from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory.mappings import MAPPINGS
 from poolbridge._sys.native import NATIVE
 
@@ -129,7 +129,6 @@ def driver() -> None:
     """Use every GPU once before the first test: the first use opens files, which `no_leaks` would report as a leak."""
     for ordinal in range(len(_cuda.devices()) if has_driver() else 0):
         _cuda.Allocation(ordinal, 64)
-        _cuda_stream.own_stream(ordinal)
 
 
 @pytest.fixture(autouse=True)

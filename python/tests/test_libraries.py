@@ -373,9 +373,9 @@ def test_every_way_to_ask_is_answered(client, kind, asked, write):
     if on_host and options.get("stream") is not None:
         options["stream"] = None
     elif options.get("stream") is STREAM:
-        from poolbridge._cuda import stream as _cuda_stream
+        from poolbridge._cuda import cuda as _cuda
 
-        options["stream"] = _cuda_stream.own_stream(0)
+        options["stream"] = _cuda.own_stream(0)
     publish(client, "float32", LAYOUTS["every other"])
     lease = client.get("x", write=write, timeout=60)
     versioned = options.get("max_version", (0,)) >= (1, 0)

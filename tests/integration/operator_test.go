@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -100,6 +101,9 @@ func TestDoctorSaysWhetherThePackageHasItsNativeModule(t *testing.T) {
 	assert.Contains(t, said, "install a C compiler and the headers of Python, and then poolbridge again")
 }
 
+// installed is doctor's list of the Python packages, which names CuPy where it is installed.
+var installed = regexp.MustCompile(`(?m)^ok +packages .*$`)
+
 func TestDoctorWithoutAGPUNamesOneCauseInOneLine(t *testing.T) {
 	for kind, works := range map[string]bool{"": true, "host": true, "device": false, "host,vmm": false} {
 		c := exec.Command(rig.Poolsvc(t), "doctor", "--kind="+kind, "--python", rig.Python(t).Path, "--socket", filepath.Join(t.TempDir(), "s"))
@@ -107,8 +111,9 @@ func TestDoctorWithoutAGPUNamesOneCauseInOneLine(t *testing.T) {
 		out, err := c.Output()
 		assert.Equal(t, works, err == nil, "%s", out)
 		assert.Equal(t, 1, strings.Count(string(out), "CUDA_VISIBLE_DEVICES is empty"), "%s", out)
+		findings := installed.ReplaceAllString(string(out), "")
 		for _, rest := range []string{"nvml", "/dev/nvidia", "kind device", "cupy"} {
-			assert.NotContains(t, string(out), rest)
+			assert.NotContains(t, findings, rest)
 		}
 	}
 	out, _ := exec.Command(rig.Poolsvc(t), "doctor", "--python", rig.Python(t).Path).Output()

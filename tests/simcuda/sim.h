@@ -75,6 +75,7 @@ struct context {
     _Atomic CUresult error; // the sticky error; CUDA_SUCCESS: none
     uint32_t peers; // devices whose memory this context may reach
     struct stream *legacy, *first; // first: list of all streams of the context
+    unsigned streams, room; // how many streams the program has, and had at most when the context last made room for more
 };
 struct context *ctx_current(void); // NULL if there is no current context, or if it is destroyed
 struct context *ctx_top(void); // the current context, even if it is destroyed

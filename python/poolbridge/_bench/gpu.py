@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
+from poolbridge._cuda import cuda as _cuda
 from poolbridge._libraries.consumers import Consumer, probe
 from poolbridge.errors import UnavailableError
 
@@ -27,4 +27,4 @@ def stream_of(library: Consumer) -> Any:
     try:
         return library.stream(0)
     except UnavailableError:
-        return _cuda_stream.own_stream(0)
+        return _cuda.own_stream(0)

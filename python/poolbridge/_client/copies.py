@@ -13,7 +13,7 @@ from poolbridge._array import sources as _sources
 from poolbridge._array.copies import copy_into
 from poolbridge._client.operations import allocate, ready
 from poolbridge._client.publisher import COMPLETE, BasePublisher
-from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._order import fences as _fences
 from poolbridge._session.flow import Do, Flow
@@ -224,7 +224,7 @@ def _copy_on_device(state: LeaseState, source: Source, stream: Any) -> int | Non
     if stream is None:
         # Copy on the stream that the array names. If the array names no stream, copy on poolbridge's own stream, and
         # let the array's library make that stream wait for the array's data.
-        stream = source.stream if source.stream is not None else _cuda_stream.own_stream(ordinal)
+        stream = source.stream if source.stream is not None else _cuda.own_stream(ordinal)
         if source.stream is None:
             own = None if source.lasting else stream
             _sources.order(source, stream)

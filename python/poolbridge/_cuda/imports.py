@@ -13,7 +13,6 @@ from typing import Any, Final
 import numpy as np
 
 from poolbridge._cuda import cuda as _cuda
-from poolbridge._cuda.stream import own_stream
 from poolbridge.errors import (
     DriverError,
     InvalidArgumentError,
@@ -212,7 +211,7 @@ class PinnedPool:
         with _cuda.current(self.ordinal):
             # The driver forbids calls on the legacy default stream while a blocking stream is captured. So this method
             # uses poolbridge's own stream.
-            stream = own_stream(self.ordinal)
+            stream = _cuda.own_stream(self.ordinal)
             if address not in self._freed:
                 _cuda.call("cuMemFreeAsync", address, stream)
                 self._freed.add(address)

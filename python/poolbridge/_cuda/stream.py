@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import threading
 from functools import cache
 from typing import Any, Final
 
@@ -20,16 +19,12 @@ _DEVICEMAP: Final = 2
 _READ_ONLY: Final = 8
 _GEQ: Final = 0
 _DEFAULT: Final = 0
-_NON_BLOCKING: Final = 1
 
 _WRITE: Final = "cuStreamWriteValue64"
 _WAIT: Final = "cuStreamWaitValue64"
 _CAPTURING: Final = "cuStreamIsCapturing"
 # This module calls driver functions in the form of this CUDA version. The number is 1000 * major + 10 * minor.
 _VERSION: Final = 12000
-
-_own_lock = threading.Lock()
-_own: dict[int, Any] = {}
 
 
 def _load() -> Any:
@@ -212,18 +207,6 @@ def _check(name: str, stream: int, result: Any) -> None:
         raise _is_captured(stream)
     if result not in {known.CUDA_ERROR_INVALID_CONTEXT, known.CUDA_ERROR_INVALID_HANDLE}:
         raise DriverError(f"{name}: {result.name}")
-
-
-def own_stream(ordinal: int) -> int:
-    """Return poolbridge's own stream on a GPU. This stream does not synchronize with the legacy default stream."""
-    stream = _own.get(ordinal)
-    if stream is None:
-        with _own_lock:
-            stream = _own.get(ordinal)
-            if stream is None:
-                with current(ordinal):
-                    stream = _own[ordinal] = call("cuStreamCreate", _NON_BLOCKING)
-    return int(stream)
 
 
 def copy(ordinal: int, stream: int, destination: int, source: int, nbytes: int) -> None:

@@ -155,7 +155,7 @@ def name_event(state: Held, event: Event) -> None:
     ordinal = state.memory.pool.device[1]
     key = next((key for key in reversed(_streams(state)) if key.reachable), None)
     if key is None:
-        key = StreamKey(ordinal, _cuda_stream.own_stream(ordinal))
+        key = StreamKey(ordinal, _cuda.own_stream(ordinal))
         before_use(state, key.handle)
     _cuda_stream.wait_for_event(ordinal, key.handle, event.handle)
     state.named = True
@@ -180,7 +180,7 @@ def stream_to_follow(state: Held) -> int | None:
     if not _unreached(state):
         return None
     ordinal = state.memory.pool.device[1]
-    stream = _cuda_stream.own_stream(ordinal)
+    stream = _cuda.own_stream(ordinal)
     _make_wait(state, StreamKey(ordinal, stream))
     return stream
 
@@ -553,7 +553,7 @@ def ready(state: Held) -> Fence | None:
     if state.streams is None and not state.unordered:
         if not _unreached(state):
             return None
-        before_use(state, _cuda_stream.own_stream(device[1]))
+        before_use(state, _cuda.own_stream(device[1]))
     own = _own(state)
     if own is None:
         _fall_back(state)

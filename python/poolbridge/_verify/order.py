@@ -185,7 +185,7 @@ def _expect_none(mismatches: int) -> None:
 def peer_read(worker: Worker, name: str, expect: Fields, device: str, kernels: str) -> None:
     """Let a kernel on the GPU `device` compare a buffer, which another GPU has."""
     ordinal = _cuda.find_device(device)
-    stream = _cuda_stream.own_stream(ordinal)
+    stream = _cuda.own_stream(ordinal)
     with worker.lease(name) as lease:
         reading = Reading(ordinal, kernels, stream)
         lease.used_on(stream)

@@ -8,7 +8,7 @@ import os
 import struct
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from poolbridge._cuda.cuda import call, current
 class Gate:
     """A word in memory of this process. A stream for which `hold` was called waits until `open` writes the word."""
 
+    holding: ClassVar[set[int]] = set()  # the gates of this process that hold a stream
+
     def __init__(self) -> None:
         self._mapping = mmap.mmap(-1, 4096)
         self._address = int(np.frombuffer(self._mapping, np.uint8, 1).ctypes.data)
@@ -28,8 +30,10 @@ class Gate:
     def hold(self, stream: int) -> None:
         """Make the stream wait until the gate opens."""
         _cuda_stream.wait(0, stream, self._at, 1)
+        self.holding.add(id(self))
 
     def open(self) -> None:
+        self.holding.discard(id(self))
         self._words[0] = 1
 
     def close(self) -> None:
@@ -38,6 +42,7 @@ class Gate:
 
 
 def new_stream() -> int:
+    assert not Gate.holding, "make streams first: one of about 40 calls of cuStreamCreate waits for every stream"
     with current(0):
         return int(call("cuStreamCreate", 1))
 

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._cuda import cuda as _cuda
 from poolbridge._cuda.cuda import call, current
 from poolbridge._libraries.patterns import Pattern
 from poolbridge._verify.order import Reading
@@ -23,7 +23,7 @@ def masked(words: int) -> Pattern:
 def write(ordinal: int, address: int, words: int) -> None:
     """Write words with a kernel of a GPU, and wait for the kernel."""
     pattern = masked(words)
-    stream = _cuda_stream.own_stream(ordinal)
+    stream = _cuda.own_stream(ordinal)
     values = (address, 0, words, int(pattern.scale), int(pattern.offset), pattern.mask)
     u32, u64 = ctypes.c_uint32, ctypes.c_uint64
     with current(ordinal):
@@ -34,7 +34,7 @@ def write(ordinal: int, address: int, words: int) -> None:
 
 def differ(ordinal: int, address: int, words: int) -> int:
     """Make a kernel of a GPU compare words with the pattern; return how many words differ from the pattern."""
-    reading = Reading(ordinal, str(PTX), _cuda_stream.own_stream(ordinal))
+    reading = Reading(ordinal, str(PTX), _cuda.own_stream(ordinal))
     reading.compare(address, masked(words))
     return reading.finish()
 

@@ -113,11 +113,10 @@ def test_the_stream_of_another_process_waits_for_the_event(device_service, clien
 
 
 def test_a_stream_of_the_same_process_waits_too(client, other, gate):
-    event = client.event("cuda:0")
+    event, stream = client.event("cuda:0"), new_stream()
     lease = slow(client, gate, 7, event)
     got = other.get("frame7")
     assert got.ready_event is event
-    stream = new_stream()
     seen = read(use(got, stream), N, stream)
     assert not idle(stream)
     other._session.patience = 0.01
@@ -140,7 +139,7 @@ def test_events_of_cuda_core_are_taken_as_they_are(client, other, gate):
     from cuda.core import Device, EventOptions, Stream
 
     Device(0).set_current()
-    stream = new_stream()
+    stream, reader = new_stream(), new_stream()
     lease = client.allocate(N, "uint8")
     at = address(lease)
     gate.hold(stream)
@@ -149,7 +148,6 @@ def test_events_of_cuda_core_are_taken_as_they_are(client, other, gate):
     lease.publish("x", event=event)
     got = other.get("x")
     assert got.ready_event.handle == int(event.handle)
-    reader = new_stream()
     use(got, reader)
     assert not idle(reader)
     gate.open()

@@ -16,7 +16,7 @@ from realservice import until
 from rig import CHANNELS, ENVIRONMENT, N, address, client, device_service, gate, other, use
 
 import poolbridge
-from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 
 pytestmark = CHANNELS
 
@@ -87,7 +87,7 @@ def test_an_array_whose_stream_is_not_known_is_copied_before_the_program_can_wri
     client.create_pool("mine", kind="device", max_bytes=64 << 20)
     channel = client.create_channel("c", pool="gpu", capacity=4)
     frames = other.subscribe("c")
-    mine, own = client.allocate(N, "uint8", pool="mine"), _cuda_stream.own_stream(0)
+    mine, own = client.allocate(N, "uint8", pool="mine"), _cuda.own_stream(0)
     wait, waited = _cuda_stream.synchronize_stream, []
     mine.copy_from(np.full(N, 1, np.uint8))
     gate.hold(own)

@@ -15,7 +15,7 @@ from test_gpu_channels import OfALibrary
 
 import poolbridge
 from poolbridge._client import copies as _copies
-from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._session import returns as _returns
 
 pytestmark = CHANNELS
@@ -124,7 +124,7 @@ def test_a_copy_in_an_unknown_stream_is_waited_for_and_one_that_fails_frees_its_
     client, other, mine, gate, monkeypatch
 ):
     channel = client.create_channel("c", pool="gpu", capacity=1, mode="queue")
-    frames, own = other.subscribe("c"), _cuda_stream.own_stream(0)
+    frames, own = other.subscribe("c"), _cuda.own_stream(0)
     wait, waited = _cuda_stream.synchronize_stream, []
 
     def open_and_wait(ordinal, stream):

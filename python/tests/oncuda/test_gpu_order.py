@@ -359,7 +359,7 @@ def test_the_cuda_array_interface_names_a_stream_to_follow(client, other, gate):
     got = other.get("frame3")
     view = got.view()
     stream = view.__cuda_array_interface__["stream"]
-    assert stream == _cuda_stream.own_stream(0)
+    assert stream == _cuda.own_stream(0)
     assert not idle(stream)
     got.used_on(consumer)
     gate.open()
@@ -367,6 +367,38 @@ def test_the_cuda_array_interface_names_a_stream_to_follow(client, other, gate):
     assert view.__cuda_array_interface__["stream"] is None
     del view
     got.release()
+
+
+# This program uses poolbridge's stream. The program prints how many streams poolbridge has made: after the first use of
+# the GPU, and at its end.
+USER = """
+import poolbridge
+from cuda.bindings import driver
+made, create = [], driver.cuStreamCreate
+driver.cuStreamCreate = lambda *arguments: made.append(1) or create(*arguments)
+with poolbridge.connect({path!r}) as client:
+    lease = client.allocate({n}, "uint8")
+    lease.__dlpack__(stream=1, max_version=(1, 0))
+    print(len(made))
+    got = client.get("frame3")
+    print(got.view().__cuda_array_interface__["stream"] != 0)
+    got.release()
+    lease.release()
+print(len(made))
+"""
+
+
+def test_poolbridge_makes_its_stream_before_it_makes_any_stream_wait(device_service, client, gate):
+    # One of about 40 calls of cuStreamCreate returns only when every stream of the context is idle.
+    slow_frame(client, gate, 3, new_stream())
+    program = USER.format(path=device_service, n=N)
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        before = [process.stdout.readline() for _ in range(2)]
+        gate.open()
+        assert [*before, process.stdout.read()] == ["1\n", "True\n", "1\n"]
 
 
 def test_a_stream_that_nobody_named_is_waited_for(client, gate):

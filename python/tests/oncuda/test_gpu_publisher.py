@@ -90,7 +90,7 @@ def test_a_block_is_written_again_after_the_streams_of_all_readers_which_only_th
     client, other, gate, readers
 ):
     channel = client.create_channel("c", capacity=2)
-    producer, streams = new_stream(), [new_stream() for _ in range(readers)]
+    producer, careless, streams = new_stream(), new_stream(), [new_stream() for _ in range(readers)]
     arrays = [other.subscribe(channel).arrays(wrap, stream=stream) for stream in streams]
     with channel.publisher(N, "uint8", wrap=wrap) as publisher:
         for byte in range(40):
@@ -107,7 +107,6 @@ def test_a_block_is_written_again_after_the_streams_of_all_readers_which_only_th
         for one in arrays:
             one.release()
         at = publisher.loan(60, stream=producer).ptr
-        careless = new_stream()
         fill(at, N, 9, producer)
         late = read(at, N, careless)
         finish(careless)
@@ -418,7 +417,7 @@ def test_pinned_memory_that_the_cpu_writes_has_no_stream(client):
 
 @pytest.mark.parametrize("how", ["closed", "dropped"])
 def test_a_loan_that_is_not_published_ends_after_the_work_on_it(client, other, gate, how):
-    stream = new_stream()
+    stream, reader = new_stream(), new_stream()
     publisher = client.create_channel("c").publisher(N, "uint8", wrap=wrap)
     gate.hold(stream)
     fill(publisher.loan(60, stream=stream).ptr, N, 1, stream)
@@ -429,7 +428,7 @@ def test_a_loan_that_is_not_published_ends_after_the_work_on_it(client, other, g
     del publisher
     gc.collect()
     lease = client.allocate(N, "uint8", timeout=60)
-    fill(int(lease._evidence()["pointer"]), N, 2, reader := new_stream())
+    fill(int(lease._evidence()["pointer"]), N, 2, reader)
     finish(reader)
     gate.open()
     finish(stream)

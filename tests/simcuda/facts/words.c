@@ -164,6 +164,13 @@ static void over(const char *question, CUresult r, CUstream s) {
 
 static void importless(void *data) { (void)data; }
 
+static CUresult make_100_streams(void) {
+    CUstream u;
+    CUresult r = CUDA_SUCCESS;
+    for (int i = 0; i < 100 && r == CUDA_SUCCESS; i++) r = cuStreamCreate(&u, 1);
+    return r;
+}
+
 void section_blocking(void) {
     primary(0);
     word = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -234,6 +241,7 @@ void section_blocking(void) {
     CUstream u;
     WHILE(cuStreamCreate(&u, 1));
     WHILE(cuStreamDestroy_v2(u));
+    WHILE(make_100_streams());
     CUevent f;
     WHILE(cuEventCreate(&f, 2));
     WHILE(cuEventRecord(f, s));
