@@ -379,12 +379,12 @@ driver.cuStreamCreate = lambda *arguments: made.append(1) or create(*arguments)
 with poolbridge.connect({path!r}) as client:
     lease = client.allocate({n}, "uint8")
     lease.__dlpack__(stream=1, max_version=(1, 0))
-    print(len(made))
+    print(len(made), flush=True)
     got = client.get("frame3")
-    print(got.view().__cuda_array_interface__["stream"] != 0)
+    print(got.view().__cuda_array_interface__["stream"] != 0, flush=True)
     got.release()
     lease.release()
-print(len(made))
+print(len(made), flush=True)
 """
 
 
