@@ -174,7 +174,7 @@ func TestAClientWhoseSessionAnOperatorEndedIsToldSo(t *testing.T) {
 
 func TestSessionsOfTheServiceItselfCannotBeEnded(t *testing.T) {
 	svc, path := serve(t, server.Config{})
-	own, err := svc.OpenSession(mempool.Self(), nil)
+	own, err := svc.OpenSession(mempool.Self(), "", nil)
 	require.NoError(t, err)
 	assert.ErrorIs(t, dial(t, path).EndSession(t.Context(), own.ID()), ErrInvalid)
 }

@@ -50,7 +50,7 @@ func TestWhatIsBeyondALimitIsAnsweredAsThePageSays(t *testing.T) {
 
 func TestStatsCountTheServicesOwnSessions(t *testing.T) {
 	svc, path := serve(t, server.Config{})
-	own, err := svc.OpenSession(mempool.Self(), nil)
+	own, err := svc.OpenSession(mempool.Self(), "", nil)
 	require.NoError(t, err)
 	r := greeted(t, path)
 	var st wire.StatsReply

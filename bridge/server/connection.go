@@ -236,11 +236,10 @@ func (c *connection) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 		return typed.Errorf(convert.ErrVersion, "the service is poolsvc %s and speaks version %d of the protocol, the client %v", program.Version(),
 			wire.Version, h.Versions)
 	}
-	session, err := c.server.svc.OpenSession(peer, c.notify)
+	session, err := c.server.svc.OpenSession(peer, h.Name, c.notify)
 	if err != nil {
 		return err
 	}
-	session.Introduce(h.Name)
 	c.session = session
 	c.server.opened(c)
 	features := c.agree(h.Features)

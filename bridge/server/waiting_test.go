@@ -193,7 +193,7 @@ func TestACancelledGetGivesBackWhatItIsGrantedMeanwhile(t *testing.T) {
 func TestRequestsBehindOneThatWaitsForAPoolAreAnswered(t *testing.T) {
 	r := start(t, Config{}, unhurried)
 	c := greeted(t, r.path)
-	p, err := r.svc.OpenSession(mempool.Self(), nil)
+	p, err := r.svc.OpenSession(mempool.Self(), "", nil)
 	require.NoError(t, err)
 	pool, err := p.CreatePool(hostPool("p", 4096))
 	require.NoError(t, err)

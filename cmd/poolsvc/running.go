@@ -57,10 +57,9 @@ func (r *running) newLog(w io.Writer) *slog.Logger {
 // createPools makes the pools that the plan lists.
 func (r *running) createPools() error {
 	var err error
-	if r.session, err = r.svc.OpenSession(mempool.Self(), nil); err != nil {
+	if r.session, err = r.svc.OpenSession(mempool.Self(), "poolsvc serve", nil); err != nil {
 		return err
 	}
-	r.session.Introduce("poolsvc serve")
 	for _, spec := range r.plan.pools {
 		if err := r.createPool(spec); err != nil {
 			return fmt.Errorf("%s: pool %q: %w", r.plan.from["pool "+spec.Name], spec.Name, err)

@@ -12,7 +12,7 @@ import (
 
 func TestChannelsAreForWhoMayUseThePool(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 4)
-	stranger, err := r.svc.OpenSession(mempool.Peer{UID: 4711}, func(Notice) {})
+	stranger, err := r.svc.OpenSession(mempool.Peer{UID: 4711}, "", func(Notice) {})
 	require.NoError(t, err)
 	_, err = stranger.FindChannel(t.Context(), "frames", 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)

@@ -179,7 +179,7 @@ func TestOnlyWhoMadeAQueueDiscardsItsFrames(t *testing.T) {
 	r.info, err = owner.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: p.rec.Info.ID, Mode: mempool.WorkQueue, Capacity: 4})
 	require.NoError(t, err)
 	r.produce(hire(t, svc)).send()
-	other, err := svc.OpenSession(mempool.Peer{UID: 4711}, nil)
+	other, err := svc.OpenSession(mempool.Peer{UID: 4711}, "", nil)
 	require.NoError(t, err)
 	require.ErrorIs(t, other.Channel(r.info.ID).Discard(), mempool.ErrDenied)
 	require.NoError(t, owner.Channel(r.info.ID).Close())

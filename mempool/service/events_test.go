@@ -41,9 +41,8 @@ func one(t testing.TB, svc *Service, kind mempool.EventKind) mempool.HistoryEven
 // begin makes a session of another process, with the name of its program.
 func begin(t testing.TB, svc *Service, p mempool.Peer, program string) *Session {
 	t.Helper()
-	s, err := svc.OpenSession(p, func(Notice) {})
+	s, err := svc.OpenSession(p, program, func(Notice) {})
 	require.NoError(t, err)
-	s.Introduce(program)
 	return s
 }
 
@@ -662,7 +661,7 @@ func TestOneUserCannotFillTheHistoryOrTheLog(t *testing.T) {
 		svc := New(Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
 		fail := func(uid uint32, n int) {
 			for range n {
-				s, err := svc.OpenSession(mempool.Peer{UID: uid, PID: 1}, nil)
+				s, err := svc.OpenSession(mempool.Peer{UID: uid, PID: 1}, "", nil)
 				require.NoError(t, err)
 				s.End(mempool.SessionFailed, "a packet was malformed", nil)
 			}

@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"sort"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/typed"
@@ -31,17 +30,6 @@ type Page[T any] struct {
 	Entries []T
 	// Next is the cursor of the next page. It is empty on the last page.
 	Next string
-}
-
-// Introduce stores the name of the client's program. [View.Sessions] returns this name. Introduce cuts the name to
-// [mempool.MaxNameBytes], so that the name fits into a page of a list. The server calls Introduce once.
-func (s *Session) Introduce(program string) {
-	if len(program) > mempool.MaxNameBytes {
-		program = strings.ToValidUTF8(program[:mempool.MaxNameBytes], "")
-	}
-	s.svc.mu.Lock()
-	defer s.svc.mu.Unlock()
-	s.rec.Program = program
 }
 
 // Sessions lists the sessions that the asking session may see, ordered by id.

@@ -36,7 +36,7 @@ func newService(t testing.TB) *Service {
 // open makes a session of this process's user. The session gets no notices.
 func open(t testing.TB, svc *Service) *Session {
 	t.Helper()
-	s, err := svc.OpenSession(mempool.Self(), nil)
+	s, err := svc.OpenSession(mempool.Self(), "", nil)
 	require.NoError(t, err)
 	return s
 }
@@ -50,7 +50,7 @@ type client struct {
 func openClient(t testing.TB, svc *Service, p mempool.Peer) *client {
 	t.Helper()
 	c := new(client)
-	s, err := svc.OpenSession(p, func(n Notice) { c.recalled = append(c.recalled, n.(Recall).Blocks...) })
+	s, err := svc.OpenSession(p, "", func(n Notice) { c.recalled = append(c.recalled, n.(Recall).Blocks...) })
 	require.NoError(t, err)
 	c.Session = s
 	return c

@@ -16,7 +16,7 @@ func TestWhoMayJoinAChannelAndHow(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2, Mode: mempool.WorkQueue}, 8)
 	w := hire(t, r.svc)
 	id := r.info.ID
-	stranger, err := r.svc.OpenSession(mempool.Peer{UID: 4711, GID: 4711}, func(Notice) {})
+	stranger, err := r.svc.OpenSession(mempool.Peer{UID: 4711, GID: 4711}, "", func(Notice) {})
 	require.NoError(t, err)
 	for name, c := range map[string]struct {
 		session *Session
@@ -214,7 +214,7 @@ func TestAMemberOfASessionWithoutASealedTimelineHasNone(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
 	w := new(worker)
 	var err error
-	w.Session, err = r.svc.OpenSession(mempool.Self(), func(n Notice) { w.notices = append(w.notices, n) })
+	w.Session, err = r.svc.OpenSession(mempool.Self(), "", func(n Notice) { w.notices = append(w.notices, n) })
 	require.NoError(t, err)
 	_, _, err = w.Timeline()
 	require.NoError(t, err)

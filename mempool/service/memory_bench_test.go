@@ -34,7 +34,7 @@ func BenchmarkTakes(b *testing.B) {
 	}
 	connect := func(b *testing.B, svc *Service) *Session {
 		b.Helper()
-		s, err := svc.OpenSession(mempool.Self(), func(Notice) {})
+		s, err := svc.OpenSession(mempool.Self(), "", func(Notice) {})
 		require.NoError(b, err)
 		return s
 	}

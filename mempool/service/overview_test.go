@@ -105,9 +105,8 @@ func TestAMapTellsWhatAnEndedSessionStillHolds(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	p, _ := fakePool(t, s, 1<<20)
-	dead, err := svc.OpenSession(mempool.Peer{UID: mempool.Self().UID, PID: 8, Process: 9}, func(Notice) {})
+	dead, err := svc.OpenSession(mempool.Peer{UID: mempool.Self().UID, PID: 8, Process: 9}, "crashed.py", func(Notice) {})
 	require.NoError(t, err)
-	dead.Introduce("crashed.py")
 	allocate(t, dead, p, 4096)
 	gone := make(chan struct{})
 	reclaimed := dead.End(mempool.SessionLeft, "", gone)
@@ -183,7 +182,7 @@ func TestEveryOverviewAddsUpWhileSessionsAllocateAndRelease(t *testing.T) {
 					return
 				default:
 				}
-				one, err := svc.OpenSession(mempool.Self(), func(Notice) {})
+				one, err := svc.OpenSession(mempool.Self(), "", func(Notice) {})
 				if !assert.NoError(t, err) {
 					return
 				}

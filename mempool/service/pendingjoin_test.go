@@ -247,7 +247,7 @@ func TestAConsumerForWhichProducersDoNotWaitBeginsWithTheOldestFrame(t *testing.
 func TestAStrangerWaitsForAHiddenChannelAsForNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newPendingRig(t, mempool.ChannelSpec{Capacity: 2})
-		session, err := r.svc.OpenSession(mempool.Peer{UID: 4711}, func(Notice) {})
+		session, err := r.svc.OpenSession(mempool.Peer{UID: 4711}, "", func(Notice) {})
 		require.NoError(t, err)
 		w := r.wait(&worker{Session: session}, MemberSpec{})
 		p := r.make()

@@ -90,19 +90,24 @@ func (s *Service) firstGeneration() uint64 {
 // Epoch returns the epoch of the service. After a restart, the service has another epoch.
 func (s *Service) Epoch() mempool.Epoch { return s.epoch }
 
-// OpenSession makes a session for a peer. The service calls `notify` with each notice for the session. The service holds locks while it
+// OpenSession makes a session for a peer. The argument `program` is the name of the client's program. OpenSession cuts the name to
+// [mempool.MaxNameBytes], so that the name fits into a page of a list. The service calls `notify` with each notice for the session. The service holds locks while it
 // calls `notify`, so `notify` must neither wait nor call the service. If `notify` is nil, the session gets no notices, and the session's
 // client must not map any memory.
 //
 // Errors: [mempool.ErrClosed].
-func (s *Service) OpenSession(p mempool.Peer, notify func(Notice)) (*Session, error) {
+func (s *Service) OpenSession(p mempool.Peer, program string, notify func(Notice)) (*Session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return nil, errShutdown
 	}
+	if len(program) > mempool.MaxNameBytes {
+		program = strings.ToValidUTF8(program[:mempool.MaxNameBytes], "")
+	}
 	session := &Session{svc: s, rec: s.ledger.OpenSession(p, s.Owns(p.UID), time.Now()), notify: notify, over: make(chan struct{}),
 		reclaimed: make(chan struct{})}
+	session.rec.Program = program
 	s.sessions[session.rec.ID] = session
 	return session, nil
 }

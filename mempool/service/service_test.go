@@ -70,7 +70,7 @@ func TestNothingBeginsInAClosedService(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
 	svc.Close()
-	_, err := svc.OpenSession(mempool.Self(), nil)
+	_, err := svc.OpenSession(mempool.Self(), "", nil)
 	assert.ErrorIs(t, err, mempool.ErrClosed)
 	_, err = s.CreatePool(mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 512})
 	assert.ErrorIs(t, err, mempool.ErrClosed)

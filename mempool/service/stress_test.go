@@ -49,7 +49,7 @@ func TestManySessionsAtOnceShareNoBlockByMistake(t *testing.T) {
 // liveOnce opens a session, uses it for some rounds and ends it.
 func liveOnce(t *testing.T, svc *Service, p *Pool, random *rand.Rand, mark byte, rounds int) {
 	recalls := make(chan []uint64, 4096)
-	s, err := svc.OpenSession(mempool.Self(), func(n Notice) { recalls <- n.(Recall).Blocks })
+	s, err := svc.OpenSession(mempool.Self(), "", func(n Notice) { recalls <- n.(Recall).Blocks })
 	if !assert.NoError(t, err) {
 		return
 	}

@@ -43,7 +43,7 @@ func TestOnlyFencesOfOnesOwnSealedTimelineCount(t *testing.T) {
 	owner := open(t, svc)
 	p, _ := fakePool(t, owner, 1<<20)
 	w, other := hire(t, svc), hire(t, svc)
-	s, err := svc.OpenSession(mempool.Self(), func(Notice) {})
+	s, err := svc.OpenSession(mempool.Self(), "", func(Notice) {})
 	require.NoError(t, err)
 	require.ErrorIs(t, s.SealTimeline(), mempool.ErrInvalid, "there is none")
 	unsealed, _, err := s.Timeline()

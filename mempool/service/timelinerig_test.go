@@ -36,7 +36,7 @@ func hire(t testing.TB, svc *Service) *worker {
 func hireWith(t testing.TB, svc *Service, first func(mempool.Export)) *worker {
 	t.Helper()
 	w := new(worker)
-	s, err := svc.OpenSession(mempool.Self(), func(n Notice) { w.notices = append(w.notices, n) })
+	s, err := svc.OpenSession(mempool.Self(), "", func(n Notice) { w.notices = append(w.notices, n) })
 	require.NoError(t, err)
 	w.Session = s
 	id, x, err := s.Timeline()

@@ -40,7 +40,7 @@ func set(dir string, k mempool.Kind, client *remote, neighbour *process) (s *sta
 	if s.server, err = server.Listen(client.path, s.svc, server.Config{}); err != nil {
 		return nil, err
 	}
-	if s.admin, err = s.svc.OpenSession(mempool.Self(), nil); err != nil {
+	if s.admin, err = s.svc.OpenSession(mempool.Self(), "", nil); err != nil {
 		return nil, err
 	}
 	if _, err = s.neighbour.do("dial", "create", "alloc kept", "fill kept"); err != nil {

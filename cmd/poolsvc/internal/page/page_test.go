@@ -32,12 +32,10 @@ func busy(t *testing.T) *service.Service {
 	t.Helper()
 	svc := service.New(service.Config{})
 	t.Cleanup(svc.Close)
-	writer, err := svc.OpenSession(mempool.Self(), nil)
+	writer, err := svc.OpenSession(mempool.Self(), "train\x1b[2J.py", nil)
 	require.NoError(t, err)
-	writer.Introduce("train\x1b[2J.py")
-	reader, err := svc.OpenSession(mempool.Self(), nil)
+	reader, err := svc.OpenSession(mempool.Self(), "infer.py", nil)
 	require.NoError(t, err)
-	reader.Introduce("infer.py")
 	pool, err := writer.CreatePool(mempool.PoolSpec{Name: "models", Kind: mempool.Host, MaxBytes: 1 << 20})
 	require.NoError(t, err)
 	for _, tensor := range []mempool.Tensor{{DType: mempool.Float32, Shape: []uint64{64, 128}}, mempool.Bytes(4096)} {
@@ -220,7 +218,7 @@ func TestTheStreamTellsWhatTheServiceHas(t *testing.T) {
 	assert.Equal(t, maps.Pools[0].Reserved, total)
 	assert.Equal(t, seen.Pools[0].Reserved, total)
 	assert.Equal(t, string(mempool.SessionBegan), events[len(events)-1].Kind, "the newest event comes first")
-	_, err := svc.OpenSession(mempool.Self(), nil)
+	_, err := svc.OpenSession(mempool.Self(), "", nil)
 	require.NoError(t, err)
 	for seen.Count != 3 {
 		kind, data := readEvent(t, from)
