@@ -6,6 +6,22 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
+// broadcast wakes the requests that wait for a buffer.
+func (c changes) broadcast(b *ledger.Buffer) {
+	if one := c[b.ID]; one != nil {
+		one.broadcast()
+		delete(c, b.ID)
+	}
+}
+
+// next returns the signal that fires when a buffer changes.
+func (c changes) next(b *ledger.Buffer) *signal {
+	if c[b.ID] == nil {
+		c[b.ID] = new(signal)
+	}
+	return c[b.ID]
+}
+
 // checkContent marks the buffer as failed if its producer has said that the content failed. The caller holds s.mu.
 func (s *Service) checkContent(b *ledger.Buffer) {
 	for _, t := range b.Ready {
@@ -33,27 +49,9 @@ func (s *Service) crowded(b *ledger.Buffer, write bool) error {
 	return typed.Errorf(mempool.ErrBusy, "work with %d fences is under way on buffer %d, and a lease comes with at most %d", n(), b.ID, maxFences)
 }
 
-// changedBuffer wakes the requests that wait for a buffer. The caller holds s.mu.
-func (s *Service) changedBuffer(b *ledger.Buffer) {
-	if c := s.changed[b.ID]; c != nil {
-		c.broadcast()
-		delete(s.changed, b.ID)
-	}
-}
-
-// nextChange returns the signal that fires when a buffer changes. The caller holds s.mu.
-func (s *Service) nextChange(b *ledger.Buffer) *signal {
-	c := s.changed[b.ID]
-	if c == nil {
-		c = new(signal)
-		s.changed[b.ID] = c
-	}
-	return c
-}
-
 // recycleUnused recycles the buffer's block if nothing holds the buffer any more. The caller holds s.mu.
 func (s *Service) recycleUnused(b *ledger.Buffer) {
-	s.changedBuffer(b)
+	s.changed.broadcast(b)
 	if !b.Unused() {
 		return
 	}

@@ -48,20 +48,16 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 	if old != nil {
 		return old.Info, nil
 	}
-	stream, err := streams.Make(svc.ledger, &svc.timelines, spec, p.rec, s.rec.Peer.UID, svc.note)
+	stream, err := streams.Make(svc.ledger, &svc.timelines, spec, p.rec, s.rec.Peer.UID, svc.mu.note)
 	if err != nil {
 		return mempool.ChannelIdentity{}, err
 	}
-	ch := &channel{Stream: stream, svc: svc}
-	svc.channels[stream.Info.ID] = ch
 	p.streams = true
-	ch.admitPendingLocked()
-	svc.channeled.broadcast()
+	svc.channels.addLocked(&channel{Stream: stream, svc: svc})
 	e := s.rec.About(mempool.ChannelMade, "%s made channel %q in pool %q: %s, %d frames, %s when it is full", s.rec.Who(), spec.Name, p.rec.Info.Name, spec.Mode, spec.Capacity,
 		spec.Full)
 	e.Channel = spec.Name
-	svc.note(e, p.rec)
-	svc.watchChannelsLocked()
+	svc.mu.note(e, p.rec)
 	return stream.Info, nil
 }
 
@@ -69,10 +65,11 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 //
 // Errors: [mempool.ErrNotFound] (if `wait` is 0) or [mempool.ErrTimeout], [mempool.ErrDenied], [mempool.ErrClosed], the context's error.
 func (s *Session) FindChannel(ctx context.Context, name string, wait time.Duration) (found mempool.ChannelIdentity, err error) {
-	s.svc.mu.Lock()
-	defer s.svc.unlock()
-	err = s.awaitChannelLocked(ctx, name, wait, func() (bool, error) {
-		ch, err := s.channelNamedLocked(name, Producer)
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.unlock()
+	err = svc.channels.awaitLocked(ctx, s, name, wait, func() (bool, error) {
+		ch, err := svc.channels.namedLocked(s.rec, name, Producer)
 		if ch != nil {
 			found = ch.Info
 		}
@@ -103,54 +100,49 @@ func (s *Session) JoinChannel(ctx context.Context, name string, spec MemberSpec,
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	err := s.awaitChannelLocked(ctx, name, wait, func() (bool, error) {
+	err := svc.channels.awaitLocked(ctx, s, name, wait, func() (bool, error) {
 		if p.done {
 			return true, p.err
 		}
-		rec, err := s.channelNamedLocked(name, Consumer)
+		rec, err := svc.channels.namedLocked(s.rec, name, Consumer)
 		if err != nil {
 			return false, err
 		}
 		if rec == nil {
 			if wait > 0 {
-				svc.addPendingLocked(name, p)
+				svc.channels.addPendingLocked(name, p)
 			}
 			return false, nil
 		}
-		p.joined, err = svc.channelOfLocked(rec).joinLocked(s, p.spec)
+		p.joined, err = svc.channels.of(rec).joinLocked(s, p.spec)
 		return true, err
 	})
-	svc.removePendingLocked(name, p) // with the lock that decided the result: who gives up gets no place
+	svc.channels.removePendingLocked(name, p) // with the lock that decided the result: who gives up gets no place
 	if err != nil {
 		return Joined{}, err
 	}
 	return p.joined, nil
 }
 
-// pendingJoin is a request that waits for a channel, to join it as a consumer. Service.mu guards it.
-type pendingJoin struct {
-	session *Session
-	spec    MemberSpec
-	waits   bool // it is in Service.pending
-	done    bool // the service has made the consumer, or cannot make it
-	joined  Joined
-	err     error
+// addLocked adds a channel that was just made, and wakes the requests that wait for a channel.
+func (cs *channels) addLocked(ch *channel) {
+	cs.all[ch.Info.ID] = ch
+	ch.admitPendingLocked()
+	cs.made.broadcast()
+	cs.watchLocked()
 }
 
-func (s *Service) addPendingLocked(name string, p *pendingJoin) {
+func (cs *channels) addPendingLocked(name string, p *pendingJoin) {
 	if !p.waits {
 		p.waits, p.spec.Oldest = true, true
-		s.pending[name] = append(s.pending[name], p)
+		cs.pending[name] = append(cs.pending[name], p)
 	}
 }
 
-func (s *Service) removePendingLocked(name string, p *pendingJoin) {
-	if !p.waits {
-		return
-	}
-	s.pending[name] = slices.DeleteFunc(s.pending[name], func(one *pendingJoin) bool { return one == p })
-	if len(s.pending[name]) == 0 {
-		ledger.RemoveKey(&s.pending, &s.most.pending, name)
+func (cs *channels) removePendingLocked(name string, p *pendingJoin) {
+	cs.pending[name] = slices.DeleteFunc(cs.pending[name], func(one *pendingJoin) bool { return one == p })
+	if len(cs.pending[name]) == 0 {
+		ledger.RemoveKey(&cs.pending, &cs.mostPending, name)
 	}
 }
 
@@ -160,7 +152,7 @@ func (ch *channel) admitPendingLocked() {
 	if ch.Info.Mode != mempool.Broadcast {
 		return // a queue keeps its frames until a consumer comes
 	}
-	for _, p := range ch.svc.pending[ch.Info.Name] {
+	for _, p := range ch.svc.channels.pending[ch.Info.Name] {
 		full := cmp.Or(p.spec.Full, ch.Info.Full)
 		if p.done || full != mempool.Block && full != mempool.Fail || p.session.rec.Ended || !ch.Pool.Access.Allows(p.session.rec.Peer) {
 			continue
@@ -177,13 +169,12 @@ func (ch *channel) admitPendingLocked() {
 	}
 }
 
-// awaitChannelLocked calls `find` until it returns true or an error. It waits between the calls until a channel is made, but not longer than
-// the time `wait`. It releases Service.mu only while it waits.
-func (s *Session) awaitChannelLocked(ctx context.Context, name string, wait time.Duration, find func() (bool, error)) error {
+// awaitLocked calls `find` until it returns true or an error. It waits between the calls until a channel is made, but not longer than the
+// time `wait`. It releases Service.mu only while it waits.
+func (cs *channels) awaitLocked(ctx context.Context, s *Session, name string, wait time.Duration, find func() (bool, error)) error {
 	if err := mempool.ValidateName("channel", name); err != nil {
 		return err
 	}
-	svc := s.svc
 	w := newWaiter(ctx, s, wait, purpose{what: forChannel, name: name})
 	defer w.stop()
 	for last := false; ; {
@@ -196,23 +187,21 @@ func (s *Session) awaitChannelLocked(ctx context.Context, name string, wait time
 		if last {
 			return w.cause(missing(wait, "there is no channel %q in a pool that user %d may use", name, s.rec.Peer.UID))
 		}
-		last = !w.wait(svc.channeled.next())
+		last = !w.wait(cs.made.next())
 	}
 }
 
-// channelNamedLocked finds a channel by name. A producer needs an open channel. A consumer gets the oldest closed queue with frames that wait
-// for a consumer, if there is one. If the name has no channel in a pool that the session may see, the result is nil.
+// namedLocked finds a channel by name. A producer needs an open channel. A consumer gets the oldest closed queue with frames that wait for
+// a consumer, if there is one. If the name has no channel in a pool that the session may see, the result is nil.
 //
 // Errors: [mempool.ErrDenied].
-func (s *Session) channelNamedLocked(name string, role MemberRole) (*ledger.Channel, error) {
-	ch := ledger.Find(s.rec, s.svc.ledger.ChannelNames[name])
+func (cs *channels) namedLocked(s *ledger.Session, name string, role MemberRole) (*ledger.Channel, error) {
+	ch := ledger.Find(s, cs.svc.ledger.ChannelNames[name])
 	if role == Consumer {
-		if draining := s.svc.drainingQueueLocked(s.rec.Peer, name, ch != nil); draining != nil {
-			ch = draining
-		}
+		ch = cmp.Or(cs.drainingQueueLocked(s.Peer, name, ch != nil), ch)
 	}
-	if ch != nil && !ch.Pool.Access.Allows(s.rec.Peer) {
-		return nil, ch.Pool.Denied(s.rec.Peer)
+	if ch != nil && !ch.Pool.Access.Allows(s.Peer) {
+		return nil, ch.Pool.Denied(s.Peer)
 	}
 	return ch, nil
 }
@@ -220,12 +209,12 @@ func (s *Session) channelNamedLocked(name string, role MemberRole) (*ledger.Chan
 // drainingQueueLocked finds the oldest closed queue of a name with frames that wait for a consumer, in a pool that the peer may use. If the
 // name has no such queue and no open channel either, drainingQueueLocked finds a queue whose consumers have not acknowledged all frames: if
 // one of them ends, its frames need another consumer.
-func (s *Service) drainingQueueLocked(peer mempool.Peer, name string, open bool) (busy *ledger.Channel) {
-	for rec := range s.ledger.Channels.All() {
+func (cs *channels) drainingQueueLocked(peer mempool.Peer, name string, open bool) (busy *ledger.Channel) {
+	for rec := range cs.svc.ledger.Channels.All() {
 		if rec.Info.Name != name || !rec.Closed || !rec.Pool.Access.Allows(peer) {
 			continue
 		}
-		ch := s.channelOfLocked(rec)
+		ch := cs.of(rec)
 		if !ch.Drains() {
 			continue
 		}
@@ -258,7 +247,7 @@ func (c Channel) AwaitConsumers(ctx context.Context, n uint64, wait time.Duratio
 		if err != nil {
 			return err
 		}
-		ch := svc.channelOfLocked(rec)
+		ch := svc.channels.of(rec)
 		if ch.Closed {
 			return ch.ErrClosed()
 		}
@@ -304,7 +293,7 @@ func (c Channel) end(may func(*ledger.Channel, *ledger.Session) error, end func(
 		return err
 	}
 	s.noteUse()
-	ch := svc.channelOfLocked(rec)
+	ch := svc.channels.of(rec)
 	end(ch, s.rec)
 	ch.tidyLocked()
 	return nil

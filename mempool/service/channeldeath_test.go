@@ -446,7 +446,7 @@ func TestNobodyLooksAtAChannelWhoseMembersAreAlive(t *testing.T) {
 	tended := func() bool {
 		r.svc.mu.Lock()
 		defer r.svc.mu.Unlock()
-		return r.svc.channels[r.info.ID].tended
+		return r.svc.channels.all[r.info.ID].tended
 	}
 	assert.False(t, tended())
 	gone, _ := p.end()

@@ -252,7 +252,7 @@ func (r *channelRig) eventually(so func() bool) {
 func (r *channelRig) nothingLeft() bool {
 	r.svc.mu.Lock()
 	defer r.svc.mu.Unlock()
-	return r.svc.ledger.Channels.Len() == 0 && len(r.svc.channels) == 0 && r.pool.rec.Channels == 0 && len(r.pool.rec.Producers) == 0
+	return r.svc.ledger.Channels.Len() == 0 && len(r.svc.channels.all) == 0 && r.pool.rec.Channels == 0 && len(r.pool.rec.Producers) == 0
 }
 
 // kept returns how many buffers the channel keeps.

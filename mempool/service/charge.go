@@ -23,7 +23,7 @@ func (p *Pool) recharge() {
 		if left--; left < 0 {
 			break
 		}
-		if p.svc.lookAgain(b) {
+		if p.lookAgain(b) {
 			fewer = true
 		}
 	}
@@ -67,10 +67,10 @@ func (p *Pool) chargeable(s *ledger.Session, size uint64) error {
 
 // lookAgain finds out again which processes the free block b counts for. The result `fewer` is true if b counts for fewer processes than
 // before. If b is pending and no work on b is under way any more, lookAgain moves b to the blocks without work under way. The caller holds
-// s.mu.
-func (s *Service) lookAgain(b *ledger.Block) (fewer bool) {
+// Service.mu.
+func (p *Pool) lookAgain(b *ledger.Block) (fewer bool) {
 	before := len(b.Fences)
-	if !s.timelines.Quiet(b) && b.Pending() && len(b.Fences) == before {
+	if !p.svc.timelines.Quiet(b) && b.Pending() && len(b.Fences) == before {
 		return false // the usual case
 	}
 	return b.LookAgain()
@@ -92,7 +92,7 @@ func (p *Pool) lookAtSome(size uint64) bool {
 	sample, more := p.rec.Sample(size, 16)
 	for b := range sample {
 		if p.svc.timelines.Quiet(b) {
-			p.svc.lookAgain(b)
+			p.lookAgain(b)
 			return true
 		}
 	}

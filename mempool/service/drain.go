@@ -22,37 +22,31 @@ const (
 	manyCharged = 1024
 )
 
-// drain calls next, with Service.mu held, once no GPU work uses b any more. The caller of drain holds Service.mu.
-func (s *Service) drain(b *ledger.Block, next func()) {
-	if s.draining == nil {
-		s.draining = make(map[*ledger.Block]func())
-	}
-	s.draining[b] = next
-	if len(s.draining) == 1 {
-		s.drains.Go(s.drainAll)
+// await calls next, with Service.mu held, once no GPU work uses b any more.
+func (d *draining) await(b *ledger.Block, next func()) {
+	d.next[b] = next
+	if len(d.next) == 1 {
+		d.svc.drains.Go(d.poll)
 	}
 }
 
-func (s *Service) drainAll() {
-	for pause := drainPause; ; pause = min(2*pause, drainRest) {
+func (d *draining) poll() {
+	for pause, left := drainPause, 1; left > 0; pause = min(2*pause, drainRest) {
 		time.Sleep(pause)
-		s.mu.Lock()
+		d.svc.mu.Lock()
 		looks := manyCharged
-		for b, next := range s.draining { // the order of the blocks is random
+		for b, next := range d.next { // the order of the blocks is random
 			if looks--; looks < 0 {
 				break
 			}
-			if s.timelines.Quiet(b) {
-				delete(s.draining, b)
+			if d.svc.timelines.Quiet(b) {
+				delete(d.next, b)
 				next()
 				pause = drainPause
 			}
 		}
-		left := len(s.draining)
-		s.unlock()
-		if left == 0 {
-			return
-		}
+		left = len(d.next)
+		d.svc.unlock()
 	}
 }
 

@@ -34,7 +34,7 @@ func (s *Session) End(how mempool.SessionEnding, why string, gone <-chan struct{
 	s.ending.noteLocked(why)
 	close(s.over)
 	svc.removeNamesLocked(s.rec)
-	lent := svc.expelLocked(s.rec)
+	lent := svc.channels.expelLocked(s.rec)
 	leases := slices.Collect(maps.Values(s.rec.Leases))
 	slices.SortFunc(leases, func(a, b *ledger.Lease) int { return cmp.Compare(a.ID, b.ID) })
 	for _, l := range leases {
@@ -43,9 +43,9 @@ func (s *Session) End(how mempool.SessionEnding, why string, gone <-chan struct{
 		s.ending.held = append(s.ending.held, b)
 		svc.endLeaseLocked(l, l.Write && !lent.Keep(l), nil)
 	}
-	svc.tidyChannelsLocked(s.rec)
+	svc.channels.tidyLocked(s.rec)
 	svc.endTimelineIfDoneLocked(s.rec.Timeline)
-	svc.noteBrokenLocked(s.rec)
+	svc.broken.note(s.rec, &svc.mu)
 	if gone == nil || !s.ending.holdsLocked() {
 		s.ending.reclaimLocked()
 		return s.reclaimed
@@ -109,15 +109,18 @@ func (e *ending) reclaimLocked() {
 	default:
 		svc.endTimelineLocked(t, nil)
 	}
-	svc.vanishLocked(s.rec)
+	for _, m := range s.rec.SortedMembers() {
+		svc.channels.of(m.Channel).Gone(m)
+	}
+	svc.channels.tidyLocked(s.rec)
 	for _, b := range e.held {
 		b.Left(s.rec)
-		svc.endHoldLocked(b)
+		svc.poolOf(b.Pool).endHoldLocked(b)
 	}
 	for _, b := range s.rec.Mapped {
 		svc.poolOf(b.Pool).unmapLocked(s.rec, b)
 	}
-	svc.noteBrokenLocked(s.rec)
+	svc.broken.note(s.rec, &svc.mu)
 	svc.ledger.ForgetSession(s.rec)
 	ledger.RemoveKey(&svc.sessions, &svc.most.sessions, s.rec.ID)
 	svc.flushLogged()
@@ -150,7 +153,7 @@ func (e *ending) noteLocked(why string) {
 	ended.Bytes = s.rec.Bytes()
 	ended.Text = fmt.Sprintf("%s ended after %v with %s and %s: %s", s.rec.Who(), e.at.Sub(s.rec.Began).Round(time.Millisecond), count.Of(len(s.rec.Leases), "lease"),
 		s.rec.Holdings(), text)
-	s.svc.note(ended, nil)
+	s.svc.mu.note(ended, nil)
 }
 
 // noteReclaimedLocked counts how long the service held memory, a timeline or a slot for the process of the session. If the session had leased
@@ -168,5 +171,5 @@ func (e *ending) noteReclaimedLocked() {
 	}
 	done.Text = fmt.Sprintf("nothing is held any more for the process of %s, which ended %v ago with leases on %s", e.rec.Who(),
 		took.Round(time.Microsecond), bytesize.Text(done.Bytes))
-	e.svc.note(done, nil)
+	e.svc.mu.note(done, nil)
 }

@@ -89,7 +89,7 @@ func (s *Session) lease(ctx context.Context, text string, write bool, wait time.
 			w.purpose = purpose{what: forBuffer, pool: b.Block.Pool, buffer: b.ID}
 			w.long = func(waited time.Duration) { s.noteLeaseLong(b, waited) }
 			if again == nil && w.patient() {
-				again = svc.nextChange(b)
+				again = svc.changed.next(b)
 			}
 		}
 		if again == nil {
@@ -169,7 +169,7 @@ func (s *Service) endLeaseLocked(l *ledger.Lease, incomplete bool, done ledger.F
 	gone := s.ledger.EndLease(l)
 	if l.Write {
 		if incomplete && !b.Failed && l.Session.Ended {
-			s.breaksLocked(l.Session, b, false) // a channel that keeps the buffer does not need it
+			s.broken.add(l.Session, b, s.changed[b.ID] != nil) // a channel that keeps the buffer does not need it
 		}
 		b.Failed = b.Failed || incomplete
 		b.Ready = s.timelines.Add(b.Ready, done)

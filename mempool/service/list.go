@@ -56,7 +56,7 @@ func (s *Session) infoLocked(to *ledger.Session) mempool.SessionInfo {
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (v View) Channels(after string, most int, into []mempool.ChannelInfo) (Page[mempool.ChannelInfo], error) {
 	svc := v.session.svc
-	return listByID(v.session, &svc.ledger.Channels, after, most, into, func(ch *ledger.Channel) mempool.ChannelInfo { return svc.channelOfLocked(ch).Describe() })
+	return listByID(v.session, &svc.ledger.Channels, after, most, into, func(ch *ledger.Channel) mempool.ChannelInfo { return svc.channels.of(ch).Describe() })
 }
 
 // Buffers lists the buffers that the asking session may see, ordered by id.
@@ -139,7 +139,7 @@ func (v View) Members(channel uint64, after string, most int, into []mempool.Mem
 	if err != nil {
 		return page, err
 	}
-	all := svc.channelOfLocked(ch).DescribeMembers()
+	all := svc.channels.of(ch).DescribeMembers()
 	first := sort.Search(len(all), func(i int) bool { return all[i].ID > from })
 	into = append(into[:0], all[first:min(len(all), first+most)]...)
 	page.Entries = into
@@ -164,7 +164,7 @@ func (s *Session) waitsForLocked(to *ledger.Session) (what string, since time.Ti
 		if m.Role != Producer || !m.Entered || m.Left || m.Channel.Closed || !all && !m.Channel.VisibleTo(to) {
 			continue
 		}
-		if why, full := s.svc.channelOfLocked(m.Channel).Blocked(); why != "" && (what == "" || full.Before(since)) {
+		if why, full := s.svc.channels.of(m.Channel).Blocked(); why != "" && (what == "" || full.Before(since)) {
 			what, since = fmt.Sprintf("room in channel %q (%s)", m.Channel.Info.Name, why), full
 		}
 	}

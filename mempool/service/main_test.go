@@ -166,7 +166,7 @@ func checkBooks(t testing.TB, svc *Service) {
 	assert.Equal(t, svc.ledger.Blocks.Len(), svc.blocks.Len())
 	assert.Equal(t, svc.ledger.Sessions.Len()+svc.ledger.Ended.Len(), len(svc.sessions))
 	assert.Equal(t, len(svc.ledger.Pools), len(svc.pools))
-	assert.Equal(t, svc.ledger.Channels.Len(), len(svc.channels))
+	assert.Equal(t, svc.ledger.Channels.Len(), len(svc.channels.all))
 }
 
 // checkFile asserts that the ledger can be written and read back. No pool may be in the making, and no block.

@@ -66,7 +66,7 @@ func (c Channel) Join(spec MemberSpec) (Joined, error) {
 	if err != nil {
 		return Joined{}, err
 	}
-	return svc.channelOfLocked(rec).joinLocked(s, spec)
+	return svc.channels.of(rec).joinLocked(s, spec)
 }
 
 // joinLocked makes a new member of the channel, which the session may use.
@@ -106,7 +106,7 @@ func (of Member) Enter() ([]MemberCame, error) {
 	if err := m.MayEnter(); err != nil {
 		return nil, err
 	}
-	ch := svc.channelOfLocked(m.Channel)
+	ch := svc.channels.of(m.Channel)
 	if ch.Closed && !m.Reserved && (m.Role == Producer || ch.Info.Mode != mempool.WorkQueue) {
 		return nil, ch.ErrClosed()
 	}
@@ -188,7 +188,7 @@ func (of Member) Leave() error {
 	if err != nil || m.Left {
 		return err
 	}
-	ch := svc.channelOfLocked(m.Channel)
+	ch := svc.channels.of(m.Channel)
 	if m.Role == Producer {
 		if err := ch.endLendingLocked(m); err != nil {
 			return err
@@ -248,6 +248,6 @@ func (of Member) Doubt(number, deliveries uint64) error {
 	if m.Role != Consumer {
 		return typed.Errorf(mempool.ErrInvalid, "member %d of channel %q is no consumer", m.ID, m.Channel.Info.Name)
 	}
-	svc.channelOfLocked(m.Channel).Doubt(m.Session, number, deliveries)
+	svc.channels.of(m.Channel).Doubt(m.Session, number, deliveries)
 	return nil
 }

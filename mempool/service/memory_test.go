@@ -42,7 +42,7 @@ func TestWhatIsGoneTakesNoRoomInTheService(t *testing.T) {
 	owner := open(t, svc)
 	for i := range journal.Kept { // fill the journal, which keeps its events
 		svc.mu.Lock()
-		svc.note(mempool.HistoryEvent{UID: uint32(i / ration.Burst), Text: strings.Repeat("an event with many words ", 10)}, nil)
+		svc.mu.note(mempool.HistoryEvent{UID: uint32(i / ration.Burst), Text: strings.Repeat("an event with many words ", 10)}, nil)
 		svc.mu.Unlock()
 	}
 	for what, storm := range map[string]func(n int){

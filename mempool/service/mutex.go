@@ -3,7 +3,9 @@ package service
 import (
 	"sync"
 
+	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // mutex is the lock of a service. The method wake only notes which goroutines are to wake up. Unlock wakes these goroutines after it has
@@ -19,6 +21,17 @@ type mutex struct {
 
 // wake makes the next Unlock close ch. The caller holds the lock.
 func (b *mutex) wake(ch chan struct{}) { b.woken = append(b.woken, ch) }
+
+// note adds an event to the journal, which the next Unlock logs. The parameter `pool` is the pool that the event concerns, or nil. The
+// caller holds the lock.
+func (b *mutex) note(e mempool.HistoryEvent, pool *ledger.Pool) {
+	one := journal.Entry{HistoryEvent: e}
+	if pool != nil {
+		one.Pool, one.Maker, one.Access = pool.Info.Name, pool.Maker, pool.Access
+	}
+	b.journal.Note(one)
+	b.noted = true
+}
 
 // Unlock unlocks the mutex, and then closes the channels that callers have passed to the method wake, and has the journal log the noted events.
 func (b *mutex) Unlock() {

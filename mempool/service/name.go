@@ -60,7 +60,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 		svc.ledger.SetEvent(b, p.Event.Handle())
 	}
 	l.Demote()
-	svc.changedBuffer(b)
+	svc.changed.broadcast(b)
 	if old != nil {
 		svc.recycleUnused(old.Buffer)
 	}

@@ -184,7 +184,7 @@ func (v *view) countBuffers(most int) {
 		v.mapper(p).most = most
 	}
 	for ch := range v.ledger.Channels.All() {
-		for _, id := range v.channelOfLocked(ch).Blocks() {
+		for _, id := range v.channels.of(ch).Blocks() {
 			v.moving[id] = struct{}{}
 		}
 		v.giveWay()
@@ -256,7 +256,7 @@ func (s *Service) Flows() []Flow {
 func (v *view) flows() []Flow {
 	list := make([]Flow, 0, v.ledger.Channels.Len())
 	for ch := range v.ledger.Channels.All() {
-		list = append(list, v.channelOfLocked(ch).flow())
+		list = append(list, v.channels.of(ch).flow())
 		v.giveWay()
 	}
 	return list

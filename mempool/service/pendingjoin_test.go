@@ -37,7 +37,7 @@ func onlyWhoWaitsIsPending(t *testing.T, svc *Service) {
 	records := svc.mu.check
 	svc.mu.check = func() string {
 		pending := 0
-		for _, named := range svc.pending {
+		for _, named := range svc.channels.pending {
 			pending += len(named)
 		}
 		assert.LessOrEqual(t, pending, svc.waiting[forChannel], "a request that has its result is pending")
@@ -177,7 +177,7 @@ func TestAConsumerThatNoLongerWaitsGetsNoPlace(t *testing.T) {
 				end(w)
 				require.Error(t, <-w.failed)
 				synctest.Wait()
-				require.Empty(t, r.svc.pending)
+				require.Empty(t, r.svc.channels.pending)
 				p := r.make()
 				for range 5 {
 					p.send()

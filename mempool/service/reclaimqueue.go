@@ -19,7 +19,7 @@ func (s *Service) unlock() {
 // flushLogged calls flush. It notes an error as an event, because no caller gets the error.
 func (s *Service) flushLogged() {
 	if err := s.flush(); err != nil {
-		s.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: notGivenBack(err)}, nil)
+		s.mu.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: notGivenBack(err)}, nil)
 	}
 }
 
@@ -77,7 +77,7 @@ func (s *Service) flush() error {
 func (p *Pool) free(b *ledger.Block) {
 	if !p.svc.timelines.Quiet(b) {
 		b.Become(ledger.BlockDraining)
-		p.svc.drain(b, func() { p.free(b) })
+		p.svc.draining.await(b, func() { p.free(b) })
 		return
 	}
 	b.Become(ledger.BlockFreeing)

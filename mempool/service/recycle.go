@@ -10,7 +10,7 @@ func (p *Pool) recycle(b *ledger.Block) {
 	b.Fences = p.svc.timelines.Pending(b.Fences)
 	if len(b.Fences) > maxFences { // more fences than the service can send to the block's next user
 		b.Holds++
-		p.svc.drain(b, func() { p.svc.endHoldLocked(b) })
+		p.svc.draining.await(b, func() { p.endHoldLocked(b) })
 	}
 	if b.TakeBack() {
 		p.kept()
@@ -26,11 +26,11 @@ func (p *Pool) kept() {
 	}
 }
 
-// endHoldLocked ends one hold on b. The caller holds s.mu.
-func (s *Service) endHoldLocked(b *ledger.Block) {
-	b.Fences = s.timelines.Pending(b.Fences)
+// endHoldLocked ends one hold on b.
+func (p *Pool) endHoldLocked(b *ledger.Block) {
+	b.Fences = p.svc.timelines.Pending(b.Fences)
 	if b.EndHold() {
-		s.poolOf(b.Pool).kept()
+		p.kept()
 	}
 }
 
@@ -42,7 +42,7 @@ func (p *Pool) evict(n uint64) bool {
 	}
 	given, err := p.freeCached(n, true)
 	if err != nil {
-		p.svc.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: notGivenBack(err)}, p.rec)
+		p.svc.mu.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: notGivenBack(err)}, p.rec)
 	}
 	return given > 0
 }
@@ -76,7 +76,7 @@ func (p *Pool) retire(n uint64, quiet bool) (idle []*ledger.Block) {
 	idle = append(idle, p.rec.Choose(&chosen, n, false, quiet)...) // unmapped blocks first: no session must answer a recall
 	recalled := p.rec.Choose(&chosen, n, true, quiet)
 	for _, b := range recalled {
-		p.svc.become(b, ledger.BlockRecalling)
+		p.become(b, ledger.BlockRecalling)
 	}
 	for _, b := range idle {
 		p.free(b)
@@ -104,9 +104,9 @@ func (p *Pool) recall(blocks []*ledger.Block) {
 }
 
 // become gives a block that counts as held another state. The result `fewer` is true if fewer processes keep the block than before. The
-// caller holds s.mu.
-func (s *Service) become(b *ledger.Block, state ledger.BlockState) (fewer bool) {
-	b.Fences = s.timelines.Pending(b.Fences)
+// caller holds Service.mu.
+func (p *Pool) become(b *ledger.Block, state ledger.BlockState) (fewer bool) {
+	b.Fences = p.svc.timelines.Pending(b.Fences)
 	return b.Become(state)
 }
 
@@ -116,7 +116,7 @@ func (p *Pool) unmapLocked(of *ledger.Session, b *ledger.Block) {
 	switch {
 	case last && recalling:
 		p.free(b)
-	case recalling && p.svc.become(b, ledger.BlockRecalling):
+	case recalling && p.become(b, ledger.BlockRecalling):
 		p.room.broadcast()
 	}
 }

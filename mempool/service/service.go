@@ -47,10 +47,12 @@ func New(c Config) *Service {
 	events := journal.New(c.Log)
 	s := &Service{
 		began: time.Now(), uid: mempool.Self().UID, mayCreate: c.MayCreate, ledger: ledger.New(c.Limits), memory: hostmem.New(),
-		closing: make(chan struct{}), done: make(chan struct{}), pools: make(map[uint64]*Pool), sessions: make(map[uint64]*Session), channels: make(map[uint64]*channel),
-		changed: make(map[uint64]*signal), awaited: make(map[string]*awaited), pending: make(map[string][]*pendingJoin), broken: make(map[*ledger.Session][]*broken), waiting: make(map[string]int),
+		closing: make(chan struct{}), done: make(chan struct{}), pools: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
+		changed: make(changes), awaited: make(map[string]*awaited), broken: make(broken), waiting: make(map[string]int),
 		mu: mutex{journal: events}, journal: events, patience: cmp.Or(c.Patience, usualPatience),
 	}
+	s.channels = channels{svc: s, all: make(map[uint64]*channel), pending: make(map[string][]*pendingJoin)}
+	s.draining = draining{svc: s, next: make(map[*ledger.Block]func())}
 	if _, on := os.LookupEnv("POOLBRIDGE_CHECK_LEASES"); on {
 		s.mu.check = s.checkLedger()
 	}
@@ -169,7 +171,7 @@ func (s *Service) Close() {
 	s.mu.Lock()
 	pools := slices.Collect(maps.Values(s.pools))
 	for _, p := range pools {
-		s.destroyLocked(p, nil)
+		p.destroyLocked(nil)
 	}
 	s.unlock()
 	for _, p := range pools {

@@ -19,33 +19,33 @@ func (s *Session) noteUse() {
 		return
 	}
 	s.told = true
-	s.svc.note(s.rec.About(mempool.SessionBegan, "%s began", s.rec.Who()), nil)
+	s.svc.mu.note(s.rec.About(mempool.SessionBegan, "%s began", s.rec.Who()), nil)
 }
 
-// breaksLocked counts a buffer that an ended session has left incomplete, if other sessions could read it or wait for it. The argument
-// `framed` says whether consumers of a channel could read it.
-func (s *Service) breaksLocked(of *ledger.Session, b *ledger.Buffer, framed bool) {
-	if b.Names == 0 && !framed && b.Readers.Len() == 0 && s.changed[b.ID] == nil {
+// add counts a buffer that an ended session has left incomplete, if other sessions could read it or wait for it. The argument `wanted` says
+// whether consumers of a channel could read it, or requests wait for it.
+func (all broken) add(of *ledger.Session, b *ledger.Buffer, wanted bool) {
+	if b.Names == 0 && !wanted && b.Readers.Len() == 0 {
 		return
 	}
-	at := slices.IndexFunc(s.broken[of], func(n *broken) bool { return n.pool == b.Block.Pool })
+	at := slices.IndexFunc(all[of], func(n *brokenIn) bool { return n.pool == b.Block.Pool })
 	if at < 0 {
-		at = len(s.broken[of])
-		s.broken[of] = append(s.broken[of], &broken{pool: b.Block.Pool, first: b})
+		at = len(all[of])
+		all[of] = append(all[of], &brokenIn{pool: b.Block.Pool, first: b})
 	}
-	n := s.broken[of][at]
+	n := all[of][at]
 	n.buffers++
 	n.bytes += b.Bytes
 }
 
-// noteBrokenLocked notes an event for each pool in which breaksLocked has counted buffers of a session.
-func (s *Service) noteBrokenLocked(of *ledger.Session) {
-	for _, n := range s.broken[of] {
+// note notes an event for each pool in which add has counted buffers of a session.
+func (all broken) note(of *ledger.Session, mu *mutex) {
+	for _, n := range all[of] {
 		e := of.About(mempool.WriterDied, "")
 		e.Buffer, e.Bytes = n.first.ID, n.bytes
 		e.Text = fmt.Sprintf("%s ended with %s (%s) incomplete, the first of which is %d in pool %q: others that read them get an error", of.Who(),
 			count.Of(n.buffers, "buffer"), bytesize.Text(n.bytes), n.first.ID, n.pool.Info.Name)
-		s.note(e, n.pool)
+		mu.note(e, n.pool)
 	}
-	delete(s.broken, of)
+	delete(all, of)
 }

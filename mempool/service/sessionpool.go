@@ -51,9 +51,9 @@ func (s *Session) makePool(rec *ledger.Pool, spec mempool.PoolSpec) (*Pool, erro
 	s.noteUse()
 	e := s.rec.About(mempool.PoolMade, "%s made pool %q of kind %s, of at most %s", s.rec.Who(), rec.Info.Name, rec.Info.Kind, bytesize.Text(rec.Info.MaxBytes))
 	e.Bytes = rec.Info.MaxBytes
-	svc.note(e, rec)
+	svc.mu.note(e, rec)
 	if svc.closed {
-		svc.destroyLocked(p, nil)
+		p.destroyLocked(nil)
 		return nil, errShutdown
 	}
 	return p, nil
@@ -224,12 +224,12 @@ func (s *Session) DestroyPool(id uint64) error {
 		return typed.Errorf(mempool.ErrDenied, "user %d may not destroy pool %q: its maker (user %d) may, the service's user, and users who may use it and may make "+
 			"pools", s.rec.Peer.UID, p.Info.Name, p.Maker)
 	}
-	svc.destroyLocked(svc.poolOf(p), s)
+	svc.poolOf(p).destroyLocked(s)
 	return svc.flush()
 }
 
 // destroyLocked ends a pool. The argument `by` is the session that asked to destroy the pool, or nil for the service itself.
-func (s *Service) destroyLocked(p *Pool, by *Session) {
+func (p *Pool) destroyLocked(by *Session) {
 	if p.rec.Closing {
 		return
 	}
@@ -240,13 +240,19 @@ func (s *Service) destroyLocked(p *Pool, by *Session) {
 		e = by.rec.About(mempool.PoolDestroyed, "")
 	}
 	e.Text, e.Bytes = fmt.Sprintf("%s destroyed pool %q, of which %s were in use", who, p.rec.Info.Name, bytesize.Text(p.rec.Leased)), p.rec.Leased
-	s.note(e, p.rec)
-	s.ledger.ClosePool(p.rec)
+	p.svc.mu.note(e, p.rec)
+	p.svc.ledger.ClosePool(p.rec)
 	p.tellProducers()
-	s.endChannelsLocked(p)
-	for n := range s.ledger.Names.All() {
+	for rec := range p.svc.ledger.Channels.All() {
+		if rec.Pool == p.rec {
+			ch := p.svc.channels.of(rec)
+			ch.End()
+			ch.tidyLocked()
+		}
+	}
+	for n := range p.svc.ledger.Names.All() {
 		if n.Buffer.Block.Pool == p.rec {
-			s.removeNameLocked(n)
+			p.svc.removeNameLocked(n)
 		}
 	}
 	p.room.broadcast()

@@ -29,23 +29,20 @@ type Service struct {
 	blocks    ledger.Index[uint64, *blockMemory]
 	pools     map[uint64]*Pool
 	timelines streams.Timelines
-	channels  map[uint64]*channel
-	broken    map[*ledger.Session][]*broken
-	changed   map[uint64]*signal  // by id of a buffer: for requests that wait until the buffer changes
+	channels  channels
+	broken    broken
+	changed   changes
 	awaited   map[string]*awaited // names that requests wait for
 	pooled    signal              // a pool was made, or could not be made
 	reclaim   reclaimQueue
-	draining  map[*ledger.Block]func()
-	channeled signal                                   // a channel was made
-	pending   map[string][]*pendingJoin                // by name of a channel that does not exist
-	view      *view                                    // the view that is being made; nil: none
-	viewing   sync.Mutex                               // held while a view is made; locked before mu
-	most      struct{ sessions, awaited, pending int } // the greatest lengths of these maps
+	draining  draining
+	view      *view                           // the view that is being made; nil: none
+	viewing   sync.Mutex                      // held while a view is made; locked before mu
+	most      struct{ sessions, awaited int } // the greatest lengths of these maps
 
 	journal  *journal.Journal
 	waiting  map[string]int // how many requests wait, for each kind of thing that they wait for
 	patience time.Duration
-	watching bool // the goroutine of watchChannelsLocked runs
 
 	closed     bool
 	closing    chan struct{}  // closed when Close begins
@@ -98,8 +95,11 @@ type ending struct {
 	lingers bool            // after the end, the service still held something for the session's process
 }
 
-// broken counts the incomplete buffers that an ended session has left in a pool and that other sessions could read. Service.mu guards broken.
-type broken struct {
+// broken has the incomplete buffers that ended sessions have left in pools, and that other sessions could read. Service.mu guards broken.
+type broken map[*ledger.Session][]*brokenIn
+
+// brokenIn counts the incomplete buffers of a session in one pool.
+type brokenIn struct {
 	pool    *ledger.Pool
 	buffers int
 	bytes   uint64
@@ -158,8 +158,28 @@ type channel struct {
 	rests  time.Time // the goroutine of tendLocked does not call tidyLocked before this time
 }
 
-// channelOfLocked returns the service's state of a channel that is not freed.
-func (s *Service) channelOfLocked(ch *ledger.Channel) *channel { return s.channels[ch.Info.ID] }
+// channels has the channels that are not freed, and the requests that wait for a channel. Service.mu guards it.
+type channels struct {
+	svc         *Service
+	all         map[uint64]*channel
+	made        signal                    // a channel was made
+	pending     map[string][]*pendingJoin // by name of a channel that does not exist
+	mostPending int                       // the greatest length of pending
+	watching    bool                      // the goroutine of watchLocked runs
+}
+
+// of returns the service's state of a channel that is not freed.
+func (cs *channels) of(ch *ledger.Channel) *channel { return cs.all[ch.Info.ID] }
+
+// pendingJoin is a request that waits for a channel, to join it as a consumer. Service.mu guards it.
+type pendingJoin struct {
+	session *Session
+	spec    MemberSpec
+	waits   bool // it is in channels.pending
+	done    bool // the service has made the consumer, or cannot make it
+	joined  Joined
+	err     error
+}
 
 // purpose says what a request waits for.
 type purpose struct {
@@ -188,6 +208,9 @@ type awaited struct {
 	waiting int // requests that wait for the name
 }
 
+// changes has, by the id of a buffer, the signal for requests that wait until the buffer changes. Service.mu guards changes.
+type changes map[uint64]*signal
+
 // reclaimQueue has the memory that the service is about to free. Requests add memory to the queue with Service.mu held. When a request
 // has completed its change of the service's state, flush frees the queued memory without the mutex.
 type reclaimQueue struct {
@@ -197,13 +220,8 @@ type reclaimQueue struct {
 	timelines []func() error
 }
 
-// note adds an event to the journal, and the event is logged when the lock is released. The parameter `pool` is the pool that the event
-// concerns, or nil. The caller holds s.mu.
-func (s *Service) note(e mempool.HistoryEvent, pool *ledger.Pool) {
-	one := journal.Entry{HistoryEvent: e}
-	if pool != nil {
-		one.Pool, one.Maker, one.Access = pool.Info.Name, pool.Maker, pool.Access
-	}
-	s.journal.Note(one)
-	s.mu.noted = true
+// draining has the blocks that are polled, each with what to do when no GPU work uses it any more. Service.mu guards draining.
+type draining struct {
+	svc  *Service
+	next map[*ledger.Block]func()
 }

@@ -9,22 +9,20 @@ import (
 
 // Stats counts what the session may see: the sessions of its user, and the pools that the session may see, with what is in them.
 func (v View) Stats() mempool.ServiceStats {
-	return v.session.svc.stats(v.session)
+	svc := v.session.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	return svc.statsLocked(v.session)
 }
 
 // Stats returns the counts of the service and of all pools.
 func (s *Service) Stats() mempool.ServiceStats {
-	return s.stats(nil)
-}
-
-// stats counts what the session `to` may see, or everything if `to` is nil.
-func (s *Service) stats(to *Session) mempool.ServiceStats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.statsLocked(to)
+	return s.statsLocked(nil)
 }
 
-// statsLocked does the same as stats. The caller holds Service.mu.
+// statsLocked counts what the session `to` may see, or everything if `to` is nil.
 func (s *Service) statsLocked(to *Session) mempool.ServiceStats {
 	st := mempool.ServiceStats{Sessions: s.ledger.Sessions.Len()}
 	if to != nil && !to.rec.Owner {

@@ -10,7 +10,7 @@ import (
 // This file frees the slots and buffers of members that left a channel or whose session ended. It also frees closed channels that are over.
 
 // livesLocked says whether the channel still has its shared memory.
-func (ch *channel) livesLocked() bool { return ch.svc.channelOfLocked(ch.Channel) == ch }
+func (ch *channel) livesLocked() bool { return ch.svc.channels.of(ch.Channel) == ch }
 
 // tidyLocked frees the slots and buffers of members that left, if nothing needs them any more. It also frees the channel if the channel is
 // over. If some slots or buffers are still needed, tidyLocked calls tendLocked, which calls tidyLocked again later.
@@ -56,13 +56,13 @@ func (ch *channel) releaseKeptLocked() {
 	svc := ch.svc
 	free, certain := ch.Unneeded()
 	for _, b := range certain {
-		svc.changedBuffer(b)
+		svc.changed.broadcast(b)
 	}
 	for _, b := range free {
 		writer := ch.Kept[b][0].Session
 		if ch.Release(b) {
-			svc.breaksLocked(writer, b, false)
-			defer svc.noteBrokenLocked(writer)
+			svc.broken.add(writer, b, svc.changed[b.ID] != nil)
+			defer svc.broken.note(writer, &svc.mu)
 		}
 		svc.recycleUnused(b)
 	}
@@ -77,7 +77,7 @@ func (ch *channel) freeLocked() {
 		ch.forgetLocked(m)
 	}
 	ch.svc.ledger.RemoveChannel(ch.Channel)
-	delete(ch.svc.channels, ch.Info.ID)
+	delete(ch.svc.channels.all, ch.Info.ID)
 	ch.Free()
 }
 
@@ -134,27 +134,27 @@ func (ch *channel) tendLocked() {
 	})
 }
 
-// watchChannelsLocked starts a goroutine that looks for slow subscribers, for consumers that do not enter, and for closed queues without
-// consumers, as long as there are channels.
-func (s *Service) watchChannelsLocked() {
-	if s.watching {
+// watchLocked starts a goroutine that looks for slow subscribers, for consumers that do not enter, and for closed queues without consumers,
+// as long as there are channels.
+func (cs *channels) watchLocked() {
+	if cs.watching {
 		return
 	}
-	s.watching = true
-	s.drains.Go(func() {
-		ticks := time.NewTicker(max(s.patience/4, time.Millisecond))
+	cs.watching = true
+	cs.svc.drains.Go(func() {
+		ticks := time.NewTicker(max(cs.svc.patience/4, time.Millisecond))
 		defer ticks.Stop()
-		for {
+		for again := true; again; {
 			select {
 			case <-ticks.C:
-			case <-s.closing:
+			case <-cs.svc.closing:
 				return
 			}
-			s.mu.Lock()
-			for rec := range s.ledger.Channels.All() {
-				ch := s.channelOfLocked(rec)
-				ch.Watch(s.patience)
-				for _, m := range ch.Absent(s.patience) {
+			cs.svc.mu.Lock()
+			for rec := range cs.svc.ledger.Channels.All() {
+				ch := cs.of(rec)
+				ch.Watch(cs.svc.patience)
+				for _, m := range ch.Absent(cs.svc.patience) {
 					ch.leaveLocked(m, false)
 					ch.tidyLocked()
 				}
@@ -162,60 +162,38 @@ func (s *Service) watchChannelsLocked() {
 					ch.tidyLocked()
 				}
 			}
-			s.watching = s.ledger.Channels.Len() > 0
-			again := s.watching
-			s.unlock()
-			if !again {
-				return
-			}
+			again = cs.svc.ledger.Channels.Len() > 0
+			cs.watching = again
+			cs.svc.unlock()
 		}
 	})
 }
 
-// endChannelsLocked ends at once all channels of a pool that is being destroyed.
-func (s *Service) endChannelsLocked(p *Pool) {
-	for rec := range s.ledger.Channels.All() {
-		if rec.Pool == p.rec {
-			ch := s.channelOfLocked(rec)
-			ch.End()
-			ch.tidyLocked()
-		}
-	}
-}
-
-// expelLocked removes the members of an ended session from their channels. The result says which of the session's blocks these channels still
-// need.
-func (s *Service) expelLocked(of *ledger.Session) (lent streams.Lending) {
+// expelLocked removes the members of an ended session from their channels. The result says which of the session's blocks these channels
+// still need.
+func (cs *channels) expelLocked(of *ledger.Session) (lent streams.Lending) {
 	producers := make(map[*ledger.Channel][]*ledger.Member)
 	for _, m := range of.SortedMembers() {
-		s.channelOfLocked(m.Channel).leaveLocked(m, false)
+		cs.of(m.Channel).leaveLocked(m, false)
 		if m.Role == ledger.Producer && m.Entered {
 			producers[m.Channel] = append(producers[m.Channel], m)
 		}
 	}
 	for ch, members := range producers {
-		lent = lent.Lend(s.channelOfLocked(ch).Stream, members)
+		lent = lent.Lend(cs.of(ch).Stream, members)
 	}
 	return lent
 }
 
-// tidyChannelsLocked calls tidyLocked for each channel in which the session has members.
-func (s *Service) tidyChannelsLocked(of *ledger.Session) {
+// tidyLocked tidies each channel in which the session has members.
+func (cs *channels) tidyLocked(of *ledger.Session) {
 	var last *ledger.Channel
 	for _, m := range of.SortedMembers() {
 		if m.Channel != last {
 			last = m.Channel
-			if ch := s.channelOfLocked(last); ch != nil {
+			if ch := cs.of(last); ch != nil {
 				ch.tidyLocked()
 			}
 		}
 	}
-}
-
-// vanishLocked cleans up the channels of a session whose process is gone.
-func (s *Service) vanishLocked(of *ledger.Session) {
-	for _, m := range of.SortedMembers() {
-		s.channelOfLocked(m.Channel).Gone(m)
-	}
-	s.tidyChannelsLocked(of)
 }

@@ -107,9 +107,9 @@ func (s *Service) failBuffersLocked(t *ledger.Timeline, unreached func(mempool.F
 			continue
 		}
 		s.ledger.Fail(b, s.timelines.Reason(b.Ready[at]))
-		s.changedBuffer(b)
+		s.changed.broadcast(b)
 		told.add(b)
-		s.breaksLocked(t.Session, b, b.Frames > 0)
+		s.broken.add(t.Session, b, b.Frames > 0)
 	}
 	for of, ids := range told {
 		s.sessionOf(of).tellLocked(Failed{Buffers: ids})

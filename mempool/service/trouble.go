@@ -39,7 +39,7 @@ func (s *Session) Refused(err error) {
 	if count, now := svc.refused(err); now {
 		e := s.rec.About(mempool.LimitMet, "a request of %s was refused: %v", s.rec.Who(), err)
 		e.Count = count
-		svc.note(e, nil)
+		svc.mu.note(e, nil)
 	}
 }
 
@@ -48,7 +48,7 @@ func (s *Service) Refused(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if count, now := s.refused(err); now {
-		s.note(mempool.HistoryEvent{Kind: mempool.LimitMet, Count: count, Text: fmt.Sprintf("a connection was refused: %v", err)}, nil)
+		s.mu.note(mempool.HistoryEvent{Kind: mempool.LimitMet, Count: count, Text: fmt.Sprintf("a connection was refused: %v", err)}, nil)
 	}
 }
 
@@ -56,7 +56,7 @@ func (s *Service) Refused(err error) {
 func (s *Service) Impaired(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.note(mempool.HistoryEvent{Kind: mempool.ServiceImpaired, Text: text}, nil)
+	s.mu.note(mempool.HistoryEvent{Kind: mempool.ServiceImpaired, Text: text}, nil)
 }
 
 // refused counts a refusal by the limit that an error names.
@@ -79,7 +79,7 @@ func (p *Pool) noteFullLocked(of *ledger.Session, size uint64, what string) {
 	if most, bytes := p.svc.ledger.MostOf(p.rec); most != nil {
 		e.Text += fmt.Sprintf("; %s has the most of it, %s", most.Who(), bytesize.Text(bytes))
 	}
-	p.svc.note(e, p.rec)
+	p.svc.mu.note(e, p.rec)
 }
 
 // noteRefusedLocked notes an event that the driver refused memory.
@@ -90,7 +90,7 @@ func (p *Pool) noteRefusedLocked(of *ledger.Session, size uint64, err error) {
 	if count, now := p.failed.Tell(); now {
 		e := of.About(mempool.DriverError, "%s asked for %s in pool %q, which could not be allocated: %v", of.Who(), bytesize.Text(size), p.rec.Info.Name, err)
 		e.Bytes, e.Count = size, count
-		p.svc.note(e, p.rec)
+		p.svc.mu.note(e, p.rec)
 	}
 }
 
@@ -108,5 +108,5 @@ func (s *Session) noteLeaseLong(b *ledger.Buffer, waited time.Duration) {
 	e := of.About(mempool.LeaseLong, "%s has waited %v for buffer %d of pool %q, which %s has leased to be %s: end that session if it hangs", s.rec.Who(), waited,
 		b.ID, b.Block.Pool.Info.Name, of.Who(), how)
 	e.Buffer, e.Bytes, e.Took, e.Count = b.ID, b.Bytes, waited, count
-	s.svc.note(e, b.Block.Pool)
+	s.svc.mu.note(e, b.Block.Pool)
 }

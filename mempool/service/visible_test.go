@@ -20,10 +20,10 @@ import (
 
 // everybodys are the fields of Service and of its ledger that have the things of all users.
 var everybodys = map[string]bool{"Pools": true, "PoolNames": true, "Sessions": true, "Ended": true, "Blocks": true, "Buffers": true, "Names": true,
-	"Leases": true, "Timelines": true, "pools": true, "sessions": true, "blocks": true, "timelines": true, "channels": true, "Channels": true, "ChannelNames": true}
+	"Leases": true, "Timelines": true, "pools": true, "sessions": true, "blocks": true, "timelines": true, "all": true, "Channels": true, "ChannelNames": true}
 
 // ofSessions are the types whose methods carry out requests of sessions.
-var ofSessions = map[string]bool{"Session": true, "View": true, "Channel": true, "Member": true, "Lease": true}
+var ofSessions = map[string]bool{"Session": true, "View": true, "Channel": true, "Member": true, "Lease": true, "channels": true}
 
 // A request names things by ids and names. The test reads the package's source: methods of a session look up such things only as an argument
 // of Find or Claim, which hide what the session may not see.
@@ -43,7 +43,7 @@ func TestSessionsLookUpEverybodysThingsOnlyThroughFind(t *testing.T) {
 		require.NoError(t, err)
 		for _, d := range file.Decls {
 			f, ok := d.(*ast.FuncDecl)
-			if !ok || f.Recv == nil || f.Body == nil {
+			if !ok || f.Recv == nil || f.Body == nil || f.Name.Name == "of" { // of gets a record that is found already
 				continue
 			}
 			of := f.Recv.List[0].Type

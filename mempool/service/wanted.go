@@ -88,7 +88,7 @@ func (p *Pool) tidyLocked() {
 		if rec.Pool != p.rec || len(rec.Kept) == 0 {
 			continue
 		}
-		if ch := p.svc.channelOfLocked(rec); !now.Before(ch.rests) {
+		if ch := p.svc.channels.of(rec); !now.Before(ch.rests) {
 			ch.tidyLocked()
 		}
 	}

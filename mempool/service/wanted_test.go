@@ -141,7 +141,7 @@ func TestAChannelRestsBetweenLooks(t *testing.T) {
 	gone, _ := dead.end()
 	gone()
 	r.produce(hire(t, r.svc)).send()
-	sh := r.svc.channels[r.info.ID]
+	sh := r.svc.channels.all[r.info.ID]
 	rest := func(until time.Time) {
 		r.svc.mu.Lock()
 		defer r.svc.mu.Unlock()
