@@ -302,33 +302,52 @@ func TestTheCardsNameWhoDoesTheMostHarm(t *testing.T) {
 	look(1, []m{channel(1, 12, 3), channel(2, 10, 3, m{"session": 2, "behind": 3})}, readers...)
 	shows("harm", "nobody waits", "stands is furthest behind, 3 of 4 frames behind in channel 2")
 
-	// A consumer is 7 frames behind in a channel that keeps 4 frames. The table and the graph show at most 4 frames.
-	look(2, []m{channel(1, 14, 3), channel(2, 10, 7, m{"session": 2, "behind": 7})}, readers...)
+	// The rate is not known before the second look at a channel.
+	page.shows(`document.getElementById("graph").textContent.includes("2.0/s")`)
+	look(2, []m{channel(1, 14, 3), channel(2, 10, 3), channel(3, 1, 0)}, readers...)
+	page.shows(`document.querySelector("#channel-rows").children[2]?.children[4].textContent === "measuring"`)
+
+	// A consumer is 7 frames behind in a channel that keeps 4 frames.
+	look(3, []m{channel(1, 14, 3), channel(2, 10, 7, m{"session": 2, "behind": 7})}, readers...)
 	shows("harm", "nobody waits", "7 frames behind in channel 2, which keeps 4: it misses frames")
 	page.shows(`document.querySelector("#channel-rows").children[1].children[7].textContent === "4 / 4"`)
-	page.shows(`document.getElementById("graph").textContent.includes("4 of 4 wait")`)
+	page.shows(`document.getElementById("graph").textContent.includes("4 of 4 used")`)
+
+	// A queue that drops many of its frames is no trouble, and not in order either.
+	dropping := m{"mode": "queue", "full": "drop-oldest", "dropped": 41}
+	const state = `document.querySelector("#channel-rows tr").children[11]`
+	look(4, []m{with(channel(1, 50, 4, m{"session": 1}, m{"session": 4, "producer": true}), dropping)}, readers...)
+	shows("harm", "nobody waits", "channel 1 drops 82 % of its frames (when full: drop-oldest)")
+	page.shows(`!document.getElementById("card-harm").classList.contains("alarm") && document.querySelector(".node.channel").matches(".hint:not(.slow)")`)
+	page.shows(state + `.textContent === "drops 82 %%" && ` + state + `.classList.contains("hint")`)
+	look(30, []m{with(channel(1, 100, 4, m{"session": 1}, m{"session": 4, "producer": true}), dropping)}, readers...)
+	look(70, []m{with(channel(1, 150, 4, m{"session": 1}, m{"session": 4, "producer": true}), dropping)}, readers...)
+	page.shows(state + `.textContent === "full" && document.querySelector(".node.channel").matches(":not(.hint)")`)
 
 	// A queue that is full while it has workers is in order. Its slowest worker is marked.
 	const above = `document.getElementById("channels").getBoundingClientRect().top < document.getElementById("pools").getBoundingClientRect().top`
 	queue := m{"mode": "queue", "blocked": 900}
-	look(3, []m{with(channel(1, 14, 4, m{"session": 1}, m{"session": 4, "producer": true}), queue)}, readers...)
+	look(71, []m{with(channel(1, 14, 4, m{"session": 1}, m{"session": 4, "producer": true}), queue)}, readers...)
 	shows("harm", "nobody waits", "")
 	page.shows(`!(%s) && document.getElementById("graph").textContent.includes("the slowest")`, above)
 
 	// A queue without a worker stops its producers.
-	look(4, []m{with(channel(1, 14, 4, m{"session": 4, "producer": true}), queue)}, readers...)
+	look(72, []m{with(channel(1, 14, 4, m{"session": 4, "producer": true}), queue)}, readers...)
 	shows("harm", "nobody takes from channel 1", "looks waits for room, for 15 min 00 s")
 	page.shows(above)
 
 	// A consumer that blocks producers comes before everything else: the one for which they have waited longest.
 	waits := with(session(3, "borrows", 1), m{"waits": "buffer 7", "waited": 3600})
-	look(5, []m{with(channel(1, 14, 4, m{"session": 1, "behind": 4}, m{"session": 4, "producer": true}), m{"blocked": 3}),
-		with(channel(2, 10, 4, m{"session": 2, "behind": 4}, m{"session": 4, "producer": true}), m{"blocked": 840})}, append(readers, waits)...)
-	shows("harm", "stands blocks looks", "for 14 min 00 s, 4 of 4 frames behind in channel 2 · pid 102")
+	look(73, []m{with(channel(1, 14, 4, m{"session": 1, "behind": 4}, m{"session": 4, "producer": true}), m{"blocked": 3}),
+		with(channel(2, 10, 3, m{"session": 2, "behind": 3}, m{"session": 4, "producer": true}), m{"blocked": 840, "used": 4}),
+		with(channel(4, 50, 4, m{"session": 1}, m{"session": 4, "producer": true}), dropping)}, append(readers, waits)...)
+	shows("harm", "stands blocks looks", "for 14 min 00 s, 3 of 4 frames behind in channel 2, and 1 more in hand · pid 102")
+	page.shows(`document.querySelector("#channel-rows").children[1].children[7].textContent === "4 / 4"`)
+	page.shows(`document.getElementById("graph").textContent.includes("3 behind, 1 in hand")`)
 	page.shows(`document.querySelector("#channel-rows").children[1].children[11].textContent === "producers wait 14 min 00 s"`)
 
 	// Then comes the session that has waited longest.
-	look(6, []m{channel(1, 14, 3)}, append(readers, waits)...)
+	look(74, []m{channel(1, 14, 3)}, append(readers, waits)...)
 	shows("harm", "borrows waits", "for buffer 7, for 1 h 00 min")
 	page.shows(`!(%s)`, above)
 

@@ -21,11 +21,11 @@ const (
 
 var errFull = errors.New("too many pages are open")
 
-// These are the kinds of messages of a feed. A slow reader gets only the newest message of each kind.
+// These are the kinds of messages of a feed, in the order in which a reader gets them. A slow reader gets only the newest message of each kind.
 const (
-	lookMessage   = iota // the look: pools, sessions and channels, which change all the time
-	mapMessage           // the maps of the pools
+	mapMessage    = iota // the maps of the pools
 	eventsMessage        // the events of the service
+	lookMessage          // the look: pools, sessions and channels, which change all the time. The page draws when the look comes
 	messages
 )
 

@@ -126,7 +126,7 @@ func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
 		for i, one := range newest {
 			if one.number != seen[i] {
 				seen[i] = one.number
-				frame(&text, [messages]string{"look", "map", "events"}[i], one)
+				frame(&text, [messages]string{"map", "events", "look"}[i], one)
 			}
 		}
 		if text.Len() > 0 {

@@ -194,7 +194,7 @@ func TestTheStreamTellsWhatTheServiceHas(t *testing.T) {
 	var seen look
 	var maps atlas
 	var events []event
-	for _, want := range []string{"look", "map", "events"} {
+	for _, want := range []string{"map", "events", "look"} { // the page draws when the look comes
 		kind, data := readEvent(t, from)
 		require.Equal(t, want, kind)
 		require.NoError(t, json.Unmarshal([]byte(data), map[string]any{"look": &seen, "map": &maps, "events": &events}[kind]))

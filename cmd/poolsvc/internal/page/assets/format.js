@@ -15,8 +15,9 @@ export function bytes(n) {
 
 export const count = (n) => n.toLocaleString("en-US");
 
+/** Frames a second. They are not known before the second look at a channel. */
 export function rate(n) {
-  if (n === undefined) return "–";
+  if (n === undefined) return "measuring";
   return n >= 100 || n === 0 ? count(Math.round(n)) : n.toFixed(1);
 }
 

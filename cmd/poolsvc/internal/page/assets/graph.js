@@ -1,17 +1,17 @@
 // Channels as a graph, from producers to consumers.
 
 import { byId, count, draw, keyed, make, rate, say } from "./format.js";
-import { blocksIn, isFullQueue, kept } from "./tables.js";
+import { blocksIn, dropsMuch, inHand, isFullQueue } from "./tables.js";
 
 const most = 40; // channels
-const column = 190;
+const column = 256;
 const row = 76;
 
 /**
  * Shows the channels and their members. The layout depends only on the members, so it stays when rates change. Sessions of the same program
  * with the same part in the same channels are one node, but a session that blocks producers has a node of its own.
  */
-export function showGraph(channels, sessions, rates) {
+export function showGraph(channels, sessions, flows) {
   const shown = channels.slice(0, most);
   const { nodes, edges } = build(shown, sessions);
   layer(nodes, edges);
@@ -41,7 +41,7 @@ export function showGraph(channels, sessions, rates) {
   keyed(area.lastChild, [...nodes.values()], (n) => n.key, createNode, (e, n) => {
     e.style.left = `${n.x}px`;
     e.style.top = `${n.y}px`;
-    if (n.channel) updateChannel(e, n.channel, rates, blocksIn(n.channel));
+    if (n.channel) updateChannel(e, n.channel, flows.get(n.channel.id), blocksIn(n.channel));
     else updateGroup(e, n, channels);
   });
   const svg = area.firstChild;
@@ -126,18 +126,21 @@ function createNode(n) {
   return e;
 }
 
-function updateChannel(e, ch, rates, slow) {
+function updateChannel(e, ch, flow, slow) {
+  const drops = dropsMuch(ch, flow);
   say(e.children[0], ch.name);
-  say(e.children[1], ch.closed ? "closed" : `${rate(rates.get(ch.id))}/s · ${kept(ch)} of ${ch.capacity} wait`);
-  e.children[2].firstChild.style.width = `${(100 * kept(ch)) / ch.capacity}%`;
+  say(e.children[1], ch.closed ? "closed" : `${rate(flow.rate)}${flow.rate === undefined ? "" : "/s"} · ${drops ?? `${ch.used} of ${ch.capacity} used`}`);
+  e.children[2].firstChild.style.width = `${(100 * ch.used) / ch.capacity}%`;
   e.classList.toggle("slow", slow);
+  e.classList.toggle("hint", drops !== undefined && !slow);
 }
 
 function updateGroup(e, n, channels) {
   say(e.children[0], n.holds.size > 1 ? `${n.program} × ${count(n.holds.size)}` : n.program);
   const parts = n.holds.size > 1 ? [] : [`pid ${n.pids[0] ?? "?"}`];
-  if (n.behind > 0) parts.push(`${n.holds.size > 1 ? "up to " : ""}${n.behind} behind`);
   const slowestIn = channels.filter((ch) => n.holds.has(ch.slowest));
+  const hand = Math.max(0, ...slowestIn.map(inHand));
+  if (n.behind > 0 || hand > 0) parts.push(`${n.holds.size > 1 ? "up to " : ""}${n.behind} behind${hand > 0 ? `, ${hand} in hand` : ""}`);
   const queue = slowestIn.find(isFullQueue);
   if (queue) parts.push(n.holds.size > 1 ? `the slowest: session ${queue.slowest}` : "the slowest");
   say(e.children[1], parts.join(" · "));

@@ -4,7 +4,7 @@ import { Timeline } from "./charts.js";
 import { age, byId, bytes, clock, count, percent, rate, say } from "./format.js";
 import { showGraph } from "./graph.js";
 import { redraw, showPools } from "./pools.js";
-import { behindIn, blocksIn, showChannels, showEvents, showSessions, troubles } from "./tables.js";
+import { behindIn, blocksIn, dropsMuch, inHand, showChannels, showEvents, showSessions, troubles } from "./tables.js";
 
 const bytesChart = new Timeline(byId("bytes-chart"), bytes, true);
 const framesChart = new Timeline(byId("frames-chart"), rate, false);
@@ -13,7 +13,8 @@ const longWait = 10; // seconds
 
 let maps = new Map(); // by pool
 let before; // the look before
-let rates = new Map(); // frames a second by channel
+let past = []; // the channels in the looks of the last minute, the oldest first
+let flows = new Map(); // by channel: {rate: frames a second, lost: the share of frames that are dropped}
 let events; // the newest first; undefined until they have come
 
 function show(look) {
@@ -21,11 +22,10 @@ function show(look) {
     before = undefined;
     bytesChart.clear();
     framesChart.clear();
-    maps = new Map();
-    events = undefined;
+    past = [];
   }
   const sessions = new Map(look.sessions.map((s) => [s.id, s]));
-  if (before && look.at > before.at) measure(look);
+  measure(look);
   before = look;
   say(byId("clock"), clock(look.at));
   say(byId("total-sessions"), count(look.count));
@@ -37,17 +37,25 @@ function show(look) {
   document.body.classList.toggle("blocked", look.channels.some(blocksIn)); // the channels then stand above the pools
   showPools(look, sessions, maps);
   bytesChart.add(look.at, look.pools.map((p) => [p.id, p.name, p.busy]));
-  framesChart.add(look.at, look.channels.map((ch) => [ch.id, ch.name, rates.get(ch.id)]));
-  showGraph(look.channels, sessions, rates);
-  showChannels(look, sessions, rates);
+  framesChart.add(look.at, look.channels.map((ch) => [ch.id, ch.name, flows.get(ch.id).rate]));
+  showGraph(look.channels, sessions, flows);
+  showChannels(look, sessions, flows);
   showSessions(look, found);
 }
 
-/** Finds the rates since the look before. */
+/** Finds the rates since the look before, and the shares of dropped frames in the last minute; at first, of all frames. */
 function measure(look) {
-  const had = new Map(before.channels.map((ch) => [ch.id, ch.published]));
-  const seconds = (look.at - before.at) / 1000;
-  rates = new Map(look.channels.filter((ch) => had.has(ch.id)).map((ch) => [ch.id, (ch.published - had.get(ch.id)) / seconds]));
+  past = past.filter((one) => one.at < look.at && one.at >= look.at - 60000);
+  const last = past.at(-1);
+  const first = last && look.at - past[0].at >= 10000 ? past[0] : undefined;
+  flows = new Map(look.channels.map((ch) => {
+    const had = last?.channels.get(ch.id);
+    const since = first?.channels.get(ch.id) ?? { published: 0, dropped: 0 };
+    // A broadcast counts a frame once for each consumer that missed it.
+    const frames = (ch.published - since.published) * (ch.mode === "queue" ? 1 : ch.members.filter((m) => !m.producer).length);
+    return [ch.id, { rate: had && (1000 * (ch.published - had.published)) / (look.at - last.at), lost: frames > 0 ? Math.min(1, (ch.dropped - since.dropped) / frames) : 0 }];
+  }));
+  past.push({ at: look.at, channels: new Map(look.channels.map((ch) => [ch.id, ch])) });
 }
 
 /** Whether an event is the end of a session that did not give back what it held, or was cut off. */
@@ -88,7 +96,7 @@ function attention(look, sessions) {
     const producers = [...new Set(blocked.members.filter((m) => m.producer).map((m) => name(m.session)))];
     const victim = producers.length > 1 ? `${producers[0]} and ${count(producers.length - 1)} more` : producers[0] ?? blocked.name;
     if (blocked.mode === "queue") card("harm", `nobody takes from ${blocked.name}`, `${victim} waits for room, for ${age(blocked.blocked)}: ${count(blocked.capacity)} of ${count(blocked.capacity)} frames wait for a consumer`, true);
-    else card("harm", `${name(blocked.slowest)} blocks ${victim}`, `for ${age(blocked.blocked)}, ${behindIn(blocked.waiting, blocked)}${pid(blocked.slowest)}`, true);
+    else card("harm", `${name(blocked.slowest)} blocks ${victim}`, `for ${age(blocked.blocked)}, ${behindIn(blocked.waiting, blocked, inHand(blocked))}${pid(blocked.slowest)}`, true);
     return;
   }
   const waiting = look.sessions.filter((s) => s.waits && s.waited >= longWait).sort((a, b) => b.waited - a.waited || a.id - b.id)[0];
@@ -96,9 +104,14 @@ function attention(look, sessions) {
     card("harm", `${waiting.program} waits`, `for ${waiting.waits}, for ${age(waiting.waited)}${pid(waiting.id)}`, true);
     return;
   }
+  const drops = look.channels.filter((ch) => dropsMuch(ch, flows.get(ch.id))).sort((a, b) => flows.get(b.id).lost - flows.get(a.id).lost || a.id - b.id)[0];
+  if (drops) {
+    card("harm", "nobody waits", `${drops.name} ${dropsMuch(drops, flows.get(drops.id))} of its frames (when full: ${drops.full})`);
+    return;
+  }
   const slow = look.channels.filter((ch) => ch.waiting > 0 && ch.mode !== "queue" && !ch.closed)
-    .sort((a, b) => b.waiting / b.capacity - a.waiting / a.capacity || (rates.get(a.id) ?? Infinity) - (rates.get(b.id) ?? Infinity) || a.id - b.id)[0];
-  if (slow) card("harm", `nobody waits`, `${name(slow.slowest)} is furthest behind, ${behindIn(slow.waiting, slow)}${pid(slow.slowest)}`);
+    .sort((a, b) => b.waiting / b.capacity - a.waiting / a.capacity || (flows.get(a.id).rate ?? Infinity) - (flows.get(b.id).rate ?? Infinity) || a.id - b.id)[0];
+  if (slow) card("harm", `nobody waits`, `${name(slow.slowest)} is furthest behind, ${behindIn(slow.waiting, slow, inHand(slow))}${pid(slow.slowest)}`);
   else card("harm", "nobody waits", look.channels.length ? "consumers have all frames of broadcasts" : "there is no channel");
 }
 
@@ -158,6 +171,8 @@ setInterval(() => {
 async function read(signal) {
   const response = await fetch("page/stream", { signal, headers: { Accept: "text/event-stream" } });
   if (!response.ok) throw new Error((await response.text()).trim());
+  maps = new Map(); // all comes anew, perhaps from another service
+  events = undefined;
   const stream = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ; ) {
     const { value, done } = await stream.read();

@@ -130,8 +130,7 @@ function update(e, p, map) {
   if (shown.folded > 0) texts.push(`${count(shown.folded)} small blocks are drawn together, by use and holder.`);
   if (shown.narrow) texts.push("The room up to the limit is much larger than it is drawn.");
   if (p.reserved === 0) texts.push("No memory is reserved.");
-  else if (!map) texts.push("The map comes soon.");
-  else if (last.look.at - map.at > old) texts.push(`This map is from ${clock(map.at)}: with so many blocks it is renewed more rarely.`);
+  else if (map && last.look.at - map.at > old) texts.push(`This map is from ${clock(map.at)}: with so many blocks it is renewed more rarely.`);
   say(note, texts.join(" "));
   describe(p.id, area);
 }

@@ -1,6 +1,6 @@
 // The tables of channels and sessions.
 
-import { age, byId, bytes, clock, count, keyed, make, rate, say, who } from "./format.js";
+import { age, byId, bytes, clock, count, keyed, make, percent, rate, say, who } from "./format.js";
 
 /** Whether a queue has no room: its slowest worker is then marked, although that is no trouble. */
 export const isFullQueue = (ch) => ch.mode === "queue" && ch.used >= ch.capacity;
@@ -27,14 +27,19 @@ function cells(body, classes) {
 /** Whether producers of a channel wait, and somebody should act. A full queue is in order while it has consumers: they take its frames in turn. */
 export const blocksIn = (ch) => ch.blocked !== undefined && !ch.closed && (ch.mode !== "queue" || ch.members.every((m) => m.producer));
 
+/** How many frames the slowest consumer of a broadcast has taken and not given back: producers wait for these, too. */
+export const inHand = (ch) => (ch.mode === "queue" ? 0 : Math.max(0, ch.used - ch.waiting));
+
 /** How far a consumer is behind in a channel. One that is further behind than the channel keeps frames has missed some. */
-export const behindIn = (n, ch) => n > ch.capacity ? `${count(n)} frames behind in ${ch.name}, which keeps ${count(ch.capacity)}: it misses frames`
-  : `${count(n)} of ${count(ch.capacity)} frames behind in ${ch.name}`;
+export function behindIn(n, ch, hand) {
+  if (n > ch.capacity) return `${count(n)} frames behind in ${ch.name}, which keeps ${count(ch.capacity)}: it misses frames`;
+  return `${count(n)} of ${count(ch.capacity)} frames behind in ${ch.name}${hand > 0 ? `, and ${count(hand)} more in hand` : ""}`;
+}
 
-/** How many frames of a channel wait: it keeps no more than it has room for. */
-export const kept = (ch) => Math.min(ch.waiting, ch.capacity);
+/** Says which share of its frames a channel drops, where it is high: no trouble, as somebody chose so, but no good state either. */
+export const dropsMuch = (ch, flow) => !ch.closed && flow?.lost >= 0.1 ? `drops ${percent(flow.lost, 1)}` : undefined;
 
-export function showChannels(look, sessions, rates) {
+export function showChannels(look, sessions, flows) {
   byId("no-channels").hidden = look.channels.length > 0;
   byId("channel-rows").closest(".scroll").hidden = look.channels.length === 0;
   const pools = new Map(look.pools.map((p) => [p.id, p.name]));
@@ -42,10 +47,12 @@ export function showChannels(look, sessions, rates) {
     (row, ch) => {
       const slowest = sessions.get(ch.slowest);
       const producers = ch.members.filter((m) => m.producer).length;
-      const texts = [ch.name, pools.get(ch.pool) ?? "", ch.mode, ch.full, rate(rates.get(ch.id)), count(ch.published), count(ch.dropped), `${kept(ch)} / ${ch.capacity}`,
-        slowest ? who(slowest) : ch.slowest ? `session ${ch.slowest}` : "–", count(producers), count(ch.members.length - producers), ch.closed ? "closed" : ch.blocked !== undefined ? `producers wait ${age(ch.blocked)}` : ch.used >= ch.capacity ? "full" : "open"];
+      const drops = dropsMuch(ch, flows.get(ch.id));
+      const texts = [ch.name, pools.get(ch.pool) ?? "", ch.mode, ch.full, rate(flows.get(ch.id).rate), count(ch.published), count(ch.dropped), `${ch.used} / ${ch.capacity}`,
+        slowest ? who(slowest) : ch.slowest ? `session ${ch.slowest}` : "–", count(producers), count(ch.members.length - producers), ch.closed ? "closed" : ch.blocked !== undefined ? `producers wait ${age(ch.blocked)}` : drops ?? (ch.used >= ch.capacity ? "full" : "open")];
       texts.forEach((text, i) => say(row.children[i], text));
       for (const i of [7, 8, 11]) row.children[i].classList.toggle("alarm", blocksIn(ch));
+      for (const i of [6, 11]) row.children[i].classList.toggle("hint", drops !== undefined);
     });
 }
 
@@ -73,7 +80,8 @@ export function troubles(look) {
       t.channels.push(ch.name);
       if (m.producer && blocksIn(ch) && !sessions.get(m.session)?.waits) t.texts.push(`waits for ${sessions.has(ch.slowest) ? who(sessions.get(ch.slowest)) : "consumers"} in ${ch.name}`);
       const slowest = !m.producer && ch.slowest === m.session;
-      if (m.behind) t.texts.push(`${behindIn(m.behind, ch)}${blocksIn(ch) && slowest ? ", blocks its producers" : ""}`);
+      const hand = slowest ? inHand(ch) : 0;
+      if (m.behind || hand) t.texts.push(`${behindIn(m.behind ?? 0, ch, hand)}${blocksIn(ch) && slowest ? ", blocks its producers" : ""}`);
       else if (slowest && isFullQueue(ch)) t.texts.push(`has the oldest frame of queue ${ch.name}`);
     }
   }
