@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 
@@ -118,6 +119,14 @@ func TestAStrangerIsToldOfItsOwnAlone(t *testing.T) {
 	stranger.End(mempool.SessionLeft, "", nil)
 	_, err = stranger.View().Names("", 9, nil)
 	assert.ErrorIs(t, err, mempool.ErrClosed)
+}
+
+func TestALongNameOfAProgramIsCutBetweenLetters(t *testing.T) {
+	s, err := newService(t).OpenSession(mempool.Self(), strings.Repeat("é", mempool.MaxNameBytes), nil)
+	require.NoError(t, err)
+	listed := all(t, 9, s.View().Sessions)
+	require.Len(t, listed, 1)
+	assert.Equal(t, strings.Repeat("é", mempool.MaxNameBytes/2), listed[0].Program)
 }
 
 func TestAListHasOnceWhatIsThereAllTheTimeWhileOthersComeAndGo(t *testing.T) {
