@@ -3,6 +3,7 @@ package top
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,6 +32,7 @@ type Model struct {
 	filter        string
 	typing        bool                  // the user is typing the filter
 	details       uint64                // session whose details are shown; 0: none
+	scroll        int                   // how many rows of the details are above the screen
 	event         *mempool.HistoryEvent // event whose details are shown; nil: none
 	help          bool
 }
@@ -129,7 +131,7 @@ func (m *Model) press(key tea.KeyPressMsg) tea.Cmd {
 	case "down", "j":
 		m.step(+1)
 	case "home", "g":
-		m.step(-m.rows(m.pane))
+		m.step(-math.MaxInt32)
 	case "s":
 		if n := len(columns[m.pane]); n > 0 {
 			m.order[m.pane] = (m.order[m.pane] + 1) % n
@@ -170,6 +172,7 @@ func (m *Model) openDetails() {
 		m.details, m.event = 0, nil
 		return
 	}
+	m.scroll = 0
 	switch m.pane {
 	case sessionsPane:
 		if list := m.sessions(); len(list) > 0 {
@@ -187,8 +190,12 @@ func (m *Model) openDetails() {
 	}
 }
 
-// step moves the cursor down by a number of screen rows.
+// step moves the cursor, or the rows of the details, down by a number of screen rows.
 func (m *Model) step(by int) {
+	if m.details != 0 {
+		m.scroll = max(0, m.scroll+by)
+		return
+	}
 	if m.pane == eventsPane { // the newest event is in the lowest row
 		by = -by
 	}
@@ -219,7 +226,7 @@ func (m *Model) cursor(pane, n int) int {
 // in descending order.
 var columns = [panes][]string{
 	sessionsPane: {"BYTES", "LEASES", "AGE", "SESSION", "PROGRAM"},
-	channelsPane: {"FRAMES/S", "WAITING", "CHANNEL"},
+	channelsPane: {"FRAMES/S", "USED", "CHANNEL"},
 }
 
 // sessions returns the sessions that pass the filter, in the order of the pane.
@@ -255,8 +262,8 @@ func (m *Model) channels() []mempool.ChannelInfo {
 		switch columns[channelsPane][m.order[channelsPane]] {
 		case "FRAMES/S":
 			by = cmp.Compare(rates[b.ID], rates[a.ID])
-		case "WAITING":
-			by = cmp.Compare(b.Waiting, a.Waiting)
+		case "USED":
+			by = cmp.Compare(b.Used, a.Used)
 		case "CHANNEL":
 			by = cmp.Compare(a.Name, b.Name)
 		}

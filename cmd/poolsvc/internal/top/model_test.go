@@ -107,7 +107,7 @@ func TestAScreenIsNeverLargerThanTheTerminal(t *testing.T) {
 func TestFramesASecondAreThoseBetweenTwoLooks(t *testing.T) {
 	_, draw := screen(t, 100, 24, busy(), after(busy(), 2*time.Second, func(s *snapshot) { s.channels[0].Published = 300 }))
 	_, line := lineWith(t, draw(), "camera")
-	assert.Regexp(t, `camera +frames +broadcast +block +100 +300 +5 +8/8 +train.py .2. +1/2 +full`, line)
+	assert.Regexp(t, `camera +frames +broadcast +block +100 +300 +5 +8/8 +2 train.py +1/2 +full`, line)
 }
 
 func TestTheLastLinesSayWhatHappened(t *testing.T) {
@@ -176,6 +176,33 @@ func TestDetailsShowTheBuffersOfTheSessionUnderTheCursor(t *testing.T) {
 	lineWith(t, draw(), "CHANNEL")
 }
 
+func TestTheDetailsCanBeReadToTheirLastRow(t *testing.T) {
+	s := busy()
+	for id := range uint64(50) {
+		s.held = append(s.held, mempool.BufferInfo{ID: 900 + id, Pool: 1, Session: 2, Writer: 2})
+	}
+	m, draw := screen(t, 80, 24, s)
+	press(m, "enter")
+	lineWith(t, draw(), "rows 1 to 15 of 51")
+	lineWith(t, draw(), "esc back")
+	for range 60 {
+		press(m, "down")
+	}
+	lineWith(t, draw(), "rows 37 to 51 of 51")
+	lineWith(t, draw(), "949")
+	lineWith(t, draw(), "rest")
+	press(m, "g")
+	lineWith(t, draw(), "900")
+	press(m, "down", "esc")
+	assert.Zero(t, m.row[sessionsPane], "the cursor stays at its session")
+}
+
+func TestAFullChannelShowsThatAllItsPlacesAreUsed(t *testing.T) {
+	_, draw := screen(t, 100, 24, after(busy(), 0, func(s *snapshot) { s.channels[0].Waiting = 7 })) // the consumer has the 8th frame
+	_, line := lineWith(t, draw(), "camera")
+	assert.Regexp(t, `8/8 .* full`, line)
+}
+
 func TestASlowChannelLeadsToItsSlowestSession(t *testing.T) {
 	m, _ := screen(t, 80, 24, busy())
 	press(m, "tab", "enter")
@@ -200,6 +227,9 @@ func TestWhatASessionWaitsForIsShownWhereThereIsRoom(t *testing.T) {
 	_, draw := screen(t, 160, 24, s)
 	_, line := lineWith(t, draw(), "train.py")
 	assert.Contains(t, line, `room in channel "camera" (session 1 is behind) (1m00s)`)
+	_, draw = screen(t, 80, 24, s)
+	_, line = lineWith(t, draw(), "train.py")
+	assert.Contains(t, line, `room in channel "camera`)
 	m, draw := screen(t, 60, 24, s)
 	_, line = lineWith(t, draw(), "train.py")
 	assert.NotContains(t, line, "room")

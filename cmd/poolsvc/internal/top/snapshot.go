@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge"
@@ -130,14 +131,14 @@ func (s *snapshot) pool(id uint64) string {
 	return fmt.Sprint("#", id)
 }
 
-// who returns the program and the id of a session.
+// who returns the id and the program of a session. The id comes first, because a narrow column cuts the end.
 func (s *snapshot) who(session uint64) string {
 	for _, one := range s.sessions {
 		if one.ID == session {
-			return fmt.Sprintf("%s (%d)", display.Printable(one.Program), session)
+			return fmt.Sprintf("%d %s", session, display.Printable(one.Program))
 		}
 	}
-	return fmt.Sprint("#", session)
+	return strconv.FormatUint(session, 10)
 }
 
 // brief returns a short text for an event.

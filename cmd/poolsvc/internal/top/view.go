@@ -86,6 +86,9 @@ func (m *Model) foot() string {
 		return fit("filter: "+m.filter+"█  (enter: keep, esc: clear)", m.width)
 	}
 	keys := "q quit  tab pane  ↑↓ row  enter details  s sort  / filter  p pause  ? help"
+	if m.details != 0 || m.event != nil {
+		keys = "q quit  esc back  ↑↓ row  p pause  ? help"
+	}
 	if m.filter != "" {
 		keys = "filter " + strconv.Quote(m.filter) + " (esc clears)  " + keys
 	}
@@ -102,13 +105,13 @@ const helpText = `
   Sessions  BYTES count for the session in all pools; SHARE is its part of
             what counts for all. enter shows the buffers of a session: COUNTS
             sums to its BYTES; nobody uses a buffer that a name or channel
-            has kept. WAITS FOR is there where the screen is wide enough.
-  Channels  FRAMES/S since the last look. WAITING: of a broadcast, how many
-            frames its slowest consumer has still to take, and SLOWEST is the
-            session of that one; of a queue, how many are not acknowledged.
-            DROPPED frames were missed by consumers. STATE is full where the
-            next frame waits, fails, or drops another. P/C counts producers
-            and consumers. enter shows the slowest.
+            has kept. A narrow screen has fewer columns.
+  Channels  FRAMES/S since the last look. USED of the channel's places have
+            frames: of a broadcast, those that session SLOWEST has to take or,
+            if producers wait for it, to give back; of a queue, those that
+            wait for a consumer. DROPPED frames were missed by consumers.
+            STATE is full where the next frame waits, fails, or drops another.
+            P/C counts producers and consumers. enter shows the slowest.
   Events    What happened to the service, the newest last: as poolsvc events.
             enter shows the whole sentence.
 
@@ -188,14 +191,14 @@ func (m *Model) drawSessions() []string {
 	for _, o := range m.now.sessions {
 		total += o.Bytes
 	}
-	rows := [][]string{m.head(sessionsPane, "SESSION", "PID", "USER", "PROGRAM", "AGE", "LEASES", "MEMBERS", "BYTES", "SHARE", "WAITS FOR")}
+	rows := [][]string{m.head(sessionsPane, "SESSION", "PID", "USER", "PROGRAM", "AGE", "LEASES", "BYTES", "SHARE", "WAITS FOR")}
 	for _, o := range list {
 		share := "-"
 		if total > 0 {
 			share = fmt.Sprintf("%.0f%%", 100*float64(o.Bytes)/float64(total))
 		}
 		rows = append(rows, []string{strconv.FormatUint(o.ID, 10), strconv.Itoa(int(o.PID)), strconv.Itoa(int(o.UID)), display.Printable(o.Program),
-			display.Age(m.now.at.Sub(o.Began)), strconv.Itoa(o.Leases), strconv.Itoa(o.Members), display.Size(o.Bytes), share, m.waits(o)})
+			display.Age(m.now.at.Sub(o.Began)), strconv.Itoa(o.Leases), display.Size(o.Bytes), share, m.waits(o)})
 	}
 	blocking := make(map[uint64]bool)
 	for _, ch := range m.now.channels {
@@ -203,7 +206,11 @@ func (m *Model) drawSessions() []string {
 			blocking[ch.Slowest] = true
 		}
 	}
-	lines := table(rows, "rrRlRRRrRL", m.width)
+	align := "rrRlRRrRW"
+	if m.width < 80 { // the other columns have more use there
+		align = "rrRlRRrRL"
+	}
+	lines := table(rows, align, m.width)
 	for i, o := range list {
 		if blocking[o.ID] {
 			lines[i+1] = trouble.Render(lines[i+1])
@@ -221,7 +228,7 @@ func (m *Model) waits(o mempool.SessionInfo) string {
 }
 
 func (m *Model) drawChannels() []string {
-	rows := [][]string{m.head(channelsPane, "CHANNEL", "POOL", "MODE", "FULL", "FRAMES/S", "FRAMES", "DROPPED", "WAITING", "SLOWEST", "P/C", "STATE")}
+	rows := [][]string{m.head(channelsPane, "CHANNEL", "POOL", "MODE", "FULL", "FRAMES/S", "FRAMES", "DROPPED", "USED", "SLOWEST", "P/C", "STATE")}
 	rates := m.rates()
 	list := m.channels()
 	for _, ch := range list {
@@ -239,7 +246,7 @@ func (m *Model) drawChannels() []string {
 			state = "full"
 		}
 		rows = append(rows, []string{display.Printable(ch.Name), m.now.pool(ch.Pool), string(ch.Mode), string(ch.Full), rate, strconv.FormatUint(ch.Published, 10),
-			strconv.FormatUint(ch.Dropped, 10), fmt.Sprintf("%d/%d", min(ch.Waiting, uint64(ch.Capacity)), ch.Capacity), slowest, fmt.Sprintf("%d/%d", ch.Producers, ch.Consumers), state})
+			strconv.FormatUint(ch.Dropped, 10), fmt.Sprintf("%d/%d", ch.Used, ch.Capacity), slowest, fmt.Sprintf("%d/%d", ch.Producers, ch.Consumers), state})
 	}
 	lines := table(rows, "lLLLrRrrlRl", m.width)
 	for i, ch := range list {
@@ -339,12 +346,20 @@ func (m *Model) drawDetails() []string {
 		rows = append(rows, []string{"rest", "", "", "", "", display.Size(rest), "", ""})
 	}
 	lines = append(lines, "")
-	return append(lines, table(rows, "rlLlRrlR", m.width)...)
+	buffers := table(rows, "rlLlRrlR", m.width)
+	space := m.height - 2 - len(lines) // without the title and the foot
+	if len(buffers) <= space {
+		return append(lines, buffers...)
+	}
+	space = min(max(1, space-2), len(rows)-1) // without the head and the last line
+	m.scroll = min(m.scroll, len(rows)-1-space)
+	lines = append(append(lines, buffers[0]), buffers[1+m.scroll:1+m.scroll+space]...)
+	return append(lines, faint.Render(fmt.Sprintf("rows %d to %d of %d: ↑↓ shows the others", m.scroll+1, m.scroll+space, len(rows)-1)))
 }
 
-// table aligns columns. The string `align` has one letter for each column: l and L align to the left, r and R align to the right. If the
-// rows are wider than `width`, table first makes columns of text narrower. If this is not enough, table removes columns with a capital
-// letter, and begins with the rightmost of these columns.
+// table aligns columns. The string `align` has one letter for each column: l, L and W align to the left, r and R align to the right. If the
+// rows are wider than `width`, table first makes columns of text narrower. If this is not enough, table removes columns with the letters L
+// and R, and begins with the rightmost of these columns. A column with the letter W keeps 24 cells: its text says nothing in fewer.
 func table(rows [][]string, align string, width int) []string {
 	widths := make([]int, len(align))
 	for _, row := range rows {
@@ -378,8 +393,8 @@ func table(rows [][]string, align string, width int) []string {
 func narrow(widths []int, align string) bool {
 	widest, last := -1, -1
 	for i, w := range widths {
-		text := align[i] == 'l' || align[i] == 'L'
-		if text && w > 10 && (widest < 0 || w > widths[widest]) {
+		least := map[byte]int{'l': 11, 'L': 11, 'W': 24}[align[i]]
+		if least > 0 && w > least && (widest < 0 || w > widths[widest]) {
 			widest = i
 		}
 		if w > 0 && (align[i] == 'L' || align[i] == 'R') {
