@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from functools import cache, partial
 from pathlib import Path
@@ -324,6 +325,52 @@ def test_no_interrupt_of_a_request_ends_the_session_or_leaves_its_lease(service,
     pool = client.create_pool("p", max_bytes=1 << 24)
     client.allocate(8, pool=pool).release()
     assert at_every_step(try_it) > 3
+
+
+# `threading` has these functions in Python, so a handler may run inside them.
+_OF_EVENTS = [
+    function
+    for kind in (threading.Event, threading.Condition)
+    for function in vars(kind).values()
+    if hasattr(function, "__code__")
+]
+
+
+def test_no_interrupt_of_a_thread_that_waits_for_the_reader_holds_up_who_wakes_it(service, client):
+    reader = client._reader
+
+    def read(turns, begun, over):
+        while not reader._begin_reading():
+            reader._reading.acquire()  # the watcher reads
+            reader._reading.release()
+        begun.set()
+        while not (reader._waiting or over.is_set()):
+            time.sleep(0)
+        turns += reader._waiting
+        reader._read, reader._armed = False, True
+        reader._reading.release()
+        reader._after_reading()
+
+    def try_it(interrupter):
+        turns: list[Any] = []
+        begun, over = threading.Event(), threading.Event()
+        reading = threading.Thread(target=read, args=(turns, begun, over))
+        reading.start()
+        begun.wait()
+        with interrupter:
+            client.stats()
+        over.set()
+        reading.join()
+        assert not reader._waiting, interrupter.where
+        for turn in turns:
+            waking = threading.Thread(target=turn.set, daemon=True)
+            waking.start()
+            waking.join(60)
+            assert not waking.is_alive(), interrupter.where
+        client.stats()
+
+    client.stats()
+    assert at_every_step(try_it, *_OF_EVENTS) > 3
 
 
 # Frames

@@ -16,6 +16,7 @@ from poolbridge._session.flow import Ask, Flow, Sleep
 from poolbridge._session.grants import held, take
 from poolbridge._session.membership import Membership, join
 from poolbridge._sys import process as _process
+from poolbridge._sys.deferred import Flag
 from poolbridge._sys.native import NATIVE
 from poolbridge._wire.limits import MIN_SLOTS
 from poolbridge._wire.messages import ChannelIdentity, Doubt, Fence, Grant, Join, Map, MapReply, Tensor
@@ -147,7 +148,7 @@ class Consumer(Membership):
         self.spin: float | None = None
         self.receiving = False
         self._undecided: list[tuple[Grant, tuple[Fence, ...]]] = []
-        self._credited: threading.Event | None = None
+        self._credited: Flag | None = None
         self._looking = threading.Lock()
         self._slots = max(1 << (2 * channel.capacity - 1).bit_length(), MIN_SLOTS)
         self._frames: dict[int, _native.Frame] = {}  # by grant id
@@ -212,7 +213,7 @@ class Consumer(Membership):
 
     def await_credit(self, seconds: float | None) -> None:
         """Wait until `has_credit` or `ended` is true, but at most `seconds` seconds (None: no limit)."""
-        self._credited = credited = threading.Event()
+        self._credited = credited = Flag()
         if not self.has_credit and not self.ended:
             credited.wait(seconds)
 

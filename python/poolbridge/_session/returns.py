@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from poolbridge._session.session_memory import SessionMemory
 from poolbridge._sys import process as _process
+from poolbridge._sys.deferred import Flag
 from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.native import NATIVE
 from poolbridge._wire.messages import Fence
@@ -259,7 +260,7 @@ class Returns:
         self._drained: set[Producer] = set()  # those for which a thread waits for what comes back
         self._asked: set[int] = set()  # timelines whose pages were requested
         self._thread: threading.Thread | None = None
-        self._bell = threading.Event()
+        self._bell = Flag()
 
     def __len__(self) -> int:
         return len(self._leaving) + len(self._back) + sum(len(slots.arenas) for slots in self._slots)
@@ -565,7 +566,6 @@ class Returns:
         try:
             while (seconds := self._turn()) is not None:
                 self._bell.wait(seconds)
-                self._bell.clear()
         except PoolbridgeError:
             pass  # the session has ended
         finally:

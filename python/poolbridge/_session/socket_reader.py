@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from poolbridge._sys.deferred import DeferringLock, OwnedLock
+from poolbridge._sys.deferred import DeferringLock, Flag, OwnedLock
 from poolbridge._wire.messages import Reply, Request
 from poolbridge.errors import (
     PoolbridgeError,
@@ -82,7 +82,7 @@ class SocketReader:
         self._finished = False
         self._want_write = False
         self._arming = DeferringLock()
-        self._waiting: list[threading.Event] = []  # events of threads that wait for another thread to read
+        self._waiting: list[Flag] = []  # flags of threads that wait for another thread to read
         self._armed = True  # whether packets wake the watcher
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
@@ -132,7 +132,7 @@ class SocketReader:
                     self._reading.release()
                     self._after_reading()
             else:
-                turn = threading.Event()
+                turn = Flag()
                 call = self._session.ask(request, reply_type, turn.set)
                 self._wait_for(call, turn, deadline)
             while not call.done:
@@ -140,7 +140,7 @@ class SocketReader:
                 if not call.working:
                     raise ServiceStalledError("the service did not answer in time: it is stopped, or overloaded")
                 call.working = False  # the service repeats the notice `working` while it works on the request
-                turn = threading.Event()
+                turn = Flag()
                 call.on_done = turn.set
                 self._wait_for(call, turn, time.monotonic() + self._session.patience)
             if call.failed:
@@ -174,7 +174,7 @@ class SocketReader:
                     self._reading.release()
                     self._after_reading()
             else:
-                turn = threading.Event()
+                turn = Flag()
                 waiter.on_done = turn.set
                 self._wait_for(waiter, turn, deadline)
                 waiter.on_done = None
@@ -233,13 +233,13 @@ class SocketReader:
                 if not received or late > _MOST_LATE:
                     return
 
-    def _wait_for(self, waited: Call | Waiter, turn: threading.Event, deadline: float | None) -> None:
+    def _wait_for(self, waited: Call | Waiter, turn: Flag, deadline: float | None) -> None:
         """Wait until another thread has read the awaited packet. If that thread stops reading first, this thread reads.
 
         Other threads set `turn` when the packet has arrived, or when this thread may read.
         """
-        self._waiting.append(turn)
         try:
+            self._waiting.append(turn)
             while not waited.done and self._session.ended is None:
                 if self._begin_reading():
                     try:
@@ -251,9 +251,9 @@ class SocketReader:
                     return
                 if not turn.wait(None if deadline is None else max(deadline - time.monotonic(), 0)):
                     return
-                turn.clear()
         finally:
-            self._waiting.remove(turn)
+            if turn in self._waiting:
+                self._waiting.remove(turn)
             self._pass_on()
 
     def _arm(self) -> None:

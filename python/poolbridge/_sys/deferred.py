@@ -11,10 +11,29 @@ lock stays locked.
 from __future__ import annotations
 
 import warnings
-from _thread import RLock, start_new_thread
+from _thread import TIMEOUT_MAX, RLock, allocate_lock, start_new_thread
 from collections import deque
 from collections.abc import Callable
 from operator import call
+
+
+class Flag:
+    """Wakes one thread. `threading.Event` has a lock, which a signal handler that raises would leave locked."""
+
+    def __init__(self) -> None:
+        self._unset = allocate_lock()
+        self._unset.acquire()
+
+    def set(self) -> None:
+        """Wake the thread that waits, or that waits next."""
+        try:
+            self._unset.release()
+        except RuntimeError:
+            pass  # the flag is set
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait until the flag is set, and clear it; return False if `seconds` pass first (None: no limit)."""
+        return self._unset.acquire(timeout=-1 if seconds is None else min(max(seconds, 0), TIMEOUT_MAX))
 
 
 class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherits from it
