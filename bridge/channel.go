@@ -123,7 +123,7 @@ func (ch *Channel) WaitForConsumers(ctx context.Context, n int) error {
 // context's error.
 func (ch *Channel) Latest(ctx context.Context) (*Frame, error) {
 	if id := ch.shared.Identity; id.Mode == mempool.WorkQueue {
-		return nil, typed.Errorf(ErrInvalid, "channel %q is a queue: take its frames with Frames", id.Name)
+		return nil, typed.Errorf(ErrInvalid, "channel %q is a queue, whose frames are each for one consumer: take them with Frames, or publish what is only looked at in a broadcast, too", id.Name)
 	}
 	for frame, err := range ch.Frames(ctx, SubscribeOptions{Full: Latest}) {
 		return frame, err

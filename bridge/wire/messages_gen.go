@@ -151,6 +151,7 @@ var channelInfoFields = record[ChannelInfo]{
 	uintField("wt", func(m *ChannelInfo) *uint64 { return &m.Waiting }).maybe(),
 	uintField("sl", func(m *ChannelInfo) *uint64 { return &m.Slowest }).maybe(),
 	uintField("uf", func(m *ChannelInfo) *uint64 { return &m.Used }).maybe(),
+	boolField("bd", func(m *ChannelInfo) *bool { return &m.Blocked }).maybe(),
 	uintField("dr", func(m *ChannelInfo) *uint64 { return &m.Dropped }).maybe(),
 }
 

@@ -69,6 +69,7 @@ func jsonChannelInfo(e mempool.ChannelInfo, l *listed) map[string]any {
 		"waiting":        e.Waiting,
 		"slowest":        e.Slowest,
 		"used":           e.Used,
+		"blocked":        e.Blocked,
 		"dropped":        e.Dropped,
 	}
 	return out

@@ -147,7 +147,7 @@ are frames that consumers missed; in a queue, also those that were delivered too
 					ch.Consumers, ch.Published, ch.Dropped, ch.Used, min(ch.Waiting, uint64(ch.Capacity)), l.who(ch.Slowest), shownState(ch))
 			},
 			named:  true,
-			blocks: func(ch mempool.ChannelInfo, _ *listed) bool { return ch.Blocks() },
+			blocks: func(ch mempool.ChannelInfo, _ *listed) bool { return ch.Blocked },
 			json: func(ch mempool.ChannelInfo, l *listed) map[string]any {
 				out := jsonChannelInfo(ch, l)
 				out["state"] = state(ch)
@@ -241,7 +241,7 @@ func (l listing[T]) command() *cobra.Command {
 					if err != nil {
 						return err
 					}
-					if ch.Blocks() {
+					if ch.Blocked {
 						with.blocking[ch.Slowest] = true
 					}
 				}

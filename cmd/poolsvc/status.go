@@ -102,7 +102,7 @@ func askStatus(ctx context.Context, client *bridge.Client) (s status, err error)
 		if err != nil {
 			return s, err
 		}
-		if ch.Blocks() {
+		if ch.Blocked {
 			slow = append(slow, ch)
 		}
 	}

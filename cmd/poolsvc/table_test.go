@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
-	"github.com/poolbridge/poolbridge/mempool"
 )
 
 func TestARowThatBlocksOthersIsInColourWhereSomebodySeesIt(t *testing.T) {
@@ -26,17 +25,4 @@ func TestARowThatBlocksOthersIsInColourWhereSomebodySeesIt(t *testing.T) {
 	assert.NotEqual(t, ansi.Strip(lines[2]), lines[2])
 	require.NoError(t, marks.print(display.Coloured(&piped)))
 	assert.Equal(t, ansi.Strip(seen.String()), piped.String())
-}
-
-func TestOnlyAChannelWhoseProducersWaitBlocks(t *testing.T) {
-	full := func(change func(*mempool.ChannelInfo)) bool {
-		ch := mempool.ChannelInfo{ChannelIdentity: mempool.ChannelIdentity{ChannelSpec: mempool.ChannelSpec{Capacity: 4, Full: mempool.Block}}, Used: 4, Producers: 1}
-		change(&ch)
-		return ch.Blocks()
-	}
-	assert.True(t, full(func(*mempool.ChannelInfo) {}))
-	assert.False(t, full(func(ch *mempool.ChannelInfo) { ch.Full = mempool.DropOldest }))
-	assert.False(t, full(func(ch *mempool.ChannelInfo) { ch.Used = 3 }))
-	assert.False(t, full(func(ch *mempool.ChannelInfo) { ch.Producers = 0 }))
-	assert.False(t, full(func(ch *mempool.ChannelInfo) { ch.Closed = true }))
 }

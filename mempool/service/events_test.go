@@ -576,7 +576,31 @@ func TestAConsumerThatReleasesNothingHoldsProducersUpThoughItTookEveryFrame(t *t
 		assert.EqualValues(t, 0, status.Waiting)
 		assert.EqualValues(t, 2, status.Used)
 		assert.Equal(t, sink.ID(), status.Slowest)
-		assert.Greater(t, time.Since(status.Blocked), 2*usualPatience)
+		assert.Greater(t, time.Since(status.BlockedSince), 2*usualPatience)
+	})
+}
+
+func TestOnlyAConsumerWhosePolicyIsToBlockMakesProducersWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
+		camera, viewer := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{Full: mempool.DropOldest})
+		camera.meet()
+		for range 4 {
+			camera.send()
+		}
+		time.Sleep(3 * usualPatience)
+		synctest.Wait()
+		status := r.svc.Flows()[0]
+		assert.EqualValues(t, 2, status.Used)
+		assert.False(t, status.Blocked)
+		assert.Equal(t, viewer.ID(), status.Slowest)
+		assert.Contains(t, one(t, r.svc, mempool.SubscriberSlow).Text, "it misses frames")
+		archive := r.consume(hire(t, r.svc), MemberSpec{Oldest: true})
+		status = r.svc.Flows()[0]
+		assert.True(t, status.Blocked)
+		assert.Equal(t, archive.ID(), status.Slowest, "the viewer is as far behind, and nobody waits for it")
+		camera.leave()
+		assert.False(t, r.svc.Flows()[0].Blocked, "no producer is left")
 	})
 }
 
@@ -591,11 +615,11 @@ func TestTheConsumerWithTheOldestFrameOfAQueueIsTheSlowest(t *testing.T) {
 		}
 		status := r.svc.Flows()[0]
 		assert.Equal(t, slow.ID(), status.Slowest)
-		assert.True(t, status.Blocked.IsZero())
+		assert.True(t, status.BlockedSince.IsZero())
 		camera.send()
-		assert.Zero(t, time.Since(r.svc.Flows()[0].Blocked))
+		assert.Zero(t, time.Since(r.svc.Flows()[0].BlockedSince))
 		time.Sleep(usualPatience)
-		assert.Equal(t, usualPatience, time.Since(r.svc.Flows()[0].Blocked))
+		assert.Equal(t, usualPatience, time.Since(r.svc.Flows()[0].BlockedSince))
 	})
 }
 

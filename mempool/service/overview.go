@@ -96,8 +96,8 @@ type Holder struct {
 type Flow struct {
 	mempool.ChannelInfo
 	Members []FlowMember
-	// Blocked is the time since which producers wait for room, because consumers are behind. It is zero if producers do not wait.
-	Blocked time.Time
+	// BlockedSince is the time since which producers wait for room, because consumers are behind. It is zero if producers do not wait.
+	BlockedSince time.Time
 }
 
 // FlowMember is a producer or a consumer that takes part in a channel. Slot is the member's number among the members of its role; after
@@ -265,7 +265,7 @@ func (v *view) flows() []Flow {
 // flow describes the channel. The caller holds Service.mu.
 func (ch *channel) flow() Flow {
 	f := Flow{ChannelInfo: ch.Describe()}
-	_, f.Blocked = ch.Blocked()
+	_, f.BlockedSince = ch.Blocked()
 	for _, m := range ch.Members {
 		if m.Entered && !m.Left {
 			f.Members = append(f.Members, FlowMember{Session: m.Session.ID, Role: m.Role, Slot: m.Slot, Behind: ch.Behind(m)})

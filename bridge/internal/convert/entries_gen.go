@@ -107,6 +107,7 @@ func ChannelInfo(e wire.ChannelInfo) mempool.ChannelInfo {
 		Waiting:         e.Waiting,
 		Slowest:         e.Slowest,
 		Used:            e.Used,
+		Blocked:         e.Blocked,
 		Dropped:         e.Dropped,
 	}
 }
@@ -123,6 +124,7 @@ func WireChannelInfo(e mempool.ChannelInfo) wire.ChannelInfo {
 		Waiting:   e.Waiting,
 		Slowest:   e.Slowest,
 		Used:      e.Used,
+		Blocked:   e.Blocked,
 		Dropped:   e.Dropped,
 	}
 }

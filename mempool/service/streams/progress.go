@@ -35,6 +35,12 @@ func (st *Stream) Describe() mempool.ChannelInfo {
 	if oldest := st.host.Oldest(); oldest != nil {
 		info.Slowest = st.Members[oldest.ID].Session.ID
 	}
+	if why, _ := st.Blocked(); why != "" && info.Producers > 0 && !st.Closed {
+		info.Blocked = true
+		if slow, _ := st.slow(); slow != nil {
+			info.Slowest = slow.Session.ID
+		}
+	}
 	return info
 }
 
@@ -126,7 +132,7 @@ func (st *Stream) Watch(patience time.Duration) {
 		}
 		behind.Told = true
 		e := m.Session.About(mempool.SubscriberSlow, "%s has %d frames of channel %q to take or to release, which keeps %d: %s", m.Session.Who(),
-			max(st.Behind(m), st.needs(m)), st.Info.Name, st.Info.Capacity, consequence(st.Info.Full))
+			max(st.Behind(m), st.needs(m)), st.Info.Name, st.Info.Capacity, consequence(m.Full))
 		e.Took = time.Since(behind.Since)
 		st.note(e)
 	}

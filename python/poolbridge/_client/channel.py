@@ -53,7 +53,10 @@ class BaseChannel:
     def _latest(self, timeout: float | None, frame: type[Frame | AsyncFrame]) -> Flow[Any]:
         seconds = _operations.check_timeout(timeout)
         if self.mode != "broadcast":
-            raise InvalidArgumentError(f"channel {self.name!r} is a queue: subscribe to take its frames")
+            raise InvalidArgumentError(
+                f"channel {self.name!r} is a queue, whose frames are each for one consumer: subscribe to take them, or "
+                "publish what is only looked at in a broadcast, too"
+            )
         consumer = yield from _channel_operations.subscribe(
             self._session, self._info, credit=1, oldest=False, full="latest", ack="auto", no_producers="wait"
         )

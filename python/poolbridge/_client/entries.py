@@ -260,12 +260,15 @@ class ChannelInfo(Shown):
         Session of the slowest consumer; None: none is behind. In a broadcast, the slowest consumer is the one whose
         frames take up the most places. No consumer is behind if none has a frame left to take, and none keeps so many
         frames that the channel is full. In a queue, the slowest consumer is the one that has the oldest frame that is
-        not acknowledged.
+        not acknowledged. If producers of a broadcast wait, it is the consumer that they have waited for longest.
     used
         Places in use; the channel is full if this is the capacity. In a broadcast, these are the frames that the
         slowest consumer has not taken, and also those that it has not released if producers must wait for it. In a
         queue, these are the frames that wait for a consumer. If the channel is full, the next frame waits, fails, or
         makes the channel drop a frame, as the channel's policy says.
+    blocked
+        Whether producers wait for room: a consumer whose policy is to block them, or a queue's consumers, keep the
+        channel full.
     dropped
         Broadcast: number of frames that consumers missed; queue: number of frames that no consumer got, or that were
         delivered too often. The channel drops frames if consumers are too slow. In a broadcast, this is the sum of the
@@ -287,6 +290,7 @@ class ChannelInfo(Shown):
     waiting: int
     slowest: int | None
     used: int
+    blocked: bool
     dropped: int
 
 
@@ -308,6 +312,7 @@ def channel_info(of: _messages.ChannelInfo) -> ChannelInfo:
         waiting=of.waiting,
         slowest=of.slowest or None,
         used=of.used,
+        blocked=of.blocked,
         dropped=of.dropped,
     )
 

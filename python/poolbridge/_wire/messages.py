@@ -174,6 +174,9 @@ class ChannelInfo(Struct, omit_defaults=True, kw_only=True):
     waiting: U = field(default=0, name="wt")
     slowest: U = field(default=0, name="sl")  # session of the slowest consumer; left out: none is behind
     used: U = field(default=0, name="uf")  # places in use; the channel is full if this is the capacity
+    # whether producers wait for room: a consumer whose policy is to block them, or a queue's consumers, keep the
+    # channel full
+    blocked: bool = field(default=False, name="bd")
     # broadcast: number of frames that consumers missed; queue: number of frames that no consumer got, or that were
     # delivered too often
     dropped: U = field(default=0, name="dr")

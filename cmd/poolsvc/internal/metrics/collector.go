@@ -76,10 +76,10 @@ var channels = []gauge[service.Flow]{
 }
 
 func blocked(ch service.Flow) float64 {
-	if ch.Blocked.IsZero() {
+	if ch.BlockedSince.IsZero() {
 		return 0
 	}
-	return time.Since(ch.Blocked).Seconds()
+	return time.Since(ch.BlockedSince).Seconds()
 }
 
 // lag has one series for each consumer of a broadcast channel, if the slot number of the consumer is less than maxSubscribers. A new

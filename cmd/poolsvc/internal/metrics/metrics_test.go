@@ -143,7 +143,7 @@ poolbridge_sessions 3
 func TestASeriesSaysHowLongProducersHaveWaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		from := busy()
-		from.channels[2].Blocked = time.Now()
+		from.channels[2].BlockedSince = time.Now()
 		time.Sleep(90 * time.Second)
 		want := `
 # HELP poolbridge_channel_blocked_seconds How long producers have waited for room because consumers are behind; 0: they do not wait.

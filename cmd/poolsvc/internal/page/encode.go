@@ -204,8 +204,8 @@ func (e encoder) look(o service.Overview, now time.Time) look {
 	for _, f := range o.Flows {
 		one := channel{ID: f.ID, Name: display.Printable(f.Name), Pool: f.Pool, Mode: string(f.Mode), Full: string(f.Full), Capacity: f.Capacity,
 			Published: f.Published, Dropped: f.Dropped, Used: f.Used, Waiting: f.Waiting, Slowest: f.Slowest, Closed: f.Closed, Members: []member{}}
-		if !f.Blocked.IsZero() {
-			blocked := seconds(now.Sub(f.Blocked))
+		if !f.BlockedSince.IsZero() {
+			blocked := seconds(now.Sub(f.BlockedSince))
 			one.Blocked = &blocked
 		}
 		for _, m := range f.Members {

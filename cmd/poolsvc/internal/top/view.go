@@ -202,7 +202,7 @@ func (m *Model) drawSessions() []string {
 	}
 	blocking := make(map[uint64]bool)
 	for _, ch := range m.now.channels {
-		if ch.Blocks() {
+		if ch.Blocked {
 			blocking[ch.Slowest] = true
 		}
 	}
@@ -250,7 +250,7 @@ func (m *Model) drawChannels() []string {
 	}
 	lines := table(rows, "lLLLrRrrlRl", m.width)
 	for i, ch := range list {
-		if ch.Blocks() {
+		if ch.Blocked {
 			lines[i+1] = trouble.Render(lines[i+1])
 		}
 	}
