@@ -164,6 +164,17 @@ class NumPy(Library):
             np.ma.array(np.ones((2, 6), "f4"), mask=np.array([[0, 0, 1, 0, 0, 0]] * 2, bool))[:, ::2],
         )
 
+        class OnlyInterface:
+            memory = np.ones(SHAPE, "f4")
+            __array_interface__ = memory.__array_interface__ | {"mask": memory > 0}
+
+        class OnlyArray:  # such as a variable of netCDF4
+            def __array__(self, *_: Any, **__: Any) -> Any:
+                return np.ma.array(np.ones(SHAPE, "f4"), mask=np.arange(6).reshape(SHAPE) == 2)
+
+        yield "mask of the interface", OnlyInterface()
+        yield "mask of what it makes", OnlyArray()
+
     def tasks(self) -> dict[str, Callable[[Any, Any], Any]]:
         def torch_too(array: Any, expected: Any) -> None:
             torch = other("torch")

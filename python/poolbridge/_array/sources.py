@@ -250,17 +250,24 @@ def _check_mask(interface: dict[str, Any]) -> None:
         raise InvalidArgumentError(f"the array's interface has a mask, which would be lost: {_UNMASK}")
 
 
+def plain(given: Any) -> np.ndarray[Any, Any]:
+    """Make a NumPy array of anything of which NumPy makes one, unless that is a masked array or has a mask."""
+    interface = getattr(given, "__array_interface__", None)
+    if interface is not None:
+        _check_mask(interface)
+    made = np.asanyarray(given)
+    check_meaning(made)
+    return np.asarray(made)
+
+
 def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
     """Make a NumPy array of an object that has an array or buffer protocol.
 
     ``numpy.asarray`` alone would also accept sequences and scalars. A program that publishes them has usually made a
     mistake.
     """
-    interface = getattr(given, "__array_interface__", None)
-    if interface is not None:
-        _check_mask(interface)
-    if hasattr(given, "__array__") or interface is not None:
-        return np.asarray(given)
+    if hasattr(given, "__array__") or hasattr(given, "__array_interface__"):
+        return plain(given)
     try:
         return np.asarray(memoryview(given))
     except TypeError:
