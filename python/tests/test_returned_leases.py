@@ -50,6 +50,25 @@ def test_an_allocation_that_waits_gets_memory_that_comes_back_to_its_client_mean
         later.join()
 
 
+def test_an_array_of_a_lease_is_taken_while_an_array_lives_of_a_frame_that_had_its_memory(client, other):
+    channel = client.create_channel("c", mode="queue", capacity=1)
+    frames = other.subscribe("c")
+    first = client.allocate(4, "i4")
+    old = np.asarray(first)
+    channel.publish(first)
+    next(frames).release()
+    lease = client.allocate(4, "i4")
+    new = np.asarray(lease)
+    assert np.shares_memory(old, new)
+    new[:] = 7
+    client.put(new, "kept")
+    with client.get("kept") as kept:
+        assert (kept.to_numpy() == 7).all()
+    channel.publish(new)
+    with next(frames) as frame:
+        assert (frame.to_numpy() == 7).all()
+
+
 @pytest.fixture
 def one_notice(client, monkeypatch):
     """Return an event that is set at the first notice that memory is wanted of `client`, who hears no later notice.
