@@ -1,13 +1,11 @@
 package service
 
 import (
-	"cmp"
-	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
 // Info describes the pool.
@@ -38,26 +36,18 @@ func (p *Pool) alike(peer mempool.Peer, spec mempool.PoolSpec) error {
 		}
 		spec.Device = uuid
 	}
-	var differs []string
-	for _, f := range []struct {
-		name       string
-		have, want any
-	}{
-		{"kind", info.Kind, spec.Kind},
-		{"device", info.Device.UUID, spec.Device},
-		{"max_bytes", info.MaxBytes, spec.MaxBytes},
-		{"session_bytes", info.SessionBytes, spec.SessionBytes},
-		{"user_bytes", info.UserBytes, spec.UserBytes},
-		{"uids", p.rec.Access.UIDs, access.UIDs},
-		{"gids", p.rec.Access.GIDs, access.GIDs},
-	} {
-		if have, want := fmt.Sprintf("%v", f.have), fmt.Sprintf("%v", f.want); have != want {
-			differs = append(differs, fmt.Sprintf("its %s is %s, not %s", f.name, cmp.Or(have, "none"), cmp.Or(want, "none")))
-		}
-	}
-	if differs != nil {
+	differs := ledger.Differences([]ledger.Setting{
+		{Name: "kind", Have: info.Kind, Want: spec.Kind},
+		{Name: "device", Have: info.Device.UUID, Want: spec.Device},
+		{Name: "max_bytes", Have: info.MaxBytes, Want: spec.MaxBytes},
+		{Name: "session_bytes", Have: info.SessionBytes, Want: spec.SessionBytes},
+		{Name: "user_bytes", Have: info.UserBytes, Want: spec.UserBytes},
+		{Name: "uids", Have: p.rec.Access.UIDs, Want: access.UIDs},
+		{Name: "gids", Have: p.rec.Access.GIDs, Want: access.GIDs},
+	})
+	if differs != "" {
 		return typed.Errorf(mempool.ErrExists, "there is a pool %q already, which differs from what was asked for: %s; open it as it is, or choose another name",
-			info.Name, strings.Join(differs, "; "))
+			info.Name, differs)
 	}
 	return nil
 }

@@ -2,7 +2,9 @@ package ledger
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/typed"
@@ -66,6 +68,23 @@ type channels struct {
 	members int // how many members all channels have
 }
 
+// Setting is a setting of a thing that exists, and the one that a request asks for.
+type Setting struct {
+	Name       string
+	Have, Want any
+}
+
+// Differences says in which settings a thing differs from what was asked for; "" if it does not.
+func Differences(all []Setting) string {
+	var differs []string
+	for _, one := range all {
+		if have, want := fmt.Sprint(one.Have), fmt.Sprint(one.Want); have != want {
+			differs = append(differs, fmt.Sprintf("its %s is %s, not %s", one.Name, cmp.Or(have, "none"), cmp.Or(want, "none")))
+		}
+	}
+	return strings.Join(differs, "; ")
+}
+
 // MayMakeChannel says whether a session may make a channel for buffers of the pool p. If a channel with the same spec exists, it returns
 // that channel.
 //
@@ -76,8 +95,14 @@ func (l *Ledger) MayMakeChannel(s *Session, spec mempool.ChannelSpec, p *Pool) (
 	case err != nil:
 		return nil, err
 	case old != nil && old.Info.ChannelSpec != spec:
-		return nil, typed.Errorf(mempool.ErrExists, "there is a channel %q already, in pool %q, with mode %s, capacity %d, policy %s and at most %d deliveries (0: no bound): use these, or close it first",
-			spec.Name, old.Pool.Info.Name, old.Info.Mode, old.Info.Capacity, old.Info.Full, old.Info.MaxDeliveries)
+		return nil, typed.Errorf(mempool.ErrExists, "there is a channel %q already, which differs from what was asked for: %s; open it as it is, or close it first (`poolsvc channel close`)",
+			spec.Name, Differences([]Setting{
+				{"pool", old.Pool.Info.Name, p.Info.Name},
+				{"mode", old.Info.Mode, spec.Mode},
+				{"capacity", old.Info.Capacity, spec.Capacity},
+				{"policy of a full channel", old.Info.Full, spec.Full},
+				{"max_deliveries", old.Info.MaxDeliveries, spec.MaxDeliveries},
+			}))
 	case old != nil:
 		return old, nil
 	case p.Closing:
