@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/binary"
 	"flag"
+	"fmt"
 	"log"
 	"time"
 
@@ -46,5 +47,9 @@ func transfer(ctx context.Context, kind bridge.Kind) error {
 		return err
 	}
 	name := bridge.Publication{Name: "weights", Keep: true, Replace: true}
-	return lease.Publish(ctx, name) // Keep: the name outlives this program
+	if err := lease.Publish(ctx, name); err != nil {
+		return err
+	}
+	fmt.Println("published", name.Name) // Keep: the name outlives this program
+	return nil
 }
