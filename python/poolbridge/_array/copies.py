@@ -102,9 +102,8 @@ def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
     if hasattr(source, "__dlpack__") and not hasattr(source, "__array__"):
         return np.from_dlpack(source)
     try:
-        return _sources.plain(
-            memoryview(source) if isinstance(source, bytes) else source
-        )  # NumPy turns bytes into text
+        # NumPy turns bytes into text.
+        return _sources.plain(memoryview(source) if isinstance(source, bytes) else source)
     except (TypeError, RuntimeError):
         # NumPy may not know the element type of `source`, for example bfloat16; DLPack may know it, or says why not.
         if not hasattr(source, "__dlpack_device__"):
