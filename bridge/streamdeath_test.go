@@ -244,5 +244,5 @@ func TestABoundOfDeliveriesIsForQueues(t *testing.T) {
 	makeChannel(t, c, p, mempool.ChannelSpec{Mode: mempool.WorkQueue, MaxDeliveries: 2})
 	_, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "c", Pool: p.Info().ID, Mode: mempool.WorkQueue})
 	require.ErrorIs(t, err, ErrExists)
-	assert.ErrorContains(t, err, "2 deliveries")
+	assert.ErrorContains(t, err, "its max_deliveries is 2, not 0")
 }

@@ -281,6 +281,6 @@ def test_a_bound_of_deliveries_is_a_number_of_a_queue(client, wrong):
         client.create_channel("work", mode="queue", max_deliveries=wrong)
     with pytest.raises(poolbridge.InvalidArgumentError, match=r"max_deliveries=2 is for queues.*leave it out"):
         client.create_channel("work", max_deliveries=2)
-    with pytest.raises(poolbridge.AlreadyExistsError, match="2 deliveries"):
+    with pytest.raises(poolbridge.AlreadyExistsError, match="its max_deliveries is 2, not 0"):
         client.create_channel("work", mode="queue", max_deliveries=2)
         client.create_channel("work", mode="queue")
