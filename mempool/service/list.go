@@ -164,7 +164,11 @@ func (s *Session) waitsForLocked(to *ledger.Session) (what string, since time.Ti
 		if m.Role != Producer || !m.Entered || m.Left || m.Channel.Closed || !all && !m.Channel.VisibleTo(to) {
 			continue
 		}
-		if why, full := s.svc.channels.of(m.Channel).Blocked(); why != "" && (what == "" || full.Before(since)) {
+		if slow, full := s.svc.channels.of(m.Channel).Blocked(); !full.IsZero() && (what == "" || full.Before(since)) {
+			why := "its frames wait for a consumer"
+			if slow != nil {
+				why = fmt.Sprintf("session %d is behind", slow.Session.ID)
+			}
 			what, since = fmt.Sprintf("room in channel %q (%s)", m.Channel.Info.Name, why), full
 		}
 	}

@@ -2,7 +2,6 @@ package streams
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"time"
 
@@ -35,9 +34,9 @@ func (st *Stream) Describe() mempool.ChannelInfo {
 	if oldest := st.host.Oldest(); oldest != nil {
 		info.Slowest = st.Members[oldest.ID].Session.ID
 	}
-	if why, _ := st.Blocked(); why != "" && info.Producers > 0 && !st.Closed {
+	if slow, since := st.Blocked(); !since.IsZero() && info.Producers > 0 && !st.Closed {
 		info.Blocked = true
-		if slow, _ := st.slow(); slow != nil {
+		if slow != nil {
 			info.Slowest = slow.Session.ID
 		}
 	}
@@ -85,19 +84,12 @@ func (st *Stream) needs(m *ledger.Member) uint64 { return st.host.Needs(st.ends[
 // Blocks returns the ids of the blocks in the channel, and of those that consumers use.
 func (st *Stream) Blocks() []uint64 { return st.host.Blocks(nil) }
 
-// Blocked returns why producers of the channel wait for room, and since when. If they do not wait, the reason is empty.
-func (st *Stream) Blocked() (why string, since time.Time) {
+// Blocked returns since when producers of the channel wait for room; the time is zero if they do not wait. It also returns the consumer of a
+// broadcast that they have waited for longest; nil if the frames of a queue wait for any consumer.
+func (st *Stream) Blocked() (slow *ledger.Member, since time.Time) {
 	if st.Info.Full == mempool.Block && st.stuck() {
-		return "its frames wait for a consumer", st.full.Since
+		return nil, st.full.Since
 	}
-	if slow, since := st.slow(); slow != nil {
-		return fmt.Sprintf("session %d is behind", slow.Session.ID), since
-	}
-	return "", since
-}
-
-// slow returns the consumer of a broadcast that producers have waited for longest, or nil if they wait for no consumer.
-func (st *Stream) slow() (slow *ledger.Member, since time.Time) {
 	for _, m := range st.Members {
 		if m.Full != mempool.Block || !st.lags(m) {
 			continue
