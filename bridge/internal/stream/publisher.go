@@ -94,6 +94,9 @@ func (p *Publisher) usable() error {
 	if err := p.from.session.Over(); err != nil {
 		return err
 	}
+	if p.from.forgotten.Load() {
+		return typed.Errorf(mempool.ErrClosed, "channel %q is closed", p.channel.Identity.Name)
+	}
 	if p.closed.Load() {
 		return typed.Errorf(mempool.ErrClosed, "this publisher of channel %q was closed", p.channel.Identity.Name)
 	}
@@ -538,6 +541,17 @@ func (a *arena) work() (wait []mempool.Fence) {
 		}
 	}
 	return wait
+}
+
+// endIfEmpty closes the Publisher if it has no arena, so that no request for an arena that is still under way can give it one. Nobody would
+// give that arena back once the producer is forgotten. endIfEmpty reports whether the Publisher is closed.
+func (p *Publisher) endIfEmpty() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.arenas) == 0 {
+		p.closed.Store(true)
+	}
+	return len(p.arenas) == 0
 }
 
 // tick is called at intervals of tickEvery. It reports whether the Publisher still has arenas.

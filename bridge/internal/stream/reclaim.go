@@ -337,7 +337,7 @@ func (st *Streams) tick() {
 		case used:
 			again = true
 		case destroyed:
-			st.forgetProducer(p)
+			again = !st.forgetProducer(p) || again
 		}
 	}
 	if again {
@@ -345,14 +345,23 @@ func (st *Streams) tick() {
 	}
 }
 
-// forgetProducer removes a producer whose channel is destroyed.
-func (st *Streams) forgetProducer(p *Producer) {
+// forgetProducer removes a producer whose channel is destroyed, and its publishers. It returns false if a publisher has got an arena meanwhile.
+func (st *Streams) forgetProducer(p *Producer) bool {
+	for _, of := range st.publishersOf(p) {
+		if !of.endIfEmpty() {
+			return false
+		}
+		st.mu.Lock()
+		delete(st.publishers, of)
+		st.mu.Unlock()
+	}
 	p.forgotten.Store(true)
 	st.forget(&p.member)
 	st.mu.Lock()
 	delete(st.producers, p.channel.ID)
 	st.mu.Unlock()
 	_ = p.close() // close only unmaps files, which does not fail
+	return true
 }
 
 // release releases the arenas and the leases of a producer that has left its channel. The service has ended the leases of the memory that

@@ -7,6 +7,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/internal/harness"
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
+	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -72,4 +73,30 @@ func TestAnAllocationGetsMemoryThatALoanHasReclaimed(t *testing.T) {
 	require.Nil(t, publisher.look()) // looks for slots, reclaims the frame, and leaves its release to a task
 	r.streams.Collect(t.Context(), r.pool.Info.ID)
 	require.NoError(t, r.allocate(t).Release(t.Context(), false))
+}
+
+func TestAnArenaThatComesWhenItsChannelIsGoneDoesNotStay(t *testing.T) {
+	for _, forgotten := range []bool{true, false} {
+		r, _ := withoutTicks(t)
+		publisher, err := r.channel.Publisher(t.Context(), mempool.Bytes(64))
+		require.NoError(t, err)
+		loan := new(session.Lease)
+		require.NoError(t, publisher.Lend(t.Context(), session.Once, loan))
+		require.NoError(t, loan.Release(t.Context(), false))
+		require.NoError(t, r.session.Call(t.Context(), &wire.CloseChannel{Channel: r.channel.Identity.ID}, &wire.EmptyReply{}))
+		if forgotten {
+			r.streams.tick()
+			_, producers, publishers := r.streams.Size()
+			require.Zero(t, producers+publishers)
+		}
+		err = publisher.extend(t.Context(), session.Once, 1) // a request that grow has sent earlier
+		if forgotten {
+			require.ErrorContains(t, err, `channel "c" is closed`)
+		} else {
+			require.NoError(t, err)
+			r.streams.tick()
+		}
+		harness.Eventually(t, func() bool { return r.svc.Stats().Leases == 0 })
+		require.ErrorIs(t, publisher.Lend(t.Context(), session.Once, loan), mempool.ErrClosed)
+	}
 }
