@@ -10,7 +10,9 @@ pytest.importorskip(
 
 import asyncio
 import gc
+import os
 import threading
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import SimpleNamespace
@@ -50,23 +52,61 @@ def test_an_allocation_that_waits_gets_memory_that_comes_back_to_its_client_mean
         later.join()
 
 
-def test_an_array_of_a_lease_is_taken_while_an_array_lives_of_a_frame_that_had_its_memory(client, other):
+def test_memory_of_a_frame_is_not_allocated_again_while_an_array_of_its_producer_lives(client, other):
     channel = client.create_channel("c", mode="queue", capacity=1)
     frames = other.subscribe("c")
     first = client.allocate(4, "i4")
     old = np.asarray(first)
+    view = memoryview(old)  # can be written to, also after the publication
     channel.publish(first)
     next(frames).release()
     lease = client.allocate(4, "i4")
     new = np.asarray(lease)
-    assert np.shares_memory(old, new)
     new[:] = 7
-    client.put(new, "kept")
-    with client.get("kept") as kept:
-        assert (kept.to_numpy() == 7).all()
+    view[:] = array("i", [1, 1, 1, 1])
+    assert (new == 7).all()
+    with pytest.raises(poolbridge.LeaseReleasedError, match="published before"):
+        channel.publish(old)
     channel.publish(new)
     with next(frames) as frame:
         assert (frame.to_numpy() == 7).all()
+    del old, view
+    until(lambda: leases(client) == 1)  # the lease of `new`
+    del new
+    until(lambda: leases(client) == 0)
+
+
+def test_leases_take_turns_if_each_array_lives_until_the_next_is_made(client, other):
+    channel = client.create_channel("c", mode="queue", capacity=1)
+    frames = other.subscribe("c")
+    for value in range(20):
+        lease = client.allocate(4, "i4")
+        made = np.asarray(lease)
+        made[:] = value
+        channel.publish(lease)
+        with next(frames) as frame:
+            assert (frame.to_numpy() == value).all()
+    assert client.session_stats().allocated == 2, "the client asks the service for two buffers"
+
+
+@pytest.mark.parametrize("closes", ["channel", "client"])
+def test_a_frame_that_came_back_keeps_its_memory_for_an_array_when_its_owner_closes(client, other, closes):
+    channel = client.create_channel("c", mode="queue", capacity=1)
+    frames = other.subscribe("c")
+    lease = client.allocate(4, "i4")
+    view = memoryview(np.asarray(lease))
+    channel.publish(lease)
+    next(frames).release()
+    channel.close() if closes == "channel" else client.close()
+    with other.allocate(4, "i4") as theirs:
+        np.asarray(theirs)[:] = 7
+        view[:] = array("i", [1, 1, 1, 1])
+        assert (np.asarray(theirs) == 7).all()
+    if closes == "client":
+        ours = [session for session in other.sessions() if session.pid == os.getpid()]
+        assert len(ours) == 2, "the view keeps the session"
+    del view
+    until(lambda: leases(other) == 0)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, cast
+from weakref import ref
 
 from poolbridge._session.flow import Flow, Sleep
 from poolbridge._session.membership import Membership, join
@@ -179,12 +180,13 @@ class _LeaseSending(Sending):
         id_, packed = self._described
         word, value = (0, 0) if fence is None else (fence.word, fence.value)
         fences = () if fence is None else (fence,)
-        # Add the loan before the frame is published, because another thread may get the block back at once.
         allocated = state.allocated and state.promise is None
-        producer.loans[grant.block] = Returned(grant, fences, allocated=allocated)
         # `SessionBlock.leases` counts this lease. From now on, the channel has the lease, and this count keeps the
         # block mapped for the channel. If arrays or a promise of this process need the mapped block too, `own` adds 1.
         apart = bool(state.tokens) or state.unaccounted or state.promise is not None
+        arrays = ref(state) if apart else None
+        # Add the loan before the frame is published, because another thread may get the block back at once.
+        producer.loans[grant.block] = Returned(grant, fences, allocated=allocated, arrays=arrays)
         if apart:
             producer.session.own(grant)
         result: Any = None

@@ -129,16 +129,30 @@ class Returned:
         Whether the lease came with its buffer, so that nobody else can know the buffer.
     """
 
-    __slots__ = ("allocated", "fences", "grant", "owned")
-    in_use = lent = False
+    __slots__ = ("_arrays", "allocated", "fences", "grant", "owned")
+    lent = False
     sent = 0
     producer = None
 
-    def __init__(self, grant: Grant, fences: tuple[Fence, ...], *, allocated: bool = False) -> None:
+    def __init__(
+        self,
+        grant: Grant,
+        fences: tuple[Fence, ...],
+        *,
+        allocated: bool = False,
+        arrays: ReferenceType[LeaseState] | None = None,
+    ) -> None:
         self.grant = grant
         self.fences = fences
         self.allocated = allocated
         self.owned = True
+        self._arrays = arrays
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the program still has an array of the lease, through which it could write into the memory."""
+        state = None if self._arrays is None else self._arrays()
+        return state is not None and bool(state.tokens or state.unaccounted)
 
     def all_fences(self) -> tuple[Fence, ...]:
         """Return the fences that must be reached before the lease is released."""
@@ -337,7 +351,8 @@ class Returns:
         """Return the grant of a lease that came back, on a buffer for `tensor` in the pool, for an allocation.
 
         The service need not know, because it describes the lease in the same way. If there is no such lease, or if
-        somebody waits for memory of the pool, release all leases that came back, and return None.
+        somebody waits for memory of the pool, release the leases that came back, and return None. A lease of which the
+        program has an array stays: a later call may return it.
         """
         for producer in list(self._session.producers.values()):
             if producer.channel.pool == pool:
@@ -345,7 +360,7 @@ class Returns:
         if time.monotonic() >= self._scarce.get(pool, 0):
             for place, one in enumerate(self._back):
                 grant = one.grant
-                if grant.pool == pool and grant.tensor == tensor:
+                if grant.pool == pool and grant.tensor == tensor and not one.in_use:
                     one.fences = tuple([fence for fence in one.fences if not self._reached(fence)])
                     block = self._session.core.blocks.get(grant.block)
                     if one.fences or block is None or block.recalled:
@@ -357,8 +372,10 @@ class Returns:
         return None
 
     def _release_back(self) -> None:
-        self._leaving.extend(self._back)
-        self._back.clear()
+        stay: list[Returned] = []
+        for one in self._back:
+            (stay if one.in_use else self._leaving).append(one)
+        self._back = stay
         self._tidy()
 
     def on_loan(self) -> list[LeaseState]:

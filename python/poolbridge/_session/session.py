@@ -236,8 +236,7 @@ class Session(SessionMembers):
         """Whether an array at `address` was made in memory that this session has sent to a channel since then.
 
         The array on loan from a publisher was not sent yet. If the addresses for writing and for reading are the same,
-        and this session also consumes frames of the pool, the array may be of a received frame; then return False. Also
-        return False if a newer write lease has the memory: the array may be of that lease.
+        and this session also consumes frames of the pool, the array may be of a received frame; then return False.
         """
         with self.lock:
             states, on_loan = list(self.sent_states), self.returns.on_loan()
@@ -252,8 +251,7 @@ class Session(SessionMembers):
                 and (state.tokens or state.unaccounted)
                 and not (grant.pool in consumed and memory.address(write=False) == first)
             ):
-                newer = self.write_states(grant.pool)
-                return not any(0 <= address - one.memory.address(write=True) < one.grant.nbytes for one in newer)
+                return True
         return False
 
     def release_grant(self, grant: Grant, consumer: Taker | None = None) -> None:
