@@ -1,9 +1,12 @@
 package integration
 
 import (
+	"context"
 	"encoding/json"
 	"os/exec"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -12,10 +15,20 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
+// bench returns a command. If it hangs, it ends with the stacks of its goroutines, and the test names it.
+func bench(t *testing.T, args ...string) *exec.Cmd {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, rig.Poolsvc(t), append([]string{"bench"}, args...)...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }
+	cmd.WaitDelay = 10 * time.Second // its children also have the pipe
+	return cmd
+}
+
 // TestBenchMeasuresEveryWorkloadOnHostMemory tests which workloads the bench measures. It does not test how fast they
 // are.
 func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
-	cmd := exec.Command(rig.Poolsvc(t), "bench", "--json", "--python", rig.Python(t).Path, "--kind", "host", "--time", "10ms",
+	cmd := bench(t, "--json", "--python", rig.Python(t).Path, "--kind", "host", "--time", "10ms",
 		"--size", "4KiB,1MiB", "--max-buffers", "40", "--max-sessions", "3", "--max-consumers", "2")
 	out, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); err != nil {
@@ -62,7 +75,7 @@ func TestBenchTellsTheServicesMemoryFromTheDrivers(t *testing.T) {
 	if err := mempool.Device.Probe(""); err != nil {
 		t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)
 	}
-	cmd := exec.Command(rig.Poolsvc(t), "bench", "--json", "--python", rig.Python(t).Path, "--kind", "device", "--time", "10ms",
+	cmd := bench(t, "--json", "--python", rig.Python(t).Path, "--kind", "device", "--time", "10ms",
 		"--only", "growth", "--max-buffers", "1000", "--max-sessions", "2")
 	out, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); err != nil {
@@ -98,21 +111,21 @@ func TestBenchHandsPinnedMemoryToALibraryWithoutStreams(t *testing.T) {
 	if err := mempool.Pinned.Probe(""); err != nil {
 		t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)
 	}
-	cmd := exec.Command(rig.Poolsvc(t), "bench", "--python", rig.Python(t).Path, "--kind", "pinned", "--time", "10ms",
+	cmd := bench(t, "--python", rig.Python(t).Path, "--kind", "pinned", "--time", "10ms",
 		"--only", "transfer", "--size", "4KiB")
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 }
 
 func TestBenchOfAKindThatTheMachineLacksMeasuresNothingAndSaysWhy(t *testing.T) {
-	cmd := exec.Command(rig.Poolsvc(t), "bench", "--kind", "device", "--device", "99", "--python", rig.Python(t).Path)
+	cmd := bench(t, "--kind", "device", "--device", "99", "--python", rig.Python(t).Path)
 	out, err := cmd.CombinedOutput()
 	require.Error(t, err)
 	assert.Contains(t, string(out), "nothing was measured: device: not available on this machine")
 }
 
 func TestBenchOfAnUnknownWorkloadSaysWhichThereAre(t *testing.T) {
-	out, err := exec.Command(rig.Poolsvc(t), "bench", "--only", "speed").CombinedOutput()
+	out, err := bench(t, "--only", "speed").CombinedOutput()
 	require.Error(t, err)
 	assert.Contains(t, string(out), "transfer")
 }
