@@ -57,7 +57,7 @@ def test_memory_of_a_frame_is_not_allocated_again_while_an_array_of_its_producer
     frames = other.subscribe("c")
     first = client.allocate(4, "i4")
     old = np.asarray(first)
-    view = memoryview(old)  # can be written to, also after the publication
+    view = old.data  # can be written to, also after the publication
     channel.publish(first)
     next(frames).release()
     lease = client.allocate(4, "i4")
@@ -94,7 +94,7 @@ def test_a_frame_that_came_back_keeps_its_memory_for_an_array_when_its_owner_clo
     channel = client.create_channel("c", mode="queue", capacity=1)
     frames = other.subscribe("c")
     lease = client.allocate(4, "i4")
-    view = memoryview(np.asarray(lease))
+    view = np.asarray(lease).data
     channel.publish(lease)
     next(frames).release()
     channel.close() if closes == "channel" else client.close()
