@@ -89,6 +89,21 @@ def test_leases_take_turns_if_each_array_lives_until_the_next_is_made(client, ot
     assert client.session_stats().allocated == 2, "the client asks the service for two buffers"
 
 
+def test_an_allocation_that_fails_says_which_arrays_keep_the_memory(client, other):
+    pool = client.create_pool("one", max_bytes=PAGE)
+    channel = client.create_channel("c", pool=pool, mode="queue", capacity=1)
+    frames = other.subscribe("c")
+    lease = client.allocate(4, "i4", pool=pool)
+    made = np.asarray(lease)
+    channel.publish(lease)
+    next(frames).release()
+    with pytest.raises(poolbridge.PoolLimitError) as failed:
+        client.allocate(4, "i4", pool=pool, timeout=0)
+    assert "1 frame of the pool came back, and arrays that this program made" in failed.value.__notes__[0]
+    del made
+    client.allocate(4, "i4", pool=pool, timeout=0).release()
+
+
 @pytest.mark.parametrize("closes", ["channel", "client"])
 def test_a_frame_that_came_back_keeps_its_memory_for_an_array_when_its_owner_closes(client, other, closes):
     channel = client.create_channel("c", mode="queue", capacity=1)

@@ -498,7 +498,7 @@ func (p *Publisher) add(l *session.Lease, n int) error {
 	kept, err := l.MoveTo(func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if p.closed.Load() {
+		if p.closed.Load() || p.from.forgotten.Load() { // nobody would give the arena back
 			return false
 		}
 		p.arenas = append(p.arenas, a)
@@ -541,17 +541,6 @@ func (a *arena) work() (wait []mempool.Fence) {
 		}
 	}
 	return wait
-}
-
-// endIfEmpty closes the Publisher if it has no arena, so that no request for an arena that is still under way can give it one. Nobody would
-// give that arena back once the producer is forgotten. endIfEmpty reports whether the Publisher is closed.
-func (p *Publisher) endIfEmpty() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.arenas) == 0 {
-		p.closed.Store(true)
-	}
-	return len(p.arenas) == 0
 }
 
 // tick is called at intervals of tickEvery. It reports whether the Publisher still has arenas.

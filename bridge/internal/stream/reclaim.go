@@ -3,6 +3,7 @@ package stream
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -347,17 +348,14 @@ func (st *Streams) tick() {
 
 // forgetProducer removes a producer whose channel is destroyed, and its publishers. It returns false if a publisher has got an arena meanwhile.
 func (st *Streams) forgetProducer(p *Producer) bool {
-	for _, of := range st.publishersOf(p) {
-		if !of.endIfEmpty() {
-			return false
-		}
-		st.mu.Lock()
-		delete(st.publishers, of)
-		st.mu.Unlock()
+	p.forgotten.Store(true) // from now on, no publisher keeps an arena that comes
+	if len(p.arenas()) > 0 {
+		p.forgotten.Store(false)
+		return false
 	}
-	p.forgotten.Store(true)
 	st.forget(&p.member)
 	st.mu.Lock()
+	maps.DeleteFunc(st.publishers, func(of *Publisher, _ struct{}) bool { return of.from == p })
 	delete(st.producers, p.channel.ID)
 	st.mu.Unlock()
 	_ = p.close() // close only unmaps files, which does not fail

@@ -355,8 +355,9 @@ def allocate(
     began = time.monotonic()
     try:
         reply = yield Ask(request, GrantReply, timeout)
-    except BaseException:
+    except BaseException as error:
         session.tally.waited(began)
+        session.explain(error, pool)
         raise
     # The next statement must directly follow the statement that gets the reply. If a signal handler raised an error
     # between these two statements, nothing would release the lease.

@@ -371,6 +371,10 @@ class Returns:
         self._release_back()
         return None
 
+    def kept(self, pool: int) -> int:
+        """Return how many leases of a pool came back and stay only because the program has arrays of them."""
+        return sum(one.grant.pool == pool and one.in_use for one in (*self._back, *self._leaving) if not one.sent)
+
     def _release_back(self) -> None:
         stay: list[Returned] = []
         for one in self._back:

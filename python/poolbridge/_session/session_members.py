@@ -15,8 +15,10 @@ from poolbridge._wire.messages import GetTimeline, Leave, Reply, TimelineReply
 from poolbridge.errors import (
     BusyError,
     NotFoundError,
+    PoolLimitError,
     ProtocolError,
     StaleError,
+    WaitTimeoutError,
 )
 
 if TYPE_CHECKING:
@@ -163,6 +165,18 @@ class SessionMembers(Owner):
         """See `Returns.renew`: the program allocates in the pool."""
         with self.lock:
             return self.returns.renew(pool, tensor) if self.ended is None else None
+
+    def explain(self, error: BaseException, pool: int) -> None:
+        """Add a note to the error of an allocation if arrays of frames that came back keep memory of the pool."""
+        if not isinstance(error, PoolLimitError | WaitTimeoutError):
+            return
+        with self.lock:
+            kept = self.returns.kept(pool)
+        if kept:
+            error.add_note(
+                f"poolbridge: {kept} {'frames' if kept > 1 else 'frame'} of the pool came back, and arrays that this "
+                "program made of them keep their memory: drop these arrays, or make the pool larger"
+            )
 
     def add_arena(self, slots: Slots, arena: Arena) -> None:
         """Let a publisher use an arena; see `Returns.add`."""
