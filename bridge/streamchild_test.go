@@ -113,16 +113,16 @@ func promiseFrame(ctx context.Context, p *Pool, ch *Channel, n uint64, size int,
 	}, err
 }
 
-// consume prints a line for each frame of the channel: "got N SEQ DROPPED" if the content is complete, where N is the number in the
-// content, or "failed SEQ". If the environment variable HOLD is set, consume releases a frame only when it reads a line. consume also
+// consume prints "ready" before it subscribes to the channel by its name, so that it also takes the frames of a closed queue. It prints a line
+// for each frame: "got N SEQ DROPPED" if the content is complete, where N is the number in the content, or "failed SEQ". If the environment
+// variable HOLD is set, consume releases a frame only when it reads a line. consume also
 // prints a line when the channel has ended, and when a signal stops this process.
 func consume() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	c, _, ch, err := openStream(ctx)
-	if errors.Is(err, ErrNotFound) { // the channel was closed
-		fmt.Println("ended")
-		return c.Close()
+	c, err := Dial(ctx, os.Getenv("POOLBRIDGE_SOCKET"))
+	if err == nil {
+		_, err = c.OpenPool(ctx, "p") // before it subscribes, because this can take seconds
 	}
 	if err != nil {
 		return err
@@ -130,12 +130,15 @@ func consume() error {
 	o := mempool.SubscribeOptions{Oldest: os.Getenv("OLDEST") != "", Full: mempool.FullPolicy(os.Getenv("FULL"))}
 	in := bufio.NewScanner(os.Stdin)
 	fmt.Println("ready")
-	joined := false
-	for f, err := range ch.Frames(ctx, o) {
-		if errors.Is(err, ErrClosed) && !joined { // the channel was closed after openStream
-			break
-		}
-		joined = true
+	frames, err := c.TrySubscribe(ctx, "c", o)
+	if errors.Is(err, ErrNotFound) { // the channel was closed
+		fmt.Println("ended")
+		return c.Close()
+	}
+	if err != nil {
+		return err
+	}
+	for f, err := range frames.Frames(ctx) {
 		switch {
 		case errors.Is(err, ErrProducerDied) && f != nil:
 			fmt.Println("failed", f.Seq)
