@@ -117,16 +117,20 @@ func askStatus(ctx context.Context, client *bridge.Client) (s status, err error)
 		programs[one.ID] = one
 	}
 	for _, ch := range slow {
-		if ch.Mode == mempool.WorkQueue {
-			s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: %s for a consumer, and the producers wait for room (it has %s)", ch.Name,
-				count.Of(ch.Used, "frame")+" wait", count.Of(ch.Consumers, "consumer")))
-			continue
-		}
 		who := fmt.Sprintf("session %d", ch.Slowest)
 		if one, ok := programs[ch.Slowest]; ok {
 			who += fmt.Sprintf(" (%s, pid %d)", display.Printable(one.Program), one.PID)
 		}
-		s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: %s has %d of %d frames to take or to release, and blocks the producers", ch.Name, who, ch.Used, ch.Capacity))
+		if ch.Mode == mempool.Broadcast {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: %s has %d of %d frames to take or to release, and blocks the producers", ch.Name, who, ch.Used, ch.Capacity))
+			continue
+		}
+		warning := fmt.Sprintf("channel %s: %s for a consumer, and the producers wait for room (it has %s", ch.Name, count.Of(ch.Used, "frame")+" wait",
+			count.Of(ch.Consumers, "consumer"))
+		if ch.Slowest != 0 {
+			warning += "; " + who + " has the oldest frame"
+		}
+		s.Warnings = append(s.Warnings, warning+")")
 	}
 	return s, nil
 }

@@ -126,6 +126,15 @@ def test_a_block_that_an_exception_leaves_gives_its_frame_back_at_once(service, 
     assert array.tolist() == again.to_numpy().tolist()
 
 
+def test_an_interrupt_says_nothing_of_arrays(client, queue):
+    publish(queue, 1)
+    with pytest.raises(KeyboardInterrupt) as caught, client.subscribe("work").receive(60) as frame:
+        array = np.asarray(frame)
+        raise KeyboardInterrupt
+    assert not hasattr(caught.value, "__notes__")
+    assert array.tolist() == [1] * 4
+
+
 def test_a_frame_is_acknowledged_by_hand_where_that_was_asked_for(client, other, queue):
     publish(queue, 1, 2, 3, 4)
     frames = other.subscribe("work", ack="manual")

@@ -120,7 +120,7 @@ def test_a_client_that_is_closed_while_it_waits_holds_up_nobody(service, client,
     send_all(client, client.create_channel("c", pool="frames", capacity=2))
 
 
-def test_an_interrupt_ends_the_wait(client, other):
+def test_an_interrupt_ends_the_wait_and_shows_no_inner_frames_of_the_client(client, other):
     main = threading.get_ident()
 
     def interrupt():
@@ -131,8 +131,9 @@ def test_an_interrupt_ends_the_wait(client, other):
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt) as caught:
             other.subscribe("c", timeout=None)
+        assert [entry.name for entry in caught.traceback[1:]] == ["subscribe"]
     finally:
         signal.signal(signal.SIGINT, before)
     thread.join()

@@ -223,3 +223,36 @@ func TestStatusAndChannelShowNameTheConsumerThatHoldsAChannelUp(t *testing.T) {
 	require.NoError(t, slow.Close())
 	require.NoError(t, c.Close())
 }
+
+func TestStatusNamesTheWorkerThatHasTheOldestFrameOfAFullQueue(t *testing.T) {
+	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")
+	c := dial(t, s)
+	pool, err := c.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "jobs", Pool: pool.Info().ID, Mode: mempool.WorkQueue, Capacity: 2})
+	require.NoError(t, err)
+	send := func(frames int) {
+		for range frames {
+			l, err := pool.TryAllocate(t.Context(), mempool.Bytes(64))
+			require.NoError(t, err)
+			_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{})
+			require.NoError(t, err)
+		}
+	}
+	warned := func() string {
+		out, err := poolsvc(t, "status", "--socket", s.Socket)
+		require.NoError(t, err, out)
+		return out
+	}
+	send(2)
+	assert.Contains(t, warned(), "warning: channel jobs: 2 frames wait for a consumer, and the producers wait for room (it has 0 consumers)")
+	worker := dial(t, s)
+	jobs, err := worker.Subscribe(t.Context(), "jobs", mempool.SubscribeOptions{})
+	require.NoError(t, err)
+	next, stop := iter.Pull2(jobs.Frames(t.Context()))
+	defer stop()
+	_, err, ok := next() // the worker hangs with this frame
+	require.NoError(t, err)
+	require.True(t, ok)
+	assert.Contains(t, warned(), fmt.Sprintf("(it has 1 consumer; session %d (%s, pid %d) has the oldest frame)", worker.Session(), filepath.Base(os.Args[0]), os.Getpid()))
+}

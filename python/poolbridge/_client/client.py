@@ -684,3 +684,6 @@ class Client(Lists, ClientState):
         except StopIteration as stop:
             value: _T = stop.value
             return value
+        except KeyboardInterrupt as error:
+            error.__traceback__ = None  # what Ctrl-C prints ends here, and not where the client waited
+            raise

@@ -295,13 +295,15 @@ class LeaseState(Uncopied):
     def unused_after(self, error: BaseException, *, failed: bool) -> bool:
         """Return whether no array made from the lease is alive.
 
-        The stack frames of `error` may keep arrays alive. If arrays are alive, add a note to `error`.
+        The stack frames of `error` may keep arrays alive. If arrays are alive, add a note to `error`, unless `error` is
+        no `Exception`, such as that of Ctrl-C.
 
         If this method returns True, the caller may end the lease now. If this method returns False, the lease ends when
         the arrays are gone. `failed` says whether the content has failed.
         """
         if self.tokens or self.unaccounted:
-            error.add_note(f"poolbridge: {self.title} ends when the arrays made from it are gone")
+            if isinstance(error, Exception):
+                error.add_note(f"poolbridge: {self.title} ends when the arrays made from it are gone")
             self.failed = failed
             return False
         return True
