@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -297,6 +298,25 @@ def test_what_cannot_be_shared_is_said(client):
 
     with pytest.raises(poolbridge.InvalidArgumentError, match="DLPack type 10 with 8 bits"):
         _sources.source_of(Tiny())
+
+
+def test_every_call_refuses_a_capsule_that_was_used_before(client):
+    class Once:
+        def __init__(self):
+            self.capsule = np.zeros(4, np.float32).__dlpack__()
+
+        def __dlpack__(self, **options):
+            return self.capsule
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    used = Once()
+    np.from_dlpack(used)
+    lease = client.allocate(4, "float32")
+    for call in (lease.copy_from, partial(client.put, name="used")):
+        with pytest.raises(poolbridge.InvalidArgumentError, match="used before"):
+            call(used)
 
 
 def test_the_token_adds_no_reference_to_the_array(client):

@@ -99,16 +99,15 @@ def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
             del token
             return None
         return found.to_host()
-    if hasattr(source, "__dlpack__") and not hasattr(source, "__array__"):
-        return np.from_dlpack(source)
-    try:
-        # NumPy turns bytes into text.
-        return _sources.plain(memoryview(source) if isinstance(source, bytes) else source)
-    except (TypeError, RuntimeError):
-        # NumPy may not know the element type of `source`, for example bfloat16; DLPack may know it, or says why not.
-        if not hasattr(source, "__dlpack_device__"):
-            raise
-        return _sources.source_of(source).to_host()
+    if hasattr(source, "__array__") or not hasattr(source, "__dlpack__"):
+        try:
+            # NumPy turns bytes into text.
+            return _sources.plain(memoryview(source) if isinstance(source, bytes) else source)
+        except (TypeError, RuntimeError):
+            # NumPy may not know the element type, for example bfloat16; DLPack may know it, or says why not.
+            if not hasattr(source, "__dlpack_device__"):
+                raise
+    return _sources.source_of(source).to_host()
 
 
 def _to_bfloat16(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
