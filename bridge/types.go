@@ -124,6 +124,12 @@ const (
 	Float64    = mempool.Float64
 	Complex64  = mempool.Complex64
 	Complex128 = mempool.Complex128
+
+	Float8E4M3FN   = mempool.Float8E4M3FN
+	Float8E4M3FNUZ = mempool.Float8E4M3FNUZ
+	Float8E5M2     = mempool.Float8E5M2
+	Float8E5M2FNUZ = mempool.Float8E5M2FNUZ
+	Float8E8M0FNU  = mempool.Float8E8M0FNU
 )
 
 // CPU is the queue of work that the calling goroutine does itself.

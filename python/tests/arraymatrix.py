@@ -34,8 +34,9 @@ from poolbridge._memory.tensor import ELEMENT_TYPES, ElementType, c_strides
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 SHAPE = (2, 3)
-REFUSED = ("float8_e4m3fn", "float8_e5m2")
+REFUSED = ("float8_e4m3b11fnuz",)
 DTYPES = (*ELEMENT_TYPES, *REFUSED)
+BEYOND_NUMPY = {name for name, element in ELEMENT_TYPES.items() if not element.in_numpy}
 SECONDS = 30.0
 # The driver refuses a copy of memory of kind `pinned` if the call names a direction, such as from the GPU to the CPU.
 REFUSAL = "invalid argument|invalid value|invalid_value|invalidvalue"
@@ -60,14 +61,14 @@ def raw(dtype: str) -> np.ndarray[Any, Any]:
         return np.array([1, 0, 0, 1, 1, 0], np.uint8)
     if dtype == "bfloat16":
         return (np.arange(6, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    if dtype in REFUSED:
+    if dtype.startswith("float8"):
         return np.arange(0x38, 0x3E, dtype=np.uint8)
     values = np.arange(6).astype(dtype)
     return (values * (1 + 2j)).astype(dtype).view(np.uint8) if values.dtype.kind == "c" else values.view(np.uint8)
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    if dtype != "bfloat16" and dtype in ELEMENT_TYPES:
+    if dtype not in BEYOND_NUMPY and dtype in ELEMENT_TYPES:
         return np.dtype(dtype)
     if ml_dtypes is None:
         raise Lacks("ml_dtypes is not installed")
@@ -147,8 +148,8 @@ class NumPy(Library):
         return in_numpy(dtype).copy()
 
     def take(self, lease: Any) -> Any:
-        if lease.dtype_name == "bfloat16":
-            raise Lacks("NumPy has no bfloat16")
+        if lease.dtype_name in BEYOND_NUMPY:
+            raise Lacks(f"NumPy has no {lease.dtype_name}")
         return np.from_dlpack(lease)
 
     def host(self, array: Any, dtype: str) -> np.ndarray[Any, Any]:
@@ -325,9 +326,9 @@ class CuPy(Library):
         try:
             return self.cupy.from_dlpack(lease.view(device="cuda"))
         except (NotImplementedError, TypeError, ImportError) as error:
-            if lease.dtype_name != "bfloat16":
+            if lease.dtype_name not in BEYOND_NUMPY:
                 raise
-            raise Lacks(f"this CuPy has no bfloat16: {error}") from error
+            raise Lacks(f"this CuPy has no {lease.dtype_name}: {error}") from error
 
     def host(self, array: Any, dtype: str) -> np.ndarray[Any, Any]:
         found: np.ndarray[Any, Any] = self.cupy.asnumpy(array)
@@ -451,7 +452,7 @@ class Numba(Library):
         self.cuda = cuda
 
     def make(self, dtype: str, place: str) -> Any:
-        if dtype == "bfloat16" or dtype in REFUSED:
+        if dtype in BEYOND_NUMPY or dtype in REFUSED:
             raise Lacks(f"Numba has no {dtype}")
         return self.cuda.to_device(in_numpy(dtype))
 
@@ -459,8 +460,8 @@ class Numba(Library):
         raise Lacks("Numba transposes by a copy")
 
     def take(self, lease: Any) -> Any:
-        if lease.dtype_name == "bfloat16":
-            raise Lacks("Numba has no bfloat16")
+        if lease.dtype_name in BEYOND_NUMPY:
+            raise Lacks(f"Numba has no {lease.dtype_name}")
         return self.cuda.as_cuda_array(lease.view(device="cuda"))
 
     def host(self, array: Any, dtype: str) -> np.ndarray[Any, Any]:
@@ -519,8 +520,7 @@ class StandIn(Library):
 
         def __init__(self, dtype: str, typestr: str | None = None) -> None:
             self.dtype, self.shape = dtype, SHAPE
-            codes = {"float8_e4m3fn": 10, "float8_e5m2": 12}
-            self.element = ELEMENT_TYPES.get(dtype) or ElementType(dtype, 1, "|u1", codes[dtype], 8)
+            self.element = ELEMENT_TYPES.get(dtype) or ElementType(dtype, 1, "|u1", 9, 8)
             self.memory = _cuda.Allocation(0, 128)
             self.typestr = typestr
             self.mask: Any = None
@@ -539,7 +539,7 @@ class StandIn(Library):
 
         @property
         def __cuda_array_interface__(self) -> dict[str, Any]:
-            if self.dtype in REFUSED:
+            if self.dtype.startswith("float8"):
                 raise KeyError(self.dtype)  # as PyTorch does
             data = (self.memory.address, False)
             found = {"version": 2, "shape": SHAPE, "strides": None, "data": data}
@@ -632,8 +632,8 @@ class World:
         try:
             if library.name in {"numpy", "torch", "jax", "cupy"} and kind in library.kinds():
                 found: Any = self.client.get_array(name, library.name, timeout=SECONDS)  # type: ignore[call-overload]
-                plain = library.name != "numpy" or (dtype != "bfloat16" and kind in ON_CPU)
-                if plain and dtype in ELEMENT_TYPES and not (library.name == "cupy" and dtype == "bfloat16"):
+                plain = library.name != "numpy" or (dtype not in BEYOND_NUMPY and kind in ON_CPU)
+                if plain and dtype in ELEMENT_TYPES and not (library.name == "cupy" and dtype in BEYOND_NUMPY):
                     assert library.bits(found, dtype) == elements(array, library, dtype), "by get(library=)"
         finally:
             self.client.unpublish(name)
@@ -692,8 +692,8 @@ class World:
         place = "gpu" if kind not in ON_CPU else "cpu"
         if place != where(array, library) or kind not in library.kinds():
             raise Lacks("poolbridge.ray needs a pool of the array's device")
-        if library.name == "numpy" and dtype == "bfloat16":
-            raise Lacks("Ray's receiver gets NumPy arrays, and NumPy has no bfloat16")
+        if library.name == "numpy" and dtype in BEYOND_NUMPY:
+            raise Lacks(f"Ray's receiver gets NumPy arrays, and NumPy has no {dtype}")
         transport = made(library=library.name, pool=kind, timeout=SECONDS)
         name = f"object-{next(self.numbers)}"
         metadata = transport.extract_tensor_transport_metadata(name, [array])
@@ -751,7 +751,7 @@ def check_out(library: Library, lease: Any, dtype: str, kind: str, expected: byt
     """Check what comes out of a read lease: its type, `to_numpy`, and the library's own array."""
     assert lease.dtype_name == dtype, f"came out as {lease.dtype_name}"
     bits = np.frombuffer(expected, ELEMENT_TYPES[dtype].typestr).reshape(lease.shape)
-    same(lease.to_numpy(), widen(bits) if dtype == "bfloat16" else bits)
+    same(lease.to_numpy(), widen(bits, ELEMENT_TYPES[dtype]) if dtype in BEYOND_NUMPY else bits)
     if kind in library.kinds():
         try:
             taken = library.take(lease)
@@ -785,7 +785,7 @@ def part_in(world: World, library: Library) -> Iterator[tuple[str, Callable[[], 
                 return "refused"
             raise
         except TypeError as error:
-            if library.name == "numpy" and dtype == "bfloat16" and "NumPy has no bfloat16" in str(error):
+            if library.name == "numpy" and dtype in BEYOND_NUMPY and f"NumPy has no {dtype}" in str(error):
                 return "refused"
             raise
         try:

@@ -139,7 +139,7 @@ class NumPy(Library):
         array[...] = 1
 
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
-        return "(Runtime|Buffer)Error: Unsupported dtype" if dtype == "bfloat16" else IN_PLACE
+        return IN_PLACE if _tensor.element_type(dtype).in_numpy else "(Runtime|Buffer)Error: Unsupported dtype"
 
 
 class Torch(Library):
@@ -263,13 +263,13 @@ class CuPy(Library):
         cupy.cuda.get_current_stream().synchronize()
 
     def can_write(self, dtype: str, layout: Layout, kind: str) -> bool:
-        return dtype != "bfloat16"
+        return _tensor.element_type(dtype).in_numpy
 
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
         if layout.reversed:
             return REVERSED
         if dtype != "bfloat16":
-            return IN_PLACE
+            return IN_PLACE if _tensor.element_type(dtype).in_numpy else "TypeError: .*[Uu]nsupported dtype"
         import cupy
 
         # CuPy 14 and later take the element type bfloat16 from the package ml_dtypes.
@@ -298,8 +298,8 @@ class Numba(Library):
         return layout.c_contiguous and layout.size > 0
 
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
-        if dtype == "bfloat16":
-            return "UnsupportedError: .*has no bfloat16: use DLPack"
+        if not _tensor.element_type(dtype).in_numpy:
+            return f"UnsupportedError: .*has no {dtype}: use DLPack"
         if layout.reversed:
             return "NotImplementedError: .*negative strides"
         # Numba takes memory of a host pool. But Numba's copies tell the driver a direction, such as from GPU to CPU,

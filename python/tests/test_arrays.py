@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import poolbridge
 from poolbridge._array import sources as _sources
 from poolbridge._memory import tensor as _tensor
-from poolbridge._memory.dlpack import _Managed, _pointer, _Versioned
+from poolbridge._memory.dlpack import _Managed, _pointer, _Versioned, read_tensor
 from poolbridge._memory.tensor import ELEMENT_TYPES
 
 IN_NUMPY = [name for name, element in ELEMENT_TYPES.items() if element.in_numpy]
@@ -264,6 +264,49 @@ def test_bfloat16_is_copied_by_its_values(client):
             assert copy.to_numpy().tolist() == [1.5, -2.0, 3.0]
 
 
+FLOATS8 = [name for name in ELEMENT_TYPES if name.startswith("float8")]
+
+
+@pytest.mark.parametrize("name", FLOATS8)
+def test_8_bit_floats_are_copied_by_their_values(client, name):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    values = np.array([1, 2, 0.5, 4], np.float32)
+    lease = client.allocate(4, name)
+    lease.copy_from(values.astype(getattr(ml_dtypes, name)))
+    assert lease.dtype_name == name
+    assert lease.to_numpy().tolist() == values.tolist()
+    for dtype in (name, "bfloat16", "float32", "float8_e5m2"):
+        copy = client.allocate(4, dtype)
+        for source in (lease, lease.view(), lease.to_numpy()):
+            copy.copy_from(0)
+            copy.copy_from(source)
+            assert copy.to_numpy().tolist() == values.tolist()
+    with pytest.raises(TypeError, match="complex64 cannot become"):
+        lease.copy_from(np.zeros(4, np.complex64))
+
+
+@pytest.mark.parametrize("name", FLOATS8)
+def test_an_array_of_8_bit_floats_keeps_its_type_and_its_bits(client, name):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    bits = np.arange(0x38, 0x40, dtype=np.uint8)
+    array = bits.view(getattr(ml_dtypes, name)).reshape(2, 4)
+    client.put(array.T, "bits").release()
+    with client.get("bits") as lease:
+        assert (lease.dtype_name, lease.shape) == (name, (4, 2))
+        assert bytes(lease.memoryview()) == bits.reshape(2, 4).T.tobytes()
+        assert read_tensor(lease.__dlpack__(max_version=(1, 0))).name == name
+
+
+def test_without_ml_dtypes_8_bit_floats_are_shared_and_not_converted(client, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    lease = client.allocate(2, "float8_e4m3fn")
+    np.asarray(lease.memoryview())[:] = 0x38
+    for convert in (lease.to_numpy, lambda: lease.copy_from(1)):
+        with pytest.raises(poolbridge.UnavailableError, match="pip install ml_dtypes"):
+            convert()
+    assert lease.memoryview().tolist() == [0x38, 0x38]
+
+
 def test_copy_from_page_locked_memory_of_another_library(client):
     class PageLocked:
         """An array that behaves like an array of PyTorch: it names its device, and accepts no stream for CPU memory."""
@@ -290,13 +333,13 @@ def test_what_cannot_be_shared_is_said(client):
     class Tiny:
         def __dlpack__(self, **options):
             capsule = np.zeros(3, np.uint8).__dlpack__(max_version=(1, 0))
-            _Versioned.from_address(_pointer(capsule, b"dltensor_versioned")).tensor.dtype.code = 10
+            _Versioned.from_address(_pointer(capsule, b"dltensor_versioned")).tensor.dtype.code = 9
             return capsule
 
         def __dlpack_device__(self):
             return (1, 0)
 
-    with pytest.raises(poolbridge.InvalidArgumentError, match="DLPack type 10 with 8 bits"):
+    with pytest.raises(poolbridge.InvalidArgumentError, match="DLPack type 9 with 8 bits"):
         _sources.source_of(Tiny())
 
 

@@ -133,6 +133,8 @@ def values(dtype: str) -> np.ndarray[Any, Any]:
     found: np.ndarray[Any, Any]
     if dtype == "bfloat16":
         found = (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    elif dtype.startswith("float8"):
+        found = (numbers + 1).astype(np.uint8)
     elif dtype == "bool":
         found = numbers % 3 == 0
     elif dtype.startswith("complex"):

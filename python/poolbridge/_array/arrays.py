@@ -11,11 +11,13 @@ import numpy as np
 
 from poolbridge._array import readonly_warning as _readonly
 from poolbridge._memory import dlpack as _dlpack
+from poolbridge._memory.tensor import ElementType
 from poolbridge._order import fences as _fences
 from poolbridge._order.streams import stream_key
 from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge.errors import (
     InvalidArgumentError,
+    UnavailableError,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ class ArrayExports(NoBuffer):
         Raises
         ------
         TypeError
-            The elements are ``bfloat16``, which NumPy lacks; see `dtype_name`.
+            NumPy lacks the element type (``bfloat16``, ``float8_e4m3fn``); see `dtype_name`.
         """
         element = self._lease_state.description.element
         if not element.in_numpy:
@@ -262,7 +264,9 @@ class ArrayExports(NoBuffer):
         return array.astype(wanted)
 
     def memoryview(self) -> memoryview:
-        """Make a memoryview of the lease's memory, without a copy. Elements of type ``bfloat16`` appear as ``uint16``.
+        """Make a memoryview of the lease's memory, without a copy.
+
+        ``bfloat16`` appears as ``uint16``, and an 8-bit float as ``uint8``.
 
         ``memoryview(lease)`` raises a `TypeError` that names this method. A lease has no buffer protocol, because NumPy
         would use the buffer protocol instead of ``__array__``. Only ``__array__`` supports every dtype, and only its
@@ -298,11 +302,13 @@ class ArrayExports(NoBuffer):
         Returns
         -------
         numpy.ndarray
-            A C-contiguous, writeable array of the lease's shape and dtype. ``bfloat16`` becomes float32, which holds
-            every value exactly.
+            A C-contiguous, writeable array of the lease's shape and dtype. ``bfloat16`` and 8-bit floats become
+            float32, which holds every value exactly.
 
         Raises
         ------
+        UnavailableError
+            The elements are 8-bit floats, and the package ml_dtypes is not installed.
         WaitTimeoutError, ContentFailedError
             The content was not complete within the client's ``timeout``, or will never be complete.
         LeaseReleasedError
@@ -313,7 +319,7 @@ class ArrayExports(NoBuffer):
         array = np.ascontiguousarray(_copy_to_host(state)).reshape(self.shape)
         if state.description.element.in_numpy:
             return array
-        return widen(array)
+        return widen(array, state.description.element)
 
 
 def state_of(lease: ArrayExports) -> LeaseState:
@@ -321,9 +327,36 @@ def state_of(lease: ArrayExports) -> LeaseState:
     return lease._lease_state  # noqa: SLF001
 
 
-def widen(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Convert the bits of ``bfloat16`` to float32, which holds every value exactly."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+def widen(bits: np.ndarray[Any, Any], element: ElementType) -> np.ndarray[Any, Any]:
+    """Convert the bits of a type that NumPy lacks to float32, which holds every value exactly.
+
+    Raises
+    ------
+    UnavailableError
+        See `dtype_of`.
+    """
+    if element.name == "bfloat16":
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    return bits.view(dtype_of(element)).astype(np.float32)
+
+
+def dtype_of(element: ElementType) -> np.dtype[Any]:
+    """Return the dtype that the package ml_dtypes adds to NumPy for a type of 8-bit floats.
+
+    Raises
+    ------
+    UnavailableError
+        The package is not installed.
+    """
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError:
+        raise UnavailableError(
+            f"NumPy has no {element.name}, and the package ml_dtypes, which converts it, is not installed: pip install "
+            "ml_dtypes; or use PyTorch or JAX by DLPack; memoryview() has the bits"
+        ) from None
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, element.name))
+    return found
 
 
 def _given(state: LeaseState) -> np.ndarray[Any, Any]:
@@ -349,7 +382,7 @@ def _copy(state: LeaseState) -> np.ndarray[Any, Any]:
 
 
 def _copy_to_host(state: LeaseState) -> np.ndarray[Any, Any]:
-    """Copy the tensor into host memory. The array has the tensor's strides; ``uint16`` stands for ``bfloat16``."""
+    """Copy the tensor into host memory. The array has the tensor's strides, and bits of a type that NumPy lacks."""
     description = state.description
     first, last = description.span
     data = np.empty(max(last - first, 1), np.uint8)

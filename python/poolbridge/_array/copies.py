@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from poolbridge._array import sources as _sources
-from poolbridge._array.arrays import check_shape
+from poolbridge._array.arrays import check_shape, dtype_of
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import dlpack as _dlpack
+from poolbridge._memory.tensor import ELEMENT_TYPES, ElementType
 from poolbridge._order import fences as _fences
 from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge.errors import (
@@ -39,6 +40,8 @@ def copy_into(state: LeaseState, source: Any) -> None:
         all about its elements (see `check_meaning`).
     TypeError
         The source's dtype cannot be cast to the lease's dtype.
+    UnavailableError
+        The source or the lease has 8-bit floats, and the package ml_dtypes is not installed.
     """
     state.check_usable()
     _sources.check_meaning(source)
@@ -50,7 +53,7 @@ def copy_into(state: LeaseState, source: Any) -> None:
         return
     description = state.description
     if not description.element.in_numpy:
-        host = _to_bfloat16(host)
+        host = _to_bits(host, description.element)
     check_shape(host.shape, description.shape)
     if state.memory.pool.on_cpu:
         np.copyto(state.array(), host, casting="same_kind")
@@ -110,12 +113,15 @@ def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
     return _sources.source_of(source).to_host()
 
 
-def _to_bfloat16(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Round each element to ``bfloat16`` and return the bits. Of two equally near values, take that with last bit 0."""
-    if host.dtype.name == "bfloat16":
-        return host.view(np.uint16)
-    if host.dtype.kind not in "fiub":
-        raise TypeError(f"elements of {host.dtype} cannot become bfloat16")
+def _to_bits(host: np.ndarray[Any, Any], element: ElementType) -> np.ndarray[Any, Any]:
+    """Round each element to a type that NumPy lacks and return the bits. Of two equally near values, take the even."""
+    if host.dtype.name == element.name:
+        return host.view(element.typestr)
+    given = ELEMENT_TYPES.get(host.dtype.name)
+    if host.dtype.kind not in "fiub" and (given is None or given.in_numpy):
+        raise TypeError(f"elements of {host.dtype} cannot become {element.name}")
+    if element.name != "bfloat16":
+        return host.astype(dtype_of(element)).view(element.typestr)
     single = np.ascontiguousarray(host, np.float32)
     bits = single.view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

@@ -78,7 +78,7 @@ class Source:
         return _tensor.is_contiguous(self.shape, self.strides, self.element.itemsize)
 
     def to_host(self) -> np.ndarray[Any, Any]:
-        """Wait until the elements are complete and copy them to the CPU. ``bfloat16`` becomes float32."""
+        """Wait until the elements are complete and copy them to the CPU. A type that NumPy lacks becomes float32."""
         first, last = _tensor.span_of(self.shape, self.strides, 0, self.element.itemsize)
         data = np.empty(max(last - first, 1), np.uint8)
         if last > first and self.ordinal is None:
@@ -87,7 +87,7 @@ class Source:
             order(self, LEGACY_STREAM)
             _cuda.copy_to_host(self.ordinal or 0, data[: last - first], self.address + first)
         bits: np.ndarray[Any, Any] = np.ndarray(self.shape, self.element.typestr, data, -first, self.strides)
-        return bits if self.element.in_numpy else widen(bits)
+        return bits if self.element.in_numpy else widen(bits, self.element)
 
 
 def on_device(array: Any) -> bool:

@@ -32,7 +32,7 @@ class ElementType:
     itemsize
         Number of bytes of one element.
     typestr
-        NumPy's type string. NumPy lacks ``bfloat16``; for this type, `typestr` is that of ``uint16``.
+        NumPy's type string. For a type that NumPy lacks, `typestr` is that of ``uint16`` or ``uint8``.
     code, bits
         DLPack's type code, and the number of bits of one element.
     """
@@ -45,11 +45,12 @@ class ElementType:
 
     @property
     def in_numpy(self) -> bool:
-        """Whether NumPy has this type itself."""
-        return self.name != "bfloat16"
+        """Whether NumPy has this type itself. It lacks ``bfloat16`` and the types of 8-bit floats."""
+        return self.code <= _BOOL and self.code != _BFLOAT
 
 
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
+_E4M3FN, _E4M3FNUZ, _E5M2, _E5M2FNUZ, _E8M0FNU = 10, 11, 12, 13, 14
 
 ELEMENT_TYPES: Final[dict[str, ElementType]] = {
     element.name: element
@@ -69,6 +70,11 @@ ELEMENT_TYPES: Final[dict[str, ElementType]] = {
         ElementType("float64", 8, "<f8", _FLOAT, 64),
         ElementType("complex64", 8, "<c8", _COMPLEX, 64),
         ElementType("complex128", 16, "<c16", _COMPLEX, 128),
+        ElementType("float8_e4m3fn", 1, "|u1", _E4M3FN, 8),
+        ElementType("float8_e4m3fnuz", 1, "|u1", _E4M3FNUZ, 8),
+        ElementType("float8_e5m2", 1, "|u1", _E5M2, 8),
+        ElementType("float8_e5m2fnuz", 1, "|u1", _E5M2FNUZ, 8),
+        ElementType("float8_e8m0fnu", 1, "|u1", _E8M0FNU, 8),
     )
 }
 

@@ -15,6 +15,7 @@ from poolbridge._array import sources as _sources
 from poolbridge._array.arrays import state_of
 from poolbridge._client import makers as _makers
 from poolbridge._memory.kinds import ON_CPU
+from poolbridge._memory.tensor import ELEMENT_TYPES
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._sys.log import LOG
 from poolbridge.ray import _cluster, _nixl, _sharing
@@ -348,23 +349,26 @@ def _array(lease: poolbridge.Lease, library: poolbridge.Library) -> Any:
 def _adopt(bits: np.ndarray[Any, Any], dtype: str, library: str) -> Any:
     """Make an array of `library` from `bits`, an array from Ray's object store.
 
-    An array of NumPy uses the memory of the object store, without a copy. NumPy has no ``bfloat16``, so `bits` of an
-    array of ``bfloat16`` is an array of ``uint16`` with the same bits, or of ``float32`` with the same values.
+    An array of NumPy uses the memory of the object store, without a copy. Of a type that NumPy lacks, `bits` has the
+    bits, or the values as float32.
     """
+    beyond = dtype in ELEMENT_TYPES and not ELEMENT_TYPES[dtype].in_numpy
     if library == "numpy":
         return bits
     if library == "torch":
         import torch
 
         made = torch.from_numpy(bits.copy())
-        if dtype == "bfloat16":
-            return made.view(torch.bfloat16) if bits.dtype == np.uint16 else made.to(torch.bfloat16)
+        if beyond:
+            own = getattr(torch, dtype)
+            return made.to(own) if bits.dtype == np.float32 else made.view(own)
         return made
     if library == "jax":
         import jax
 
         made = jax.numpy.asarray(bits)
-        if dtype == "bfloat16":
-            return made.view(jax.numpy.bfloat16) if bits.dtype == np.uint16 else made.astype(jax.numpy.bfloat16)
+        if beyond:
+            own = getattr(jax.numpy, dtype)
+            return made.astype(own) if bits.dtype == np.float32 else made.view(own)
         return made
     raise poolbridge.UnsupportedError(f"{library} has no arrays in memory of the CPU: send an array of NumPy")
