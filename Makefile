@@ -74,9 +74,13 @@ AT_A_TIME := $(MAKE) -j2 --output-sync=target -o simcuda -o bin/poolsvc
 
 test test-go test-integration test-kinds test-simcuda test-stress: export POOLBRIDGE_CHECK_LEASES := 1 # see CONTRIBUTING.md
 
+PARTS := test-python test-go test-integration test-kinds native-test test-simcuda test-deploy
+
 test: simcuda bin/poolsvc $(VENV)/installed ## run every test that does not take long
 	@echo "testing: two parts at a time, for many minutes; each part prints when it ends, the longest (Python, Go) first"
-	$(AT_A_TIME) test-python test-go test-integration test-kinds native-test test-simcuda test-deploy
+	@{ $(AT_A_TIME) --keep-going $(PARTS) && echo "every part passed"; } 2>&1 | tee build/test.log
+	@tail -n 1 build/test.log | grep -qx "every part passed" || { echo "FAILED:" \
+		$$(sed -n 's/^make.*\*\*\* \[Makefile:[0-9]*: \([a-z-]*\)\].*/\1/p' build/test.log) "(build/test.log has the output)"; exit 1; }
 
 # CI also runs the target test-long.
 test-long: simcuda bin/poolsvc $(VENV)/installed ## run the Python tests that take long, the fault tests with the race detector, longer stress tests, and minutes of fuzzing

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"os/user"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -68,7 +69,9 @@ func (l *listed) command(pid int32, uid uint32, program string) string {
 		path := fmt.Sprintf("/proc/%d/cmdline", pid)
 		var owner unix.Stat_t
 		if line, err := os.ReadFile(path); err == nil && len(line) > 0 && unix.Stat(path, &owner) == nil && owner.Uid == uid {
-			text = strings.Join(strings.Split(strings.TrimRight(string(line), "\x00"), "\x00"), " ")
+			words := strings.Split(strings.TrimRight(string(line), "\x00"), "\x00")
+			words[0] = filepath.Base(words[0]) // tables have no room for the folders of an interpreter
+			text = strings.Join(words, " ")
 		}
 		l.commands[pid] = text
 	}

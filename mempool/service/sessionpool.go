@@ -233,11 +233,11 @@ func (p *Pool) destroyLocked(by *Session) {
 	if p.rec.Closing {
 		return
 	}
-	e, who := mempool.HistoryEvent{Kind: mempool.PoolDestroyed}, "the service"
+	e, who, why := mempool.HistoryEvent{Kind: mempool.PoolDestroyed}, "the service", "the service ended"
 	if by != nil {
 		by.noteUse()
 		who = by.rec.Who()
-		e = by.rec.About(mempool.PoolDestroyed, "")
+		e, why = by.rec.About(mempool.PoolDestroyed, ""), who+" destroyed its pool"
 	}
 	e.Text, e.Bytes = fmt.Sprintf("%s destroyed pool %q, of which %s were in use", who, p.rec.Info.Name, bytesize.Text(p.rec.Leased)), p.rec.Leased
 	p.svc.mu.note(e, p.rec)
@@ -246,7 +246,7 @@ func (p *Pool) destroyLocked(by *Session) {
 	for rec := range p.svc.ledger.Channels.All() {
 		if rec.Pool == p.rec {
 			ch := p.svc.channels.of(rec)
-			ch.End()
+			ch.End(why)
 			ch.tidyLocked()
 		}
 	}

@@ -184,12 +184,12 @@ func (st *Stream) Close(by *ledger.Session) {
 	st.note(e)
 }
 
-// End ends the channel of a pool that is being destroyed.
-func (st *Stream) End() {
+// End ends the channel of a pool that is being destroyed; why says what happened.
+func (st *Stream) End(why string) {
 	if !st.Closed {
 		st.note(mempool.HistoryEvent{Kind: mempool.ChannelClosed, Text: fmt.Sprintf("channel %q ended with pool %q", st.Info.Name, st.Pool.Info.Name)})
 	}
-	st.destroy("its pool was destroyed")
+	st.destroy(why)
 }
 
 // Expire ends a channel that is over. A producer that still maps the memory finds in it that the channel is destroyed. The producer then

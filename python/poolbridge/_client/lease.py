@@ -287,7 +287,8 @@ class BaseLease(ArrayExports):
         if self.released:
             return "released"
         mode = "write" if self._lease_state.write else "read"
-        return f"{mode}, {len(self._lease_state.tokens)} arrays alive" if self._lease_state.tokens else mode
+        arrays = len(self._lease_state.tokens)
+        return f"{mode}, {arrays} {'arrays' if arrays > 1 else 'array'} alive" if arrays else mode
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name is not None else ""

@@ -27,8 +27,8 @@ print(json.dumps({"python": sys.version.split()[0], "native": bool(module("_nati
     "packages": {n: cupy if n == "cupy" else found.get(n) for n in sys.argv[1:]}}))
 `
 
-// installCUDA is how a user installs what the Python package needs for memory of a GPU.
-const installCUDA = "pip install 'poolbridge[cuda]'"
+// install is how a user installs the Python package, with what it needs for memory of a GPU. It is in no package registry.
+const install = "install it from a checkout: pip install '/path/to/poolbridge[cuda]'"
 
 // native has texts that say whether the poolbridge package has its native module.
 var native = map[bool]string{true: " (native module)", false: " (no native module)"}
@@ -69,7 +69,7 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 		c.ok("packages", "%s", strings.Join(have, ", "))
 	}
 	if slices.Contains(lack, "poolbridge") {
-		c.missing("packages", "install it from a checkout: pip install '/path/to/poolbridge[cuda]'", "poolbridge is not installed")
+		c.missing("packages", install, "poolbridge is not installed")
 	} else if !found.Native {
 		c.warn("packages", "install a C compiler and the headers of Python, and then poolbridge again with -v, which says what failed",
 			"poolbridge is installed without its native module: it can use no channels")
@@ -79,11 +79,11 @@ func (c *chart) python(ctx context.Context, interpreter string) {
 	}
 	switch v := found.Packages["cuda-core"]; {
 	case v == nil:
-		c.warn("packages", installCUDA+" to use GPU memory", "cuda-core is not installed")
+		c.warn("packages", "to use GPU memory, "+install, "cuda-core is not installed")
 	case *v == "1.3.0":
 		c.warn("packages", "install cuda-core 1.3.1 or newer, or 1.2", "cuda-core 1.3.0 has import races")
 	case strings.HasPrefix(*v, "0.") || strings.HasPrefix(*v, "1.0."):
-		c.missing("packages", installCUDA, "cuda-core %s is too old", *v)
+		c.missing("packages", install, "cuda-core %s is too old", *v)
 	}
 	if c.simulated() {
 		return

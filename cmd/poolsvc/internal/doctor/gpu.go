@@ -27,9 +27,9 @@ func (c *chart) driver() []cuda.Device {
 	case len(files) > 0:
 		c.noDevice(true, "check nvidia-smi and the kernel log", "there is %s, but %v", files[0], err)
 	case errors.Is(err, cuda.ErrNoDriver):
-		c.noDevice(false, "install the NVIDIA driver, or in a container pass the GPU through; "+forPython, "%v", err)
+		c.noDevice(false, "install the NVIDIA driver, or in a container pass the GPU through", "%v", err)
 	default:
-		c.noDevice(set, "check CUDA_VISIBLE_DEVICES and nvidia-smi; in a container pass the GPU through; "+forPython, "the driver shows no device (%v)", err)
+		c.noDevice(set, "check CUDA_VISIBLE_DEVICES and nvidia-smi; in a container pass the GPU through", "the driver shows no device (%v)", err)
 	}
 	if len(devices) == 0 {
 		return nil
@@ -44,8 +44,6 @@ func (c *chart) driver() []cuda.Device {
 	}
 	return devices
 }
-
-const forPython = "for Python also: " + installCUDA
 
 // noDevice says why there is no GPU, and whether kind host works. The GPU counts as missing if a kind of memory is asked for that needs it. If
 // no kind is asked for, it counts as missing if it should be there.
