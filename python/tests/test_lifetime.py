@@ -268,6 +268,21 @@ def test_arrays_outlive_their_client(service):
     assert len(MAPPINGS) == 0
 
 
+def test_a_lease_with_an_array_is_not_shown_as_released_when_its_client_is_closed(service):
+    client = poolbridge.connect(service.path)
+    client.create_pool("p", max_bytes=1 << 16)
+    kept, released = client.allocate(4), client.allocate(4)
+    array = np.asarray(kept)
+    client.close()
+    assert "write, 1 arrays alive" in repr(kept)
+    assert "released" in repr(released)
+    with pytest.raises(poolbridge.LeaseInUseError):
+        kept.release()
+    del array
+    kept.release()
+    assert "released" in repr(kept)
+
+
 def test_a_dropped_client_warns_and_goes(service):
     client = poolbridge.connect(service.path)
     with pytest.warns(ResourceWarning, match="unclosed"):

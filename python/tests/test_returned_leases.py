@@ -104,22 +104,67 @@ def test_an_allocation_that_fails_says_which_arrays_keep_the_memory(client, othe
     client.allocate(4, "i4", pool=pool, timeout=0).release()
 
 
-def test_a_frame_that_came_back_keeps_its_memory_for_an_array_when_its_client_closes(client, other):
-    channel = client.create_channel("c", mode="queue", capacity=1)
-    frames = other.subscribe("c")
-    lease = client.allocate(4, "i4")
+def view_of_a_lease(client, channel):
+    lease = client.allocate(4, "i4", pool=channel.pool)
     view = np.asarray(lease).data
     channel.publish(lease)
-    next(frames).release()
+    return view
+
+
+def view_of_a_publisher(client, channel):
+    with channel.publisher(4, "i4") as publisher:
+        view = publisher.loan().data
+        publisher.publish()
+    return view
+
+
+@pytest.mark.parametrize("place", ["in the channel", "in hand", "back"])
+@pytest.mark.parametrize("mode", ["queue", "broadcast"])
+@pytest.mark.parametrize("view_of", [view_of_a_lease, view_of_a_publisher])
+def test_nobody_gets_memory_of_a_frame_while_an_array_of_its_closed_producer_lives(client, other, view_of, mode, place):
+    pool = client.create_pool("one", max_bytes=PAGE)
+    channel = client.create_channel("c", pool=pool, mode=mode, capacity=1)
+    frames = other.subscribe("c")
+    theirs = other.open_pool("one")
+    view = view_of(client, channel)
+    if place != "in the channel":
+        frame = next(frames)
+    if place == "back":
+        frame.release()
     client.close()
-    with other.allocate(4, "i4") as theirs:
-        np.asarray(theirs)[:] = 7
-        view[:] = array("i", [1, 1, 1, 1])
-        assert (np.asarray(theirs) == 7).all()
-    ours = [session for session in other.sessions() if session.pid == os.getpid()]
-    assert len(ours) == 2, "the view keeps the session"
+    if place == "in the channel":
+        frame = next(frames)
+    if place != "back":
+        frame.release()
+    frames.close()
+    other.open_channel("c").close()
+    assert leases(other) == 1
+    with pytest.raises(poolbridge.PoolLimitError):
+        other.allocate(4, pool=theirs, timeout=0)
+    view[:] = array("i", [1, 1, 1, 1])
     del view
-    until(lambda: leases(other) == 0)
+    other.allocate(4, pool=theirs, timeout=60).release()
+    until(lambda: [session.pid for session in other.sessions()].count(os.getpid()) == 1)
+
+
+def test_a_producer_leaves_its_channel_when_the_last_array_of_its_frames_is_gone(client, other):
+    channel = client.create_channel("c", mode="queue", capacity=4)
+    frames = other.subscribe("c", no_producers="end")
+    views = [make(client, channel) for make in (view_of_a_lease, view_of_a_publisher, view_of_a_lease)]
+    publisher = channel.publisher(4, "i4")
+    publisher.loan()
+    publisher.publish()
+    views.append(publisher.loan().data)
+    client.close()
+    for _ in range(4):
+        next(frames).release()
+    while views:
+        assert leases(other) == 4
+        del views[-1]
+        with client._session.lock:
+            client._session.returns._sweep()
+    assert list(frames) == []
+    until(lambda: [session.pid for session in other.sessions()].count(os.getpid()) == 1)
 
 
 @pytest.fixture

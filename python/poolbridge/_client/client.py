@@ -579,8 +579,8 @@ class Client(Lists, ClientState):
             What happens when a producer was there, none is left, the channel is not closed, and this subscriber has got
             all frames (in a queue: when all frames are acknowledged). ``"wait"``: the subscription waits for another
             producer. ``"end"``: it ends, as when the channel is closed. ``"fail"``: it ends with `NoProducersError`. A
-            program is a producer from its first frame, or its first publisher, until its client is closed or its
-            process ends.
+            program is a producer from its first frame, or its first publisher, until its client is closed and the
+            arrays that it made of its frames are gone, or until its process ends.
         timeout
             Seconds to wait for the channel to appear; 0: do not wait; None: no limit.
 

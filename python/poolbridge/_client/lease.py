@@ -284,10 +284,11 @@ class BaseLease(ArrayExports):
         return {"pointer": pointer, "device": self.device, **self._lease_state.memory.evidence()}
 
     def _state(self) -> str:
-        if self.released:
+        state = self._lease_state
+        if state.released or state.session.ended is not None:
             return "released"
-        mode = "write" if self._lease_state.write else "read"
-        arrays = len(self._lease_state.tokens)
+        mode = "write" if state.write else "read"
+        arrays = len(state.tokens)
         return f"{mode}, {arrays} {'arrays' if arrays > 1 else 'array'} alive" if arrays else mode
 
     def __repr__(self) -> str:

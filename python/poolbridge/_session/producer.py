@@ -132,7 +132,7 @@ class Producer(Membership):
         self.left = True
         with suppress(KeyError):  # another thread that fails to publish may remove a loan meanwhile
             while True:
-                self.session.returns.disown(self.loans.popitem()[1])
+                self.session.returns.leave_behind(self.loans.popitem()[1], self)
 
 
 class Sending(ABC):

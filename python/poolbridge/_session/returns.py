@@ -10,6 +10,7 @@ import time
 from abc import abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from weakref import WeakSet
 
 from poolbridge._session.session_memory import SessionMemory
 from poolbridge._sys import process as _process
@@ -73,6 +74,10 @@ class Owner(SessionMemory):
         The session's producers, by channel id.
     lease_states
         The states of the session's leases, by lease id.
+    sent_states
+        The states whose leases went to channels while arrays made from them were alive, and those of publishers.
+    closing
+        Whether the client closes.
     """
 
     def __init__(self) -> None:
@@ -80,6 +85,14 @@ class Owner(SessionMemory):
         self.pid = _process.pid
         self.producers: dict[int, Producer] = {}
         self.lease_states: dict[int, ReferenceType[LeaseState]] = {}
+        self.sent_states: WeakSet[LeaseState] = WeakSet()
+        self.closing = False
+
+    def closes_with_array(self, grant: Grant) -> bool:
+        """Whether the client closes while the program has an array that was made of the lease `grant` and sent."""
+        return self.closing and any(
+            state.grant.id == grant.id and (state.tokens or state.unaccounted) for state in self.sent_states
+        )
 
     @abstractmethod
     def leave_to_arrays(self, lender: LeaseState) -> None:
@@ -127,12 +140,12 @@ class Returned:
         Fences that must be reached before the lease is released.
     allocated
         Whether the lease came with its buffer, so that nobody else can know the buffer.
+    producer
+        The producer that has left without the lease, which an array needed; else None.
     """
 
-    __slots__ = ("_arrays", "allocated", "fences", "grant", "owned")
+    __slots__ = ("_arrays", "allocated", "fences", "grant", "owned", "producer")
     lent = False
-    sent = 0
-    producer = None
 
     def __init__(
         self,
@@ -146,7 +159,13 @@ class Returned:
         self.fences = fences
         self.allocated = allocated
         self.owned = True
+        self.producer: Producer | None = None
         self._arrays = arrays
+
+    @property
+    def sent(self) -> bool:
+        """Whether the channel may still need the lease, although its producer has left."""
+        return self.producer is not None
 
     @property
     def in_use(self) -> bool:
@@ -204,8 +223,12 @@ class Arena(_Arena):
 
     @property
     def in_use(self) -> bool:
-        """Whether a frame of the arena has not come back, or the program still uses an array of the arena."""
-        return self.lent or self.sent > 0
+        """Whether a frame of the arena may come back, or the program still uses an array of the arena.
+
+        An array that is not on loan counts only when the client is closed: before, only this client uses the arena.
+        """
+        producer = self.producer
+        return self.lent or (self.sent > 0 and not producer.left) or producer.session.closes_with_array(self.grant)
 
     def all_fences(self) -> tuple[Fence, ...]:
         """Return the fences that must be reached before the lease is released. No slot is in use."""
@@ -268,7 +291,6 @@ class Returns:
         self._leaving: list[Arena | Returned] = []  # to be released when nothing uses them and their fences are reached
         self._back: list[Returned] = []  # leases that came back, which `allocate` may use until the next `collect`
         self._lent: dict[int, Arena] = {}  # those whose lease an array of the program has; by lease id
-        self._closing = False  # whether the client is closed
         self._over = False  # whether the session has ended
         self._scarce: dict[int, float] = {}  # until when somebody waits for memory of a pool, by pool id
         self._drained: set[Producer] = set()  # those for which a thread waits for what comes back
@@ -289,7 +311,7 @@ class Returns:
         self._session.lease_states.pop(arena.state.grant.id, None)
         slots.used = time.monotonic()
         self._slots.add(slots)
-        if slots.closed or self._closing or self._over:
+        if slots.closed or self._session.closing or self._over:
             self.close_slots(slots)
         self.watch()
 
@@ -342,7 +364,7 @@ class Returns:
 
         Release it if no allocation can use it, or if its channel is over: then its producer may leave the channel.
         """
-        if one.allocated and not (over or self._over or self._closing):
+        if one.allocated and not (over or self._over or self._session.closing):
             self._back.append(one)
         else:
             self.leave(one)
@@ -459,38 +481,39 @@ class Returns:
             return False
         arena.fences = (*arena.fences, *fences)
         arena.lent = False
-        if self._over or (arena.sent and arena.producer.left):
+        if self._over:
             self._leaving = [one for one in self._leaving if one is not arena]
-            if self._over:
-                self.disown(arena)
-            else:
-                arena.owned = False
-                self._session.leave_and_release(arena.producer, arena.grant)
+            self.disown(arena)
         self._tidy()
         self._bell.set()
         self.watch()
         return True
 
     def left(self, producer: Producer) -> bool:
-        """Give up the arenas that the channel of `producer` still needs, because `producer` leaves the channel.
+        """Give up the memory that the channel of `producer` still needs, because `producer` leaves the channel.
 
         Returns
         -------
         bool
-            False if an array of the program uses such an arena. Then the service must hear only later that the producer
+            False if an array of the program uses such memory. Then the service must hear only later that the producer
             has left: it would give the memory to others as soon as the frames are released.
         """
         stay, clean = [], True
         for arena in self._leaving:
             if arena.producer is not producer or not arena.sent:
                 stay.append(arena)
-            elif arena.lent:
+            elif arena.in_use and not self._over:
                 clean = False
                 stay.append(arena)
             else:
                 self.disown(arena)
         self._leaving = stay
         return clean
+
+    def leave_behind(self, one: Returned, producer: Producer) -> None:
+        """Take over a lease whose frame has not come back to `producer`, which leaves: see `left`."""
+        one.producer = producer
+        self._leaving.append(one)
 
     def disown(self, one: Arena | Returned) -> None:
         """Give up a lease. The block stays mapped until this session's streams have done their work on the block."""
@@ -501,14 +524,17 @@ class Returns:
 
     def _tidy(self) -> None:
         """Release what is in `_leaving`, not in use, and whose fences are reached."""
-        stay = []
+        stay, needed = [], {arena.producer for arena in self._leaving if arena.sent and arena.in_use}
         for arena in self._leaving:
             if not arena.in_use:
                 arena.fences = tuple([fence for fence in arena.all_fences() if not self._reached(fence)])
-            if arena.in_use or arena.fences:
+            if arena.in_use or arena.fences or (arena.sent and arena.producer in needed):
                 stay.append(arena)
+                continue
+            arena.owned = False
+            if arena.sent and arena.producer is not None:
+                self._session.leave_and_release(arena.producer, arena.grant)
             else:
-                arena.owned = False
                 self._session.end_lease(arena.grant)
         self._leaving = stay
 
@@ -541,6 +567,7 @@ class Returns:
 
     def release_all(self) -> bool:
         """Let all publishers' arenas go. Return False if an arena only waits for its fences."""
+        self._session.closing = True
         for slots in list(self._slots):
             self.close_slots(slots)
         self._sweep()
@@ -548,7 +575,6 @@ class Returns:
 
     def close(self) -> None:
         """Release all arenas, each when nothing uses it, because the client closes."""
-        self._closing = True
         self.release_all()
         self._bell.set()
         self.watch()
@@ -573,7 +599,7 @@ class Returns:
 
     def _soon(self) -> float | None:
         """Return after how many seconds the thread has work to do; None if the thread has no work."""
-        if any(not arena.in_use for arena in self._leaving):
+        if any(not (arena.in_use or arena.sent) for arena in self._leaving):
             return _LOOK
         return _REST if self._has_work() else None
 

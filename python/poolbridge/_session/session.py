@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakSet, ref
+from weakref import ref
 
 from poolbridge._order import fences as _fences
 from poolbridge._order.captures import CAPTURES
@@ -73,8 +73,6 @@ class Session(SessionMembers):
         self.lost: set[int] = set()
         self._kept: deque[tuple[int, int, object]] = deque()
         self._fault: ProtocolError | None = None  # a protocol error found while sending
-        # The states whose leases went to channels while arrays made from them were alive, and those of publishers.
-        self.sent_states: WeakSet[LeaseState] = WeakSet()
         self._driver: Driver | None = None
 
     def carried_by(self, driver: Driver) -> None:
