@@ -274,7 +274,7 @@ def test_a_lease_with_an_array_is_not_shown_as_released_when_its_client_is_close
     kept, released = client.allocate(4), client.allocate(4)
     array = np.asarray(kept)
     client.close()
-    assert "write, 1 arrays alive" in repr(kept)
+    assert "write, 1 array alive" in repr(kept)
     assert "released" in repr(released)
     with pytest.raises(poolbridge.LeaseInUseError):
         kept.release()
