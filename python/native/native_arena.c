@@ -137,24 +137,26 @@ static struct pb_arena *arena_at(Slots *self, Py_ssize_t at) { return ((Arena *)
     for (Py_ssize_t a = 0; (self)->arenas && a < PyList_Size((self)->arenas); a++)                                                \
         for (struct pb_slot *slot = arena_at(self, a)->slots; slot < arena_at(self, a)->slots + arena_at(self, a)->count; slot++)
 
-// Takes all arenas out, and returns the list of them. Drops the arrays last, because that may run finalisers.
-static PyObject *take_out(Slots *self) {
-    PyObject *arenas = self->arenas;
-    self->core = (struct pb_slots){NULL, NULL, NULL};
-    self->arenas = NULL;
-    for (Py_ssize_t a = 0; arenas && a < PyList_Size(arenas); a++) {
-        struct pb_arena *arena = ((Arena *)PyList_GetItem(arenas, a))->arena;
-        arena->owner = NULL;
+// Takes the slots of the arenas `gone` out of this publisher. Drops the arrays last, because that may run finalisers.
+static void take_out(Slots *self, PyObject *gone) {
+    PyObject *following = NULL;
+    for (Py_ssize_t a = 0; a < PyList_Size(gone); a++) ((Arena *)PyList_GetItem(gone, a))->arena->owner = NULL;
+    struct pb_slot *slot = self->core.first, *loan = self->core.loan;
+    self->core = (struct pb_slots){NULL, NULL, loan && loan->arena->owner ? loan : NULL};
+    for (struct pb_slot *next; slot; slot = next) {
+        next = slot->next;
+        if (slot->arena->owner) pb_free_slot(&self->core, slot);
     }
-    for (Py_ssize_t a = 0; arenas && a < PyList_Size(arenas); a++) {
-        struct pb_arena *arena = ((Arena *)PyList_GetItem(arenas, a))->arena;
+    if (!self->core.loan) following = self->following, self->following = Py_NewRef(Py_None);
+    for (Py_ssize_t a = 0; a < PyList_Size(gone); a++) {
+        struct pb_arena *arena = ((Arena *)PyList_GetItem(gone, a))->arena;
         for (size_t i = 0; i < arena->count; i++) {
             PyObject *array = arena->slots[i].array, *lender = arena->slots[i].lender;
             arena->slots[i].array = arena->slots[i].lender = NULL;
             Py_XDECREF(array), Py_XDECREF(lender);
         }
     }
-    return arenas;
+    Py_XDECREF(following);
 }
 
 static int traverse_slots(Slots *self, visitproc visit, void *arg) {
@@ -173,7 +175,10 @@ static int traverse_slots(Slots *self, visitproc visit, void *arg) {
 }
 
 static int clear_slots(Slots *self) {
-    Py_XDECREF(take_out(self));
+    PyObject *arenas = self->arenas;
+    self->arenas = NULL;
+    if (arenas) take_out(self, arenas);
+    Py_XDECREF(arenas);
     Py_CLEAR(self->owner);
     Py_CLEAR(self->timelines);
     Py_CLEAR(self->stream);
@@ -221,25 +226,26 @@ static PyObject *add(Slots *self, PyObject *one) {
     Py_RETURN_NONE;
 }
 
-static bool is_idle(Slots *self) {
-    for (Py_ssize_t a = 0; self->arenas && a < PyList_Size(self->arenas); a++)
-        if (arena_at(self, a)->sent) return false;
-    return !self->core.loan && !self->busy;
-}
-
-// let_go(idle): takes the arenas out of this publisher and returns them. If `idle` is true and a slot is not free, or a call waits, does
-// nothing and returns an empty list.
-static PyObject *let_go(Slots *self, PyObject *idle) {
-    int truth = PyObject_IsTrue(idle);
-    PyObject *none = truth < 0 ? NULL : PyList_New(0);
-    if (!none || (truth && !is_idle(self)) || !self->arenas) return none;
-    PyObject *following = self->following, *gone = self->arenas;
-    self->following = Py_NewRef(Py_None);
-    Py_INCREF(gone);
-    Py_DECREF(take_out(self));
-    if (self->arenas) Py_DECREF(none); // a finaliser has called this method meanwhile
-    else self->arenas = none;
-    Py_XDECREF(following);
+// let_go(free): takes all arenas out of this publisher and returns them. If `free` is true, leaves those with a slot that is not free, and
+// all while a call waits for a slot.
+static PyObject *let_go(Slots *self, PyObject *free_only) {
+    int only = PyObject_IsTrue(free_only);
+    PyObject *gone = only < 0 ? NULL : PyList_New(0), *kept = gone ? PyList_New(0) : NULL;
+    const struct pb_slot *loan = self->core.loan;
+    bool waits = self->busy && !loan, failed = !kept;
+    for (Py_ssize_t a = 0; !failed && self->arenas && a < PyList_Size(self->arenas); a++) {
+        const struct pb_arena *arena = arena_at(self, a);
+        bool stays = only && (waits || arena->sent || (loan && loan->arena == arena));
+        failed = PyList_Append(stays ? kept : gone, PyList_GetItem(self->arenas, a));
+    }
+    if (failed) {
+        Py_XDECREF(gone), Py_XDECREF(kept);
+        return NULL;
+    }
+    PyObject *before = self->arenas;
+    self->arenas = kept;
+    Py_XDECREF(before);
+    take_out(self, gone);
     return gone;
 }
 
@@ -361,11 +367,6 @@ static PyObject *counts(Slots *self, void *closure) {
     for (Py_ssize_t a = 0; self->arenas && a < PyList_Size(self->arenas); a++) all += (Py_ssize_t)arena_at(self, a)->count;
     for (struct pb_slot *slot = self->core.first; slot; slot = slot->next) unused++;
     return Py_BuildValue("nn", all, unused);
-}
-
-static PyObject *idle(Slots *self, void *closure) {
-    (void)closure;
-    return PyBool_FromLong(is_idle(self));
 }
 
 // Publishing
@@ -572,7 +573,6 @@ static PyGetSetDef slots_getters[] = {
     {"fences", (getter)loan_fences, (setter)set_loan_fences, NULL, NULL},
     {"pending", (getter)pending, NULL, NULL, NULL},
     {"counts", (getter)counts, NULL, NULL, NULL},
-    {"idle", (getter)idle, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot slots_slots[] = {

@@ -355,9 +355,6 @@ class Slots:
     @property
     def counts(self) -> tuple[int, int]:
         """How many slots there are, and how many of them are free."""
-    @property
-    def idle(self) -> bool:
-        """Whether all slots are free and no call of the publisher waits."""
     def publish_with(
         self, producer: Producer, timelines: Any, timeline: int, description_id: int, description: bytes, nbytes: int, /
     ) -> None:
@@ -368,8 +365,11 @@ class Slots:
         """
     def add(self, arena: Arena, /) -> None:
         """Add an arena, whose slots are free."""
-    def let_go(self, idle: bool, /) -> list[Any]:
-        """Take all arenas out and return them. With `idle`, do so only if the publisher is idle."""
+    def let_go(self, free: bool, /) -> list[Any]:
+        """Take all arenas out and return them. With `free`, leave those of which a slot is not free.
+
+        While a call waits for a slot, `free` leaves all of them.
+        """
     def take(self) -> Any:
         """Return the array on loan. If no array is on loan, put a free slot on loan and return its array."""
     def lend(self) -> bool:

@@ -298,6 +298,78 @@ def test_an_idle_publisher_gives_its_memory_at_once_to_a_client_that_needs_room(
     publisher.close()
 
 
+def grow(publisher, frames, count):
+    """Hold `count` frames at the same time, so that the publisher takes more arenas, and release them."""
+    held = []
+    for value in range(count):
+        fill(publisher, value)
+        held.append(frames.receive(60))
+    for frame in held:
+        frame.release()
+
+
+@pytest.mark.parametrize("full", ["block", "drop-oldest", "latest"])
+def test_an_idle_publisher_keeps_only_arenas_with_frames_that_a_broadcast_keeps(client, other, full):
+    channel = client.create_channel("c", capacity=3, full=full)
+    frames = other.subscribe("c", credit=64)
+    with channel.publisher(16 * KIB, "uint8") as publisher:
+        grow(publisher, frames, 60)
+        grown = leases(client)
+        assert grown == len(publisher._slots.arenas) > 3
+        for value in range(12):
+            fill(publisher, value)
+            frames.receive(60).release()
+        until(lambda: leases(client) < grown and all(0 < arena.sent <= 3 for arena in publisher._slots.arenas))
+        assert sum(arena.sent for arena in publisher._slots.arenas) == 3
+        assert leases(client) == len(publisher._slots.arenas)
+        assert (np.asarray(other.open_channel("c").latest()) == 11).all()
+        fill(publisher, 12)
+        assert (np.asarray(frames.receive(60)) == 12).all()
+
+
+@pytest.mark.parametrize("state", ["published", "on loan", "waits for room"])
+def test_a_publisher_of_a_broadcast_gives_free_arenas_at_once_to_a_client_that_needs_room(
+    service,  # noqa: F811
+    client,
+    other,
+    monkeypatch,
+    waits,
+    state,
+):
+    monkeypatch.setattr(_returns, "_IDLE", 3600)
+    pool = client.create_pool("small", kind="host", max_bytes=2048 * KIB)
+    channel = client.create_channel("c", pool=pool, capacity=3)
+    frames = other.subscribe("c", credit=126)
+    publisher = channel.publisher(16 * KIB, "uint8")
+    grow(publisher, frames, 126)
+    grow(publisher, frames, 3)
+    sender = threading.Thread(target=fill, args=(publisher, 4))
+    if state == "on loan":
+        array = publisher.loan(60)
+        array[:] = 4
+    elif state == "waits for room":
+        for value in range(1, 4):
+            fill(publisher, value)
+        waits.clear()
+        sender.start()
+        assert waits.wait(60)
+    with poolbridge.connect(service.path, timeout=60) as third:
+        third.allocate(1024 * KIB, "uint8", pool=third.open_pool("small"), timeout=60)
+        if state == "on loan":
+            assert publisher.loan() is array
+            publisher.publish()
+        elif state == "waits for room":
+            for value in range(1, 4):
+                frame = frames.receive(60)
+                assert (np.asarray(frame) == value).all()
+                frame.release()
+            sender.join()
+        else:
+            fill(publisher, 4)
+        assert (np.asarray(frames.receive(60)) == 4).all()
+    publisher.close()
+
+
 @pytest.mark.parametrize("blocks", [1, 2, 3, 5, 7])
 def test_a_small_pool_has_as_many_slots_as_fit(client, other, blocks):
     pool = client.create_pool("small", kind="host", max_bytes=blocks * 64 * KIB)

@@ -101,6 +101,7 @@ class BasePublisher(Uncopied):
         self._stride = max(-(-description.nbytes // _ALIGNMENT), 1) * _ALIGNMENT
         self._written = False  # whether streams write the arrays
         self._decided = False  # whether a loan has decided `_written`
+        self._least = 1  # how many slots another arena gets at least, if there is room
         self._refused = 0.0  # until when the publisher does not ask for another arena
 
     @property
@@ -218,7 +219,7 @@ class BasePublisher(Uncopied):
     def _begin(self, producer: Producer, deadline: float | None, stream: Any) -> Flow[None]:
         """Get the first arena: with fewer slots if the pool has not enough room. Wait only for an arena of one slot."""
         more = 0 if self._stride > _SMALL else _MORE if stream is None else _MORE_ON_STREAMS
-        size = self._channel.capacity + _LEAST + more
+        size = self._least = self._channel.capacity + _LEAST + more
         while True:
             left = 0.0 if size > 1 else None if deadline is None else max(deadline - time.monotonic(), 0.0)
             try:
@@ -259,7 +260,8 @@ class BasePublisher(Uncopied):
         The service may be stopped, so the flow waits for slots, too, while it waits for the service's answer.
         """
         session, slots, began = self._session, self._slots, time.monotonic()
-        size = slots.counts[0]
+        # At least `_least`: a small arena would use up the whole block of a larger one that went back.
+        most = size = max(slots.counts[0], self._least)
         call: Call | None = None
         try:
             while True:
@@ -278,7 +280,7 @@ class BasePublisher(Uncopied):
                     except (PoolLimitError, DeviceMemoryError):
                         call, size = None, size // 2
                         if not size:
-                            size, self._refused = slots.counts[0], time.monotonic() + _PATIENCE
+                            size, self._refused = most, time.monotonic() + _PATIENCE
                         continue
                     session.tally.granted(state.grant.nbytes)
                     session.add_arena(slots, Arena(state, producer, size, self._stride))

@@ -33,7 +33,7 @@ else:  # without the native module there are no channels, and so no publishers
     _Arena = object if NATIVE is None else NATIVE.Arena
     _Slots = object if NATIVE is None else NATIVE.Slots
 
-# Numbers of seconds. A publisher gives its arenas back when it has lent and published nothing for `_IDLE` seconds.
+# Numbers of seconds. A publisher gives its free arenas back when it has lent and published nothing for `_IDLE` seconds.
 _IDLE: Final = 1.0
 # For `_WANTED` seconds after the service has said that somebody waits for memory, memory goes back when it comes back.
 _WANTED: Final = 0.5
@@ -320,7 +320,7 @@ class Returns:
         slots.closed = True
         self._slots.discard(slots)
         self._leave_loan(slots)
-        self._let_go(slots, idle=False)
+        self._let_go(slots, free=False)
 
     def _leave_loan(self, slots: Slots) -> None:
         """Leave the lease of the arena on loan to the array on loan, if the program or its streams use the array."""
@@ -339,8 +339,8 @@ class Returns:
         self._lent[arena.grant.id] = arena
         self._session.leave_to_arrays(lender)
 
-    def _let_go(self, slots: Slots, *, idle: bool) -> None:
-        arenas = slots.let_go(idle)
+    def _let_go(self, slots: Slots, *, free: bool) -> None:
+        arenas = slots.let_go(free)
         if not arenas:
             return
         self._leaving.extend(arenas)
@@ -424,7 +424,7 @@ class Returns:
         self._release_back()
 
     def _sweep(self, pool: int = 0) -> None:
-        """Release what came back. Let the arenas of idle publishers go, and of all publishers of `pool` without frames.
+        """Release what came back. Let the free arenas of idle publishers go, and of all publishers of `pool`.
 
         Let the producers leave whose channels are closed and that have no frames any more.
         """
@@ -433,7 +433,7 @@ class Returns:
         for slots in list(self._slots):
             over = slots.producer is not None and slots.producer.over
             if over or slots.pool == pool or now - slots.used >= _IDLE:
-                self._let_go(slots, idle=True)
+                self._let_go(slots, free=True)
             if not slots.arenas:
                 self._slots.discard(slots)
         for producer in list(self._session.producers.values()):
