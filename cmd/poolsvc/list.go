@@ -69,13 +69,21 @@ func (l *listed) command(pid int32, uid uint32, program string) string {
 		path := fmt.Sprintf("/proc/%d/cmdline", pid)
 		var owner unix.Stat_t
 		if line, err := os.ReadFile(path); err == nil && len(line) > 0 && unix.Stat(path, &owner) == nil && owner.Uid == uid {
-			words := strings.Split(strings.TrimRight(string(line), "\x00"), "\x00")
-			words[0] = filepath.Base(words[0]) // tables have no room for the folders of an interpreter
-			text = strings.Join(words, " ")
+			text = cmp.Or(commandLine(line), program)
 		}
 		l.commands[pid] = text
 	}
 	return text
+}
+
+// commandLine returns the words of a file /proc/PID/cmdline, the first without its folder, for which tables have no room. Some programs
+// write a title there instead, which stays whole.
+func commandLine(file []byte) string {
+	words := strings.Split(strings.TrimRight(string(file), "\x00"), "\x00")
+	if filepath.IsAbs(words[0]) {
+		words[0] = filepath.Base(words[0])
+	}
+	return strings.Join(words, " ")
 }
 
 // who returns the program and the id of a session, or "-" if the id is 0.

@@ -26,3 +26,14 @@ func TestARowThatBlocksOthersIsInColourWhereSomebodySeesIt(t *testing.T) {
 	require.NoError(t, marks.print(display.Coloured(&piped)))
 	assert.Equal(t, ansi.Strip(seen.String()), piped.String())
 }
+
+func TestACommandLineHasNoFolderOfItsProgramAndATitleStaysWhole(t *testing.T) {
+	for file, shown := range map[string]string{
+		"/usr/bin/python3\x00-m\x00camera\x00":           "python3 -m camera",
+		"./camera\x00":                                   "./camera",
+		"dask worker [tcp://127.0.0.1:8787]\x00\x00\x00": "dask worker [tcp://127.0.0.1:8787]",
+		"\x00\x00": "",
+	} {
+		assert.Equal(t, shown, commandLine([]byte(file)))
+	}
+}

@@ -281,6 +281,9 @@ def test_8_bit_floats_are_copied_by_their_values(client, name):
             copy.copy_from(0)
             copy.copy_from(source)
             assert copy.to_numpy().tolist() == values.tolist()
+    for other in (*FLOATS8, "bfloat16", "float8_e4m3b11fnuz", "int4"):
+        lease.copy_from(np.array([1, 2, 1, 4], np.float32).astype(getattr(ml_dtypes, other)))
+        assert lease.to_numpy().tolist() == [1, 2, 1, 4]
     with pytest.raises(TypeError, match="complex64 cannot become"):
         lease.copy_from(np.zeros(4, np.complex64))
 

@@ -167,6 +167,26 @@ def test_a_producer_leaves_its_channel_when_the_last_array_of_its_frames_is_gone
     until(lambda: [session.pid for session in other.sessions()].count(os.getpid()) == 1)
 
 
+def test_all_memory_of_a_closed_client_is_free_once_the_one_array_that_it_kept_is_gone(service):
+    with poolbridge.connect(service.path, timeout=60) as other:
+        client = poolbridge.connect(service.path, timeout=60)
+        client.create_pool("pages", max_bytes=16 * PAGE)
+        channel = client.create_channel("c", pool="pages", mode="queue", capacity=8)
+        for number in range(8):
+            lease = client.allocate(PAGE, "uint8", pool="pages")
+            array = np.asarray(lease)
+            if number == 0:
+                view = array.data
+            channel.publish(lease)
+            del lease, array
+        client.close()
+        frames = other.subscribe("c")
+        for _ in range(8):
+            next(frames).release()
+        del view
+        other.allocate(16 * PAGE, "uint8", pool="pages", timeout=60).release()
+
+
 @pytest.fixture
 def one_notice(client, monkeypatch):
     """Return an event that is set at the first notice that memory is wanted of `client`, who hears no later notice.

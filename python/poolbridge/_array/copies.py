@@ -10,7 +10,7 @@ from poolbridge._array import sources as _sources
 from poolbridge._array.arrays import check_shape, dtype_of
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import dlpack as _dlpack
-from poolbridge._memory.tensor import ELEMENT_TYPES, ElementType
+from poolbridge._memory.tensor import ElementType
 from poolbridge._order import fences as _fences
 from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge.errors import (
@@ -114,15 +114,17 @@ def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
 
 
 def _to_bits(host: np.ndarray[Any, Any], element: ElementType) -> np.ndarray[Any, Any]:
-    """Round each element to a type that NumPy lacks and return the bits. Of two equally near values, take the even."""
+    """Round each element to float32 and then to a type that NumPy lacks, and return the bits.
+
+    Of two equally near values, take that with last bit 0. The types of the package ml_dtypes are numbers, too.
+    """
     if host.dtype.name == element.name:
         return host.view(element.typestr)
-    given = ELEMENT_TYPES.get(host.dtype.name)
-    if host.dtype.kind not in "fiub" and (given is None or given.in_numpy):
+    if host.dtype.kind not in "fiub" and host.dtype.type.__module__ != "ml_dtypes":
         raise TypeError(f"elements of {host.dtype} cannot become {element.name}")
-    if element.name != "bfloat16":
-        return host.astype(dtype_of(element)).view(element.typestr)
     single = np.ascontiguousarray(host, np.float32)
+    if element.name != "bfloat16":
+        return single.astype(dtype_of(element)).view(element.typestr).reshape(host.shape)
     bits = single.view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(single), np.uint16(0x7FC0), rounded).reshape(host.shape)

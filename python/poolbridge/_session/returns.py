@@ -498,16 +498,12 @@ class Returns:
             False if an array of the program uses such memory. Then the service must hear only later that the producer
             has left: it would give the memory to others as soon as the frames are released.
         """
-        stay, clean = [], True
-        for arena in self._leaving:
-            if arena.producer is not producer or not arena.sent:
-                stay.append(arena)
-            elif arena.in_use and not self._over:
-                clean = False
-                stay.append(arena)
-            else:
-                self.disown(arena)
-        self._leaving = stay
+        sent = [one for one in self._leaving if one.producer is producer and one.sent]
+        clean = self._over or not any(one.in_use for one in sent)
+        if clean:  # otherwise all of them wait: what goes without the others, nobody would release
+            self._leaving = [one for one in self._leaving if one.producer is not producer or not one.sent]
+            for one in sent:
+                self.disown(one)
         return clean
 
     def leave_behind(self, one: Returned, producer: Producer) -> None:
