@@ -28,7 +28,7 @@ print(json.dumps({"python": sys.version.split()[0], "native": bool(module("_nati
 `
 
 // install is how a user installs the Python package, with what it needs for memory of a GPU. It is in no package registry.
-const install = "install it from a checkout: pip install '/path/to/poolbridge[cuda]'"
+const install = "install poolbridge from a checkout: pip install '/path/to/poolbridge[cuda]'"
 
 // native has texts that say whether the poolbridge package has its native module.
 var native = map[bool]string{true: " (native module)", false: " (no native module)"}
