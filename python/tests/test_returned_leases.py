@@ -147,6 +147,28 @@ def test_nobody_gets_memory_of_a_frame_while_an_array_of_its_closed_producer_liv
     until(lambda: [session.pid for session in other.sessions()].count(os.getpid()) == 1)
 
 
+@pytest.mark.parametrize("mode", ["queue", "broadcast"])
+@pytest.mark.parametrize("channel_closed", [False, True])
+def test_nobody_gets_memory_of_a_closed_publisher_while_its_array_lives(client, other, mode, channel_closed):
+    pool = client.create_pool("one", max_bytes=PAGE)
+    channel = client.create_channel("c", pool=pool, mode=mode, capacity=1)
+    theirs = other.open_pool("one")
+    frames = other.subscribe("c")
+    view = view_of_a_publisher(client, channel)
+    next(frames).release()
+    frames.close()
+    if mode == "broadcast" or channel_closed:
+        channel.close()
+    with client._session.lock:
+        client._session.returns._sweep()
+    assert leases(other) == 1
+    with pytest.raises(poolbridge.PoolLimitError):
+        other.allocate(4, pool=theirs, timeout=0.2)
+    view[:] = array("i", [1, 1, 1, 1])
+    del view
+    other.allocate(4, pool=theirs, timeout=60).release()
+
+
 def test_a_producer_leaves_its_channel_when_the_last_array_of_its_frames_is_gone(client, other):
     channel = client.create_channel("c", mode="queue", capacity=4)
     frames = other.subscribe("c", no_producers="end")

@@ -192,6 +192,7 @@ class BasePublisher(Uncopied):
             twin = session.lend(loan[0].state.part(loan[1], self._description.nbytes, self._description))
             if not twin.sent:
                 self._check_open()
+            loan[0].arrays.add(twin)
             slots.fit(self._array(twin), twin)
         except BaseException:
             slots.put_back()
@@ -602,7 +603,10 @@ class Publisher(BasePublisher):
         return sent if type(sent) is int else self._run(self._finish(packed, sent, timeout, stream))
 
     def close(self) -> None:
-        """Close the publisher. Its memory goes back when its last frame has come back. Idempotent."""
+        """Close the publisher. Idempotent.
+
+        Its memory goes back when its last frame has come back and the program has none of its arrays any more.
+        """
         self._close()
 
     def __enter__(self) -> Self:
@@ -644,7 +648,10 @@ class AsyncPublisher(BasePublisher):
         return sent if type(sent) is int else await self._run(self._finish(packed, sent, timeout, stream))
 
     async def close(self) -> None:
-        """Close the publisher. Its memory goes back when its last frame has come back. Idempotent."""
+        """Close the publisher. Idempotent.
+
+        Its memory goes back when its last frame has come back and the program has none of its arrays any more.
+        """
         self._close()
 
     async def __aenter__(self) -> Self:

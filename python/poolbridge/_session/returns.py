@@ -88,12 +88,6 @@ class Owner(SessionMemory):
         self.sent_states: WeakSet[LeaseState] = WeakSet()
         self.closing = False
 
-    def closes_with_array(self, grant: Grant) -> bool:
-        """Whether the client closes while the program has an array that was made of the lease `grant` and sent."""
-        return self.closing and any(
-            state.grant.id == grant.id and (state.tokens or state.unaccounted) for state in self.sent_states
-        )
-
     @abstractmethod
     def leave_to_arrays(self, lender: LeaseState) -> None:
         """Let the lease of `lender` end when the arrays made from `lender` are gone."""
@@ -192,6 +186,8 @@ class Arena(_Arena):
 
     Attributes
     ----------
+    arrays
+        The states of the arrays that were made of the slots.
     owned
         Whether this object has the lease, and not `state`.
     lent
@@ -200,9 +196,10 @@ class Arena(_Arena):
         Fences that must be reached before the lease is released, besides those of the slots.
     """
 
-    __slots__ = ("fences", "lent", "owned", "producer", "state")
+    __slots__ = ("arrays", "fences", "lent", "owned", "producer", "state")
 
     def __init__(self, state: LeaseState, producer: Producer, slots: int, stride: int) -> None:
+        self.arrays: WeakSet[LeaseState] = WeakSet()
         self.owned = self.lent = False
         self.state = state
         self.producer = producer
@@ -223,12 +220,13 @@ class Arena(_Arena):
 
     @property
     def in_use(self) -> bool:
-        """Whether a frame of the arena may come back, or the program still uses an array of the arena.
+        """Whether a frame of the arena may come back, or the program has an array that was made of the arena.
 
-        An array that is not on loan counts only when the client is closed: before, only this client uses the arena.
+        The publisher does not use the arena any more.
         """
-        producer = self.producer
-        return self.lent or (self.sent > 0 and not producer.left) or producer.session.closes_with_array(self.grant)
+        if self.lent or (self.sent > 0 and not self.producer.left):
+            return True
+        return any(state.tokens or state.unaccounted for state in self.arrays)
 
     def all_fences(self) -> tuple[Fence, ...]:
         """Return the fences that must be reached before the lease is released. No slot is in use."""
@@ -320,7 +318,7 @@ class Returns:
         slots.closed = True
         self._slots.discard(slots)
         self._leave_loan(slots)
-        self._let_go(slots, free=False)
+        self.leave(*slots.let_go(False))
 
     def _leave_loan(self, slots: Slots) -> None:
         """Leave the lease of the arena on loan to the array on loan, if the program or its streams use the array."""
@@ -339,20 +337,11 @@ class Returns:
         self._lent[arena.grant.id] = arena
         self._session.leave_to_arrays(lender)
 
-    def _let_go(self, slots: Slots, *, free: bool) -> None:
-        arenas = slots.let_go(free)
-        if not arenas:
+    def leave(self, *leases: Arena | Returned) -> None:
+        """Release leases that came back, or arenas that no publisher uses any more."""
+        if not leases:
             return
-        self._leaving.extend(arenas)
-        if self._over:
-            self.end()
-        self._tidy()
-        self._bell.set()
-        self.watch()
-
-    def leave(self, one: Arena | Returned) -> None:
-        """Release a lease that came back, or an arena to which no object refers."""
-        self._leaving.append(one)
+        self._leaving.extend(leases)
         if self._over:
             self.end()
         self._tidy()
@@ -433,7 +422,11 @@ class Returns:
         for slots in list(self._slots):
             over = slots.producer is not None and slots.producer.over
             if over or slots.pool == pool or now - slots.used >= _IDLE:
-                self._let_go(slots, free=True)
+                arenas = slots.let_go(True)
+                for arena in arenas:
+                    if not over:  # the program often keeps the array that it published last
+                        arena.arrays.clear()
+                self.leave(*arenas)
             if not slots.arenas:
                 self._slots.discard(slots)
         for producer in list(self._session.producers.values()):
