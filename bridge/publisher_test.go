@@ -266,6 +266,34 @@ func TestAPublisherGrowsWhereWorkersHoldItsFrames(t *testing.T) {
 	require.NoError(t, receive(t, from, 1).Release())
 }
 
+func TestAPublisherUsesItsWholePoolAgainAfterArenasWentBack(t *testing.T) {
+	const capacity, bytes = 2, 1 << 19
+	for _, slots := range []int{7, 14, 32} {
+		for kept := range slots {
+			t.Run(fmt.Sprintf("slot %d of %d stays", kept, slots), func(t *testing.T) {
+				s := pair(t, hostPool("p", uint64(slots)*bytes), mempool.ChannelSpec{Capacity: capacity})
+				p := publisher(t, s.from, bytes)
+				var loans []*Lease
+				for range slots {
+					loans = append(loans, loan(t, p))
+				}
+				_, err := p.Publish(t.Context(), loans[kept], mempool.FrameOptions{})
+				require.NoError(t, err)
+				for i, l := range loans {
+					if i != kept {
+						release(t, l)
+					}
+				}
+				s.producer.streams.GiveBack(s.pool.opened.Info.ID)
+				eventually(t, func() bool { return s.svc.Stats().Buffers == 1 })
+				for range slots - 1 {
+					loan(t, p)
+				}
+			})
+		}
+	}
+}
+
 func TestAnIdlePublisherGivesItsMemoryBack(t *testing.T) {
 	s := pair(t, hostPool("p", 1<<22), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 3})
 	from := s.follow(t, mempool.SubscribeOptions{})

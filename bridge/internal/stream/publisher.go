@@ -29,6 +29,7 @@ type Publisher struct {
 	tensor  mempool.Tensor
 	stride  uint64        // of a slot
 	making  chan struct{} // has a value while a goroutine asks the service for an arena
+	most    int           // the greatest number of slots that a request for an arena had; the goroutine that asks uses it
 	used    atomic.Bool   // Lend was called since the last tick
 	closed  atomic.Bool
 
@@ -413,11 +414,11 @@ func (p *Publisher) first(ctx context.Context, try session.Attempt) error {
 	default:
 		n += streamMore
 	}
+	p.most = n
 	return p.extend(ctx, try, n)
 }
 
-// grow begins to ask for a further arena, with as many slots as there are, unless somebody asks already or the service has refused a
-// moment ago.
+// grow begins to ask for a further arena, unless somebody asks already or the service has refused a moment ago.
 func (p *Publisher) grow() {
 	p.mu.Lock()
 	rests := time.Since(p.refused) < growRest
@@ -432,7 +433,10 @@ func (p *Publisher) grow() {
 	}
 	ss := p.from.session
 	err := ss.Go(func() {
-		err := p.extend(ss.Working(), session.Once, p.Slots())
+		for p.most < p.Slots() {
+			p.most *= 2
+		}
+		err := p.extend(ss.Working(), session.Once, p.most)
 		p.mu.Lock()
 		if p.refusal = err; err != nil {
 			p.refused = time.Now()
@@ -447,7 +451,8 @@ func (p *Publisher) grow() {
 }
 
 // extend asks the service for an arena of n slots. If there is no room, it asks for half as many, and so on. `last` says whether the request
-// for one slot waits.
+// for one slot waits. Until no arena is left, every n is the same as before or doubled. So an arena fills the block of an arena that went
+// back: a smaller arena would use up the whole block.
 func (p *Publisher) extend(ctx context.Context, last session.Attempt, n int) error {
 	for ; ; n = max(n/2, 1) {
 		if n > 1 && p.stride > math.MaxInt64/uint64(n) {
