@@ -27,12 +27,14 @@ func newStatus() *cobra.Command {
 	var (
 		socket string
 		limit  time.Duration
+		held   time.Duration
 		asJSON bool
 	)
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Say whether a running service is healthy",
-		Long: `Say whether a service answers, and warn of pools that are nearly full and of consumers that block the producers of a channel.
+		Long: `Say whether a service answers, and warn of pools that are nearly full, of consumers that block the producers of a channel, and of workers that
+have had a frame of a queue for long.
 
 The exit status is 0 if the service answers in time, else 1. Warnings do not change it. A service that has reached its limit of sessions gives a
 warning, too.`,
@@ -40,7 +42,7 @@ warning, too.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeoutCause(c.Context(), limit, fmt.Errorf("the service did not answer within %v", limit))
 			defer cancel()
-			s, err := answer(ctx, socket)
+			s, err := answer(ctx, socket, held)
 			if errors.Is(err, errFull) {
 				if asJSON {
 					return writeJSON(c.OutOrStdout(), map[string][]string{"warnings": {err.Error()}})
@@ -64,6 +66,7 @@ warning, too.`,
 	}
 	socketFlag(c, &socket)
 	c.Flags().DurationVar(&limit, "timeout", 5*time.Second, "how long the service may take")
+	c.Flags().DurationVar(&held, "frame-age", 10*time.Second, "how long a worker may have a frame without a warning")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return c
 }
@@ -71,7 +74,7 @@ warning, too.`,
 var errFull = errors.New("the service has reached its limit of sessions and refuses more: end some, or raise --limit sessions=N")
 
 // answer asks a service for its status. If the service has reached its limit of sessions, the error is errFull.
-func answer(ctx context.Context, socket string) (s status, err error) {
+func answer(ctx context.Context, socket string, held time.Duration) (s status, err error) {
 	client, err := bridge.Dial(ctx, socket)
 	if errors.Is(err, bridge.ErrLimit) {
 		return s, errFull
@@ -80,10 +83,10 @@ func answer(ctx context.Context, socket string) (s status, err error) {
 		return s, err
 	}
 	defer func() { err = errors.Join(err, client.Close()) }()
-	return askStatus(ctx, client)
+	return askStatus(ctx, client, held)
 }
 
-func askStatus(ctx context.Context, client *bridge.Client) (s status, err error) {
+func askStatus(ctx context.Context, client *bridge.Client, held time.Duration) (s status, err error) {
 	begin := time.Now()
 	stats, err := client.Stats(ctx)
 	if err != nil {
@@ -105,6 +108,11 @@ func askStatus(ctx context.Context, client *bridge.Client) (s status, err error)
 		if ch.Blocked {
 			slow = append(slow, ch)
 		}
+		warnings, err := hanging(ctx, client, ch, held)
+		if err != nil {
+			return s, err
+		}
+		s.Warnings = append(s.Warnings, warnings...)
 	}
 	if len(slow) == 0 {
 		return s, nil
@@ -119,7 +127,7 @@ func askStatus(ctx context.Context, client *bridge.Client) (s status, err error)
 	for _, ch := range slow {
 		who := fmt.Sprintf("session %d", ch.Slowest)
 		if one, ok := programs[ch.Slowest]; ok {
-			who += fmt.Sprintf(" (%s, pid %d)", display.Printable(one.Program), one.PID)
+			who = named(one.ID, one.Program, one.PID)
 		}
 		if ch.Mode == mempool.Broadcast {
 			s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: %s has %d of %d frames to take or to release, and blocks the producers", ch.Name, who, ch.Used, ch.Capacity))
@@ -133,4 +141,44 @@ func askStatus(ctx context.Context, client *bridge.Client) (s status, err error)
 		s.Warnings = append(s.Warnings, warning+")")
 	}
 	return s, nil
+}
+
+// named names a session in a warning.
+func named(id uint64, program string, pid int32) string {
+	return fmt.Sprintf("session %d (%s, pid %d)", id, display.Printable(program), pid)
+}
+
+// hanging warns of the workers of a queue that have had a frame for the time `held`. While frames wait for a worker, every frame may be old when a
+// worker takes it. So a worker then hangs only if another worker has taken a frame that was published so much later.
+func hanging(ctx context.Context, client *bridge.Client, ch mempool.ChannelInfo, held time.Duration) (warnings []string, err error) {
+	if ch.Mode != mempool.WorkQueue || ch.Waiting == 0 {
+		return nil, nil
+	}
+	now := time.Now()
+	var workers []mempool.MemberInfo
+	var newest time.Time
+	for m, err := range client.Members(ctx, ch.ID) {
+		if errors.Is(err, bridge.ErrClosed) || errors.Is(err, bridge.ErrDenied) { // the queue has ended meanwhile, or is in a pool for other users
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if m.Role == "consumer" && !m.LastAt.IsZero() {
+			workers = append(workers, m)
+			if m.LastAt.After(newest) {
+				newest = m.LastAt
+			}
+		}
+	}
+	if ch.Used == 0 {
+		newest = now
+	}
+	for _, m := range workers {
+		if m.Lag > 0 && newest.Sub(m.LastAt) >= held {
+			warnings = append(warnings, fmt.Sprintf("channel %s: %s may hang: it has not acknowledged %s that it took; the newest was published %s ago "+
+				"(poolsvc channel show %s)", ch.Name, named(m.Session, m.Program, m.PID), count.Of(m.Lag, "frame"), display.Age(now.Sub(m.LastAt)), ch.Name))
+		}
+	}
+	return warnings, nil
 }

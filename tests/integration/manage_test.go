@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -255,4 +256,52 @@ func TestStatusNamesTheWorkerThatHasTheOldestFrameOfAFullQueue(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, ok)
 	assert.Contains(t, warned(), fmt.Sprintf("(it has 1 consumer; session %d (%s, pid %d) has the oldest frame)", worker.Session(), filepath.Base(os.Args[0]), os.Getpid()))
+}
+
+func TestStatusNamesAWorkerThatHasAFrameForLongWhileOthersGoOn(t *testing.T) {
+	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")
+	c := dial(t, s)
+	pool, err := c.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "jobs", Pool: pool.Info().ID, Mode: mempool.WorkQueue, Capacity: 3})
+	require.NoError(t, err)
+	send := func() {
+		l, err := pool.TryAllocate(t.Context(), mempool.Bytes(64))
+		require.NoError(t, err)
+		_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{})
+		require.NoError(t, err)
+	}
+	work := func() (*bridge.Client, func() (*bridge.Frame, error, bool)) {
+		worker := dial(t, s)
+		jobs, err := worker.Subscribe(t.Context(), "jobs", mempool.SubscribeOptions{})
+		require.NoError(t, err)
+		next, stop := iter.Pull2(jobs.Frames(t.Context()))
+		t.Cleanup(stop)
+		return worker, next
+	}
+	status := func(args ...string) string {
+		out, err := poolsvc(t, append([]string{"status", "--socket", s.Socket}, args...)...)
+		require.NoError(t, err, out)
+		return out
+	}
+	hung, take := work()
+	send()
+	_, err, ok := take()
+	require.NoError(t, err)
+	require.True(t, ok)
+	named := fmt.Sprintf("warning: channel jobs: session %d (%s, pid %d) may hang: it has not acknowledged 1 frame that it took; the newest was published ", hung.Session(),
+		filepath.Base(os.Args[0]), os.Getpid())
+	assert.NotContains(t, status("--frame-age=1h"), "may hang")
+	assert.Contains(t, status("--frame-age=1ns"), named, "no other frame waits")
+	send()
+	assert.NotContains(t, status("--frame-age=1ns"), "may hang", "all workers may be slow")
+	_, takeOther := work()
+	f, err, ok := takeOther()
+	require.NoError(t, err)
+	require.True(t, ok)
+	send()
+	out := status("--frame-age=1ns")
+	assert.Contains(t, out, named, "another worker has taken a newer frame")
+	assert.Equal(t, 1, strings.Count(out, "may hang"), out)
+	require.NoError(t, f.Release())
 }
