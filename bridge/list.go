@@ -40,8 +40,8 @@ func (c *Client) Leases(ctx context.Context) iter.Seq2[LeaseInfo, error] {
 	return pages(ctx, c, wire.List{What: wire.ListLeases}, func(r *wire.ListReply) []wire.LeaseInfo { return r.Leases }, convert.LeaseInfo)
 }
 
-// Members lists the producers and consumers that take part in a channel, by the channel's id. A member that joins or leaves during the loop
-// may be missing.
+// Members lists the producers and consumers that take part in a channel, by the channel's id, and consumers that left and still have frames
+// of a queue. A member that joins or leaves during the loop may be missing.
 //
 // An error ends the loop: [ErrClosed] if there is no such channel that this client may use, and the errors of [Client.Sessions].
 func (c *Client) Members(ctx context.Context, channel uint64) iter.Seq2[MemberInfo, error] {

@@ -93,6 +93,7 @@ type MemberInfo struct {
 	LastAt  time.Time // when the last frame was published; zero: not known any more
 	Lag     uint64    // frames that a consumer has not taken; in a queue, not acknowledged
 	Since   time.Time // since when producers of a broadcast wait for this consumer; zero: they do not
+	Ended   bool      // whether its session has ended and its process has frames of a queue
 }
 
 // NameInfo describes a name, and the buffer that is published under this name.

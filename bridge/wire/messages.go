@@ -214,6 +214,8 @@ type MemberInfo struct {
 	Lag    uint64 `wire:"lg?"` // frames that a consumer has not taken; in a queue, not acknowledged
 	// since when producers of a broadcast wait for this consumer; none: they do not
 	Since Time `wire:"bs?,none" poolsvc:"blocks_since"`
+	// whether its session has ended and its process has frames of a queue
+	Ended bool `wire:"ed?"`
 }
 
 // NameInfo describes a name, and the buffer that is published under this name.

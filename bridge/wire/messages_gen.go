@@ -167,6 +167,7 @@ var memberInfoFields = record[MemberInfo]{
 	uintField("lt", func(m *MemberInfo) *Time { return &m.LastAt }).maybe(),
 	uintField("lg", func(m *MemberInfo) *uint64 { return &m.Lag }).maybe(),
 	uintField("bs", func(m *MemberInfo) *Time { return &m.Since }).maybe(),
+	boolField("ed", func(m *MemberInfo) *bool { return &m.Ended }).maybe(),
 }
 
 var nameInfoFields = record[NameInfo]{

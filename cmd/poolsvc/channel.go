@@ -33,7 +33,8 @@ func newChannelShow() *cobra.Command {
 		Long: `Show the producers and consumers of a channel. It looks twice, a second apart, for FRAMES/S; with --watch, the rate is that since the update before.
 
 LAG is how many frames a consumer has still to take; in a queue, how many it has taken and not acknowledged. LAST is the number of the frame that
-the member published or took last, and how long ago that frame was published. A consumer that blocks the producers stands in colour on a terminal.`,
+the member published or took last, and how long ago that frame was published. A consumer that blocks the producers stands in colour on a terminal, and
+also one whose session has ended: other workers get the frames of its LAG when its process is gone.`,
 		Args: arguments(1, 1),
 	}
 	v.flags(c)
@@ -136,7 +137,11 @@ func (now *members) print(out io.Writer, before *members) error {
 		if !m.Since.IsZero() {
 			blocks = "for " + display.Age(max(0, now.at.Sub(m.Since)))
 		}
-		t.add(!m.Since.IsZero(), "%s (%d)\t%d\t%d\t%s\t%s\t%s\t%d\t%s\t%s", short(m.Program), m.Session, m.PID, m.UID, m.Role, lag, rate, m.Frames, last, blocks)
+		role := m.Role
+		if m.Ended {
+			role += ", ended"
+		}
+		t.add(m.Ended || !m.Since.IsZero(), "%s (%d)\t%d\t%d\t%s\t%s\t%s\t%d\t%s\t%s", short(m.Program), m.Session, m.PID, m.UID, role, lag, rate, m.Frames, last, blocks)
 	}
 	return t.print(out)
 }

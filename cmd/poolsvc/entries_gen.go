@@ -85,6 +85,7 @@ func jsonMemberInfo(e mempool.MemberInfo, _ *listed) map[string]any {
 		"role":    e.Role,
 		"frames":  e.Frames,
 		"lag":     e.Lag,
+		"ended":   e.Ended,
 	}
 	if e.Last != 0 {
 		out["last"] = e.Last

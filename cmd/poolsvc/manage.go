@@ -147,7 +147,8 @@ func newSession() *cobra.Command {
 		Short: "End the session of a client",
 		Long: `End the session of a client, and tell the client so. The session's leases end, and its names are removed. The service uses memory that the session had
 leased again only once the client's process is gone, because the process may still touch it: poolsvc pools counts that memory as HELD, and poolsvc events
---kind memory-reclaimed says when it is free. Only the user that the service runs as may end sessions.`,
+--kind memory-reclaimed says when it is free. Frames of a queue that the session has not acknowledged go to other workers then: poolsvc channel show names it
+until then. Only the user that the service runs as may end sessions.`,
 		Args: arguments(1, 1),
 	}, func(c *cobra.Command, client *bridge.Client, args []string) error {
 		id, err := strconv.ParseUint(args[0], 10, 64)

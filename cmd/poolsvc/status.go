@@ -148,8 +148,9 @@ func named(id uint64, program string, pid int32) string {
 	return fmt.Sprintf("session %d (%s, pid %d)", id, display.Printable(program), pid)
 }
 
-// hanging warns of the workers of a queue that have had a frame for the time `held`. While frames wait for a worker, every frame may be old when a
-// worker takes it. So a worker then hangs only if another worker has taken a frame that was published so much later.
+// hanging warns of the workers of a queue whose sessions have ended, but not their processes, and of those that have had a frame for the time
+// `held`. While frames wait for a worker, every frame may be old when a worker takes it. So a worker then hangs only if another worker has
+// taken a frame that was published so much later.
 func hanging(ctx context.Context, client *bridge.Client, ch mempool.ChannelInfo, held time.Duration) (warnings []string, err error) {
 	if ch.Mode != mempool.WorkQueue || ch.Waiting == 0 {
 		return nil, nil
@@ -164,7 +165,11 @@ func hanging(ctx context.Context, client *bridge.Client, ch mempool.ChannelInfo,
 		if err != nil {
 			return nil, err
 		}
-		if m.Role == "consumer" && !m.LastAt.IsZero() {
+		switch {
+		case m.Ended:
+			warnings = append(warnings, fmt.Sprintf("channel %s: %s has ended, but its process still has %s, which other workers get when you end the process", ch.Name,
+				named(m.Session, m.Program, m.PID), count.Of(m.Lag, "frame")))
+		case m.Role == "consumer" && !m.LastAt.IsZero():
 			workers = append(workers, m)
 			if m.LastAt.After(newest) {
 				newest = m.LastAt

@@ -123,7 +123,8 @@ func (v View) Leases(after string, most int, into []mempool.LeaseInfo) (Page[mem
 	})
 }
 
-// Members lists the producers and consumers that take part in a channel, ordered by id.
+// Members lists the producers and consumers that take part in a channel, and consumers that left and still have frames of a queue, ordered
+// by id.
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrDenied] if the asking session may not use
 // the channel, [mempool.ErrClosed] also if there is no such channel.

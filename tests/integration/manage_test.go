@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -304,4 +305,61 @@ func TestStatusNamesAWorkerThatHasAFrameForLongWhileOthersGoOn(t *testing.T) {
 	assert.Contains(t, out, named, "another worker has taken a newer frame")
 	assert.Equal(t, 1, strings.Count(out, "may hang"), out)
 	require.NoError(t, f.Release())
+}
+
+func TestAStoppedWorkerWhoseSessionIsEndedIsShownUntilItsFrameGoesToAnother(t *testing.T) {
+	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")
+	c := dial(t, s)
+	pool, err := c.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "jobs", Pool: pool.Info().ID, Mode: mempool.WorkQueue, Capacity: 3})
+	require.NoError(t, err)
+	l, err := pool.TryAllocate(t.Context(), mempool.Bytes(64))
+	require.NoError(t, err)
+	_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{})
+	require.NoError(t, err)
+	worker := rig.Python(t).Start(t, `
+import os, sys, poolbridge
+client = poolbridge.connect(sys.argv[1])
+jobs = client.subscribe("jobs")
+frame = jobs.receive()
+print(os.getpid())
+sys.stdin.read()
+`, s.Socket)
+	var pid int
+	_, err = fmt.Sscan(worker.Line(t), &pid)
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	members := func() (left []mempool.MemberInfo) {
+		for m, err := range c.Members(t.Context(), ch.Identity().ID) {
+			require.NoError(t, err)
+			if m.Role == "consumer" {
+				left = append(left, m)
+			}
+		}
+		return left
+	}
+	shown := members()
+	require.Len(t, shown, 1)
+	assert.False(t, shown[0].Ended)
+	session := shown[0].Session
+	out, err := poolsvc(t, "session", "end", fmt.Sprint(session), "--socket", s.Socket)
+	require.NoError(t, err, out)
+	shown = members()
+	require.Len(t, shown, 1)
+	assert.Equal(t, []any{session, int32(pid), uint64(1), true}, []any{shown[0].Session, shown[0].PID, shown[0].Lag, shown[0].Ended})
+	out, err = poolsvc(t, "channel", "show", "jobs", "--socket", s.Socket)
+	require.NoError(t, err, out)
+	assert.Regexp(t, fmt.Sprintf(`\(%d\) +%d +%d +consumer, ended +1 `, session, pid, os.Getuid()), out)
+	out, err = poolsvc(t, "status", "--socket", s.Socket)
+	require.NoError(t, err, out)
+	assert.Regexp(t, fmt.Sprintf(`warning: channel jobs: session %d \(.*, pid %d\) has ended, but its process still has 1 frame`, session, pid), out)
+	worker.Kill(t)
+	for f, err := range ch.Frames(t.Context(), mempool.SubscribeOptions{}) {
+		require.NoError(t, err)
+		assert.NotEmpty(t, members(), "this consumer")
+		require.NoError(t, f.Release())
+		break
+	}
+	assert.Empty(t, members())
 }

@@ -143,6 +143,7 @@ func MemberInfo(e wire.MemberInfo) mempool.MemberInfo {
 		LastAt:  timeOf(e.LastAt),
 		Lag:     e.Lag,
 		Since:   timeOf(e.Since),
+		Ended:   e.Ended,
 	}
 }
 
@@ -160,6 +161,7 @@ func WireMemberInfo(e mempool.MemberInfo) wire.MemberInfo {
 		LastAt:  wireTime(e.LastAt),
 		Lag:     e.Lag,
 		Since:   wireTime(e.Since),
+		Ended:   e.Ended,
 	}
 }
 

@@ -43,7 +43,7 @@ func (st *Stream) Describe() mempool.ChannelInfo {
 	return info
 }
 
-// DescribeMembers describes the members that take part, ordered by id.
+// DescribeMembers describes the members that take part, ordered by id, and consumers that left and still have frames of a queue.
 func (st *Stream) DescribeMembers() []mempool.MemberInfo {
 	var all []mempool.MemberInfo
 	var inHand map[*shmchannel.Member]uint64
@@ -51,16 +51,18 @@ func (st *Stream) DescribeMembers() []mempool.MemberInfo {
 		inHand = st.host.InHand()
 	}
 	for _, m := range st.Members {
-		if !m.Entered || m.Left {
+		lag := inHand[st.ends[m.ID].Member]
+		if !m.Entered || m.Left && lag == 0 {
 			continue
 		}
 		of := m.Session
-		info := mempool.MemberInfo{ID: m.ID, Session: of.ID, UID: of.Peer.UID, PID: of.Peer.PID, Program: of.Program, Role: string(m.Role)}
+		info := mempool.MemberInfo{ID: m.ID, Session: of.ID, UID: of.Peer.UID, PID: of.Peer.PID, Program: of.Program, Role: string(m.Role), Lag: lag,
+			Ended: of.Ended}
 		var when uint64
 		if info.Frames, info.Last, when = st.host.Progress(st.ends[m.ID].Member); when > 0 {
 			info.LastAt = time.Unix(0, int64(when))
 		}
-		if info.Lag = inHand[st.ends[m.ID].Member]; st.Info.Mode == mempool.Broadcast {
+		if st.Info.Mode == mempool.Broadcast {
 			info.Lag = st.Behind(m)
 		}
 		if m.Full == mempool.Block && st.lags(m) {

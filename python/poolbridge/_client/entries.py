@@ -345,6 +345,8 @@ class MemberInfo(Shown):
         Frames that a consumer has not taken; in a queue, not acknowledged.
     since
         Since when producers of a broadcast wait for this consumer, in UTC; None: they do not.
+    ended
+        Whether its session has ended and its process has frames of a queue.
     """
 
     id: int
@@ -358,6 +360,7 @@ class MemberInfo(Shown):
     last_at: datetime | None
     lag: int
     since: datetime | None
+    ended: bool
 
 
 def member_info(of: _messages.MemberInfo) -> MemberInfo:
@@ -374,6 +377,7 @@ def member_info(of: _messages.MemberInfo) -> MemberInfo:
         last_at=_time(of.last_at) if of.last_at else None,
         lag=of.lag,
         since=_time(of.since) if of.since else None,
+        ended=of.ended,
     )
 
 

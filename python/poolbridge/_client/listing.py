@@ -137,7 +137,7 @@ class Lists:
         return self._run(_leases())
 
     def members(self, channel: BaseChannel | ChannelInfo | str | int) -> list[MemberInfo]:
-        """List the producers and consumers that take part in a channel.
+        """List the producers and consumers of a channel, also those that left and still have frames of a queue.
 
         Parameters
         ----------

@@ -197,6 +197,7 @@ class MemberInfo(Struct, omit_defaults=True, kw_only=True):
     lag: U = field(default=0, name="lg")  # frames that a consumer has not taken; in a queue, not acknowledged
     # since when producers of a broadcast wait for this consumer; left out: they do not
     since: U = field(default=0, name="bs")
+    ended: bool = field(default=False, name="ed")  # whether its session has ended and its process has frames of a queue
 
 
 class NameInfo(Struct, omit_defaults=True, kw_only=True):
