@@ -113,7 +113,7 @@ func (ch *Channel) send(ctx context.Context, try session.Attempt, l *Lease, o me
 // the channel is closed meanwhile.
 func (ch *Channel) WaitForConsumers(ctx context.Context, n int) error {
 	r := &wire.AwaitConsumers{Channel: ch.shared.Identity.ID, Count: uint64(max(n, 0))}
-	return ch.client.session.Wait(ctx, session.Waiting, r, &r.Wait, session.Call{Into: &wire.EmptyReply{}})
+	return ch.shared.Named(ch.client.session.Wait(ctx, session.Waiting, r, &r.Wait, session.Call{Into: &wire.EmptyReply{}}))
 }
 
 // Latest takes the newest frame of a broadcast, also if this client has taken the frame before. It waits for the first frame. The caller
@@ -137,7 +137,7 @@ func (ch *Channel) Latest(ctx context.Context) (*Frame, error) {
 //
 // Errors: [ErrDenied] if another user made the channel, [ErrClosed] if the channel is closed already.
 func (ch *Channel) Close(ctx context.Context) error {
-	return ch.client.session.Call(ctx, &wire.CloseChannel{Channel: ch.shared.Identity.ID}, &wire.EmptyReply{})
+	return ch.shared.Named(ch.client.session.Call(ctx, &wire.CloseChannel{Channel: ch.shared.Identity.ID}, &wire.EmptyReply{}))
 }
 
 // DiscardChannel ends a closed queue, by the id in its [ChannelInfo]: its frames that are not acknowledged are lost, and the service notes an

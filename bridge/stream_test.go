@@ -353,3 +353,27 @@ func TestLatestTakesTheNewestFrameAgainAndAgain(t *testing.T) {
 		awaitReclaimed(t, svc)
 	})
 }
+
+func TestTheErrorOfAChannelThatIsGoneHasItsName(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<16), mempool.ChannelSpec{Capacity: 1})
+	require.NoError(t, s.from.Close(t.Context()))
+	theirs, err := s.consumer.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	for what, use := range map[string]func() error{
+		"latest": func() error { _, err := s.to.Latest(t.Context()); return err },
+		"publish": func() error {
+			_, err := s.to.Publish(t.Context(), allocate(t, theirs, 8), mempool.FrameOptions{})
+			return err
+		},
+		"publisher": func() error { _, err := s.to.Publisher(t.Context(), mempool.Bytes(8)); return err },
+		"wait":      func() error { return s.to.WaitForConsumers(t.Context(), 1) },
+		"close":     func() error { return s.to.Close(t.Context()) },
+	} {
+		err := use()
+		require.ErrorIs(t, err, ErrClosed, what)
+		assert.ErrorContains(t, err, `channel "c" is gone: it was closed`, what)
+	}
+	require.NoError(t, s.consumer.Close())
+	_, err = s.to.Latest(t.Context())
+	assert.NotContains(t, err.Error(), "is gone", "the client was closed")
+}

@@ -664,6 +664,24 @@ def test_latest_takes_the_newest_frame_again_and_again(client, other):
         mirror.latest(timeout=60)
 
 
+def test_the_error_of_a_channel_that_is_gone_has_its_name(client, other):
+    channel = client.create_channel("camera")
+    mirror = other.open_channel("camera")
+    channel.close()
+    for use in (
+        lambda: mirror.latest(timeout=60),
+        lambda: mirror.publish(np.arange(3)),
+        lambda: mirror.publisher(3, "int64").loan(),
+        lambda: other.subscribe(mirror),
+        lambda: mirror.wait_for_consumers(1, timeout=60),
+    ):
+        with pytest.raises(poolbridge.ClosedError, match="channel 'camera' is gone: it was closed"):
+            use()
+    other.close()
+    with pytest.raises(poolbridge.ClientClosedError):
+        mirror.latest(timeout=60)
+
+
 def test_latest_waits_for_the_first_frame(client, other):
     channel, mirror = client.create_channel("c"), other.open_channel("c")
     with ThreadPoolExecutor(1) as threads:

@@ -36,7 +36,8 @@ type Consumer struct {
 
 // Consume joins the channel as a consumer.
 func (ch *Channel) Consume(ctx context.Context, o mempool.SubscribeOptions) (*Consumer, error) {
-	return ch.streams.consume(ctx, session.Once, wire.Join{Channel: ch.Identity.ID}, o)
+	c, err := ch.streams.consume(ctx, session.Once, wire.Join{Channel: ch.Identity.ID}, o)
+	return c, ch.Named(err)
 }
 
 // Consume joins the channel with this name as a consumer. If `try` is Waiting, Consume waits until the channel exists.

@@ -172,6 +172,10 @@ func (m *member) over(ctx context.Context) error {
 	return nil
 }
 
+func gone(channel string) error {
+	return typed.Errorf(mempool.ErrClosed, "channel %q is gone: it was closed, or its pool was destroyed", channel)
+}
+
 // failure returns the error for the caller of a call that failed with err. ctx is the caller's context.
 func (m *member) failure(ctx context.Context, err error) error {
 	ch := m.channel.Name
@@ -182,7 +186,7 @@ func (m *member) failure(ctx context.Context, err error) error {
 	case errors.Is(err, shmchannel.ErrClosed) || m.forgotten.Load():
 		return typed.Errorf(mempool.ErrClosed, "channel %q is closed", ch)
 	case errors.Is(err, shmchannel.ErrDestroyed):
-		return typed.Errorf(mempool.ErrClosed, "channel %q is gone: it was closed, or its pool was destroyed", ch)
+		return gone(ch)
 	case errors.Is(err, shmchannel.ErrInHand):
 		return typed.Errorf(mempool.ErrLimit, "channel %q: %v", ch, err)
 	case errors.Is(err, shmchannel.ErrCorrupt):

@@ -41,6 +41,14 @@ func (st *Streams) Channel(identity mempool.ChannelIdentity) *Channel {
 	return &Channel{Identity: identity, streams: st}
 }
 
+// Named returns err. If the channel is gone, it returns an error with the channel's name, because the service knows only the id.
+func (ch *Channel) Named(err error) error {
+	if errors.Is(err, mempool.ErrClosed) && ch.streams.session.Over() == nil {
+		return gone(ch.Identity.Name)
+	}
+	return err
+}
+
 // producer returns the client's producer of the channel. It joins the channel if necessary.
 func (ch *Channel) producer(ctx context.Context) (*Producer, error) {
 	if p := ch.joined.Load(); p != nil && !p.forgotten.Load() {
@@ -62,7 +70,7 @@ func (ch *Channel) producer(ctx context.Context) (*Producer, error) {
 	if p.err == nil {
 		ch.joined.Store(p)
 	}
-	return p, p.err
+	return p, ch.Named(p.err)
 }
 
 // producer returns the client's producer of a channel. It begins to join the channel if necessary.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, get_args
 
 from poolbridge._array import sources as _sources
@@ -19,7 +20,7 @@ from poolbridge._client.operations import (
 from poolbridge._order import fences as _fences
 from poolbridge._session.consumer import consume
 from poolbridge._session.flow import Ask, Flow
-from poolbridge._session.membership import check_able
+from poolbridge._session.membership import check_able, named
 from poolbridge._session.producer import producer_of, send
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, NoProducers
 from poolbridge._wire.limits import MAX_CAPACITY, MAX_CONSUMERS, MAX_DELIVERY, MAX_IN_HAND
@@ -112,7 +113,8 @@ def wait_for_consumers(channel: ChannelIdentity, n: int, timeout: float | None) 
     """Wait until a channel has at least `n` consumers."""
     timeout = check_timeout(timeout)
     count = _check_most(n, MAX_CONSUMERS, "n")
-    yield Ask(AwaitConsumers(channel=channel.id, count=count, wait=to_milliseconds(timeout)), Reply, timeout)
+    with named(channel.name):
+        yield Ask(AwaitConsumers(channel=channel.id, count=count, wait=to_milliseconds(timeout)), Reply, timeout)
 
 
 def close(session: Session, channel: ChannelIdentity) -> Flow[None]:
@@ -185,9 +187,9 @@ def subscribe(
         request.name, seconds = check_name(channel, "channel"), check_timeout(timeout)
         request.wait = to_milliseconds(seconds)
     check_able(session)
-    consumer: Consumer = yield from consume(
-        session, request, credit=most, auto=auto, no_producers=without, wait=seconds
-    )
+    consumer: Consumer
+    with named(channel.name) if isinstance(channel, ChannelIdentity) else nullcontext():
+        consumer = yield from consume(session, request, credit=most, auto=auto, no_producers=without, wait=seconds)
     if session.concurrent:  # one thread takes a frame, and the event loop's thread accepts it
         consumer.native.any_thread, consumer.spin = True, 0.0
     return consumer

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from poolbridge._session.calls import Waiter
@@ -123,7 +124,22 @@ class Membership(ABC):
 
     def destroyed(self) -> ClosedError:
         """Return the error to raise when the channel is gone."""
-        return ClosedError(f"channel {self.channel.name!r} is gone: it was closed, or its pool was destroyed")
+        return _gone(self.channel.name)
+
+
+def _gone(channel: str) -> ClosedError:
+    return ClosedError(f"channel {channel!r} is gone: it was closed, or its pool was destroyed")
+
+
+@contextmanager
+def named(channel: str) -> Iterator[None]:
+    """Give the error of a channel that is gone the channel's name, because the service knows only the id."""
+    try:
+        yield
+    except ClosedError as error:
+        if type(error) is ClosedError:
+            raise _gone(channel) from None
+        raise
 
 
 def hear(session: Session, ready: Callable[[], bool], seconds: float | None) -> Flow[bool]:

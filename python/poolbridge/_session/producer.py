@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import ref
 
 from poolbridge._session.flow import Flow, Sleep
-from poolbridge._session.membership import Membership, join
+from poolbridge._session.membership import Membership, join, named
 from poolbridge._session.returns import Returned
 from poolbridge._sys.native import NATIVE
 from poolbridge._wire.messages import Fence, Join
@@ -214,11 +214,12 @@ def producer_of(session: Session, channel: ChannelIdentity) -> Flow[Producer]:
             session.check_usable()
             continue
         try:
-            session.producers[channel.id] = yield from join(
-                session,
-                Join(channel=channel.id, role="producer"),
-                lambda channel, native, member: Producer(session, channel, native, member),
-            )
+            with named(channel.name):
+                session.producers[channel.id] = yield from join(
+                    session,
+                    Join(channel=channel.id, role="producer"),
+                    lambda channel, native, member: Producer(session, channel, native, member),
+                )
         finally:
             del session.joining[channel.id]
             joined.set()
