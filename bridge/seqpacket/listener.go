@@ -22,7 +22,7 @@ type Listener struct {
 	after func(time.Duration) <-chan time.Time // time.After, or a test's replacement
 	every time.Duration                        // how often Accept checks that the socket's file is there
 
-	said    string // the last error `failed` of OnLost; only Accept uses it
+	mender  Mender // only Accept uses it
 	pending []int  // accepted descriptors for the next calls of Accept, which alone uses them
 
 	mu   sync.Mutex
@@ -34,7 +34,7 @@ type Listener struct {
 
 // newListener makes a Listener that owns `fd` and `lock`. If newListener fails, it closes `fd`, but not `lock`.
 func newListener(fd int, at SocketFile, lock *FD, config ListenConfig) (*Listener, error) {
-	l := &Listener{at: at, config: config, lock: lock, closed: make(chan struct{}), after: time.After, every: time.Second}
+	l := &Listener{at: at, config: config, lock: lock, closed: make(chan struct{}), after: time.After, every: MendEvery, mender: Mender{OnLost: config.OnLost}}
 	return l, l.use(fd)
 }
 
@@ -96,22 +96,8 @@ func (l *Listener) Accept() (*Conn, error) {
 
 // look makes the socket again if its file is lost, and says so.
 func (l *Listener) look() {
-	lost := l.Check()
-	if lost == nil && (l.lock == nil || isAt(l.lock, l.Path()+".lock")) {
-		l.said = ""
-		return
-	}
-	failed := l.restore()
-	text := ""
-	if failed != nil {
-		text = failed.Error()
-	}
-	if lost != nil && (failed == nil || text != l.said) {
-		l.said = text
-		if l.config.OnLost != nil {
-			l.config.OnLost(lost, failed)
-		}
-	}
+	locked := l.lock == nil || isAt(l.lock, l.Path()+".lock")
+	l.mender.Mend(l.Check(), locked, l.restore)
 }
 
 // restore takes the lock again if the lock's file is lost, and makes the socket again if its file is lost.

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -51,6 +52,43 @@ func (f SocketFile) Remove() error {
 		return nil //nolint:nilerr // the file is gone, or it is another socket's
 	}
 	return os.Remove(f.path)
+}
+
+// MendEvery is how often a listener checks that its socket's file is there.
+const MendEvery = time.Second
+
+// Mender makes the socket of a listener again whose file is lost, and says so. One goroutine at a time may use it.
+type Mender struct {
+	OnLost func(lost, failed error) // as in [ListenConfig]
+	said   string                   // the last error `failed` of OnLost
+}
+
+// Mend calls `restore`, which makes the socket again, if `lost` is not nil or `whole` is false. `lost` is the result of [SocketFile.Check], and
+// `whole` says whether the listener has all else that it needs.
+func (m *Mender) Mend(lost error, whole bool, restore func() error) {
+	if lost == nil && whole {
+		m.said = ""
+		return
+	}
+	failed := restore()
+	text := ""
+	if failed != nil {
+		text = failed.Error()
+	}
+	if lost != nil && (failed == nil || text != m.said) {
+		m.said = text
+		if m.OnLost != nil {
+			m.OnLost(lost, failed)
+		}
+	}
+}
+
+// LossText describes for an operator what OnLost of [ListenConfig] reports.
+func LossText(lost, failed error) string {
+	if failed != nil {
+		return fmt.Sprintf("%v, and nobody can connect; sessions go on. The socket could not be made again: %v", lost, failed)
+	}
+	return fmt.Sprintf("%v: the service has made the socket again; if a program that cleans folders removes such files, choose another folder", lost)
 }
 
 // TakeOver removes the socket file at path if no process listens on its socket. If there is no file, TakeOver does nothing. TakeOver does not

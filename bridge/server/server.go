@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math"
 	"os"
@@ -160,11 +159,7 @@ func (s *Server) Reachable() error { return s.listener.Check() }
 
 // noteLost notes that the file of the server's socket was removed or replaced, and whether the server has made it again.
 func (s *Server) noteLost(lost, failed error) {
-	text := fmt.Sprintf("%v: the service has made the socket again; if a program that cleans folders removes such files, choose another folder", lost)
-	if failed != nil {
-		text = fmt.Sprintf("%v, and nobody can connect; sessions go on. The socket could not be made again: %v", lost, failed)
-	}
-	s.svc.Impaired(text)
+	s.svc.Impaired(seqpacket.LossText(lost, failed))
 }
 
 func (s *Server) accept() {

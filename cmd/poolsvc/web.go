@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/metrics"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/page"
@@ -35,7 +36,8 @@ func (w web) serve(svc *service.Service, serving *server.Config, healthy, ready 
 	serving.Answered = metrics.NewRequests(registry).Answered
 	var err error
 	w.server, err = metrics.Serve(metrics.Config{Address: w.address, AllowRemote: w.remote, Profile: w.profile, Ready: ready,
-		Page: page.New(svc, version), Log: serving.Log}, registry, healthy)
+		OnLost: func(lost, failed error) { svc.Impaired(seqpacket.LossText(lost, failed)) },
+		Page:   page.New(svc, version), Log: serving.Log}, registry, healthy)
 	if err == nil {
 		serving.Log.Info("serving a page and metrics", "address", w.server.Addr())
 	}

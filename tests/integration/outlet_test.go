@@ -178,6 +178,19 @@ func TestAHangupWithoutAConfigurationFileEndsNothing(t *testing.T) {
 	ends(t, s)
 }
 
+func TestAServiceWhoseSocketOfHTTPIsCleanedAwayMakesItAgainAndSaysSo(t *testing.T) {
+	web := filepath.Join(t.TempDir(), "http")
+	s := startAlone(t, "--private", "--pool", onePool, "--http", "unix:"+web)
+	complain(t, s.socket) // the service listens
+	require.NoError(t, os.Remove(web))
+	assert.Contains(t, impaired(t, s.socket)[0], "somebody removed "+web+": the service has made the socket again")
+	conn, err := net.Dial("unix", web)
+	require.NoError(t, err)
+	require.NoError(t, conn.Close())
+	ends(t, s)
+	assert.NoFileExists(t, web)
+}
+
 func TestAServiceWhoseSocketIsCleanedAwayMakesItAgainAndSaysSo(t *testing.T) {
 	s := startAlone(t, "--socket", filepath.Join(t.TempDir(), "run", "s"), "--pool", onePool)
 	c, err := bridge.Dialer{Wait: true}.Dial(t.Context(), s.socket)

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -37,6 +38,8 @@ type Config struct {
 	Profile bool
 	// Ready is the function that the server calls for a request of /readyz. It returns nil if the service answers clients.
 	Ready func(context.Context) error
+	// If OnLost is not nil, the server calls OnLost when the file of its socket is lost: see [seqpacket.ListenConfig].
+	OnLost func(lost, failed error)
 	// Page is the web page that the server also serves. If Page is nil, the server serves no web page.
 	Page Page
 	Log  *slog.Logger
@@ -135,7 +138,7 @@ func (s *Server) Close() error {
 
 func listen(c Config) (net.Listener, error) {
 	if path, ok := strings.CutPrefix(c.Address, "unix:"); ok {
-		return listenUnix(path)
+		return listenUnix(path, c.OnLost)
 	}
 	if err := CheckAddress(c.Address, c.AllowRemote); err != nil {
 		return nil, err
@@ -171,25 +174,25 @@ func CheckAddress(address string, allowRemote bool) error {
 }
 
 // listenUnix listens on a socket that only the user of this process may open. It replaces an old socket of this user on which no process
-// listens, and no other file.
-func listenUnix(path string) (net.Listener, error) {
-	l, err := bindUnix(path)
-	if errors.Is(err, seqpacket.ErrInUse) { // not wrapped: poolsvc has an exit status for ErrInUse of the other socket
-		err = errors.New("another process listens there")
-	}
-	if err != nil {
+// listens, and no other file. If the socket's file is lost, the listener makes the socket again.
+func listenUnix(path string, onLost func(lost, failed error)) (net.Listener, error) {
+	l := &unixListener{path: path, mender: seqpacket.Mender{OnLost: onLost}}
+	if err := l.listen(); err != nil {
 		return nil, fmt.Errorf("--http unix:%s: %w", path, err)
 	}
 	return l, nil
 }
 
-func bindUnix(path string) (net.Listener, error) {
+func bindUnix(path string) (*net.UnixListener, error) {
 	if info, err := os.Lstat(path); err == nil && info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {
 		return nil, fmt.Errorf("a file of user %d is there: remove it, or choose another path", info.Sys().(*syscall.Stat_t).Uid)
 	}
-	if err := seqpacket.TakeOver(path); errors.Is(err, seqpacket.ErrNotSocket) {
+	switch err := seqpacket.TakeOver(path); {
+	case errors.Is(err, seqpacket.ErrNotSocket):
 		return nil, errors.New("the file there is not a socket: remove it, or choose another path")
-	} else if err != nil {
+	case errors.Is(err, seqpacket.ErrInUse): // not wrapped: poolsvc has an exit status for ErrInUse of the other socket
+		return nil, errors.New("another process listens there")
+	case err != nil:
 		return nil, err
 	}
 	private := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error { // bind gives the file the permissions of the socket
@@ -201,21 +204,67 @@ func bindUnix(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	file, err := seqpacket.SocketFileAt(path)
-	if err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	return &unixListener{l, file}, nil
+	socket := l.(*net.UnixListener)
+	socket.SetUnlinkOnClose(false)
+	return socket, nil
 }
 
-// unixListener is a listener whose Close removes the socket's file, unless another file is at the path.
+// unixListener listens at a path. Its Close removes the socket's file, unless another file is at the path.
 type unixListener struct {
-	net.Listener
-	file seqpacket.SocketFile
+	path   string
+	mender seqpacket.Mender
+
+	mu     sync.Mutex
+	socket *net.UnixListener
+	file   seqpacket.SocketFile
+	closed bool
 }
 
-func (l *unixListener) Close() error { return errors.Join(l.file.Remove(), l.Listener.Close()) }
+// listen makes the socket. It closes the socket that the listener had before.
+func (l *unixListener) listen() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return net.ErrClosed
+	}
+	socket, err := bindUnix(l.path)
+	if err != nil {
+		return err
+	}
+	file, err := seqpacket.SocketFileAt(l.path)
+	if err != nil {
+		return errors.Join(err, socket.Close())
+	}
+	if l.socket != nil {
+		_ = l.socket.Close() // close(2) of a socket does not fail
+	}
+	l.socket, l.file = socket, file
+	return nil
+}
+
+// Accept waits for the next connection. While it waits, it looks whether the socket's file is at its path.
+func (l *unixListener) Accept() (net.Conn, error) {
+	for {
+		l.mu.Lock()
+		socket, file := l.socket, l.file
+		l.mu.Unlock()
+		_ = socket.SetDeadline(time.Now().Add(seqpacket.MendEvery)) // an error means that the socket is closed, and then Accept fails too
+		conn, err := socket.Accept()
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return conn, err
+		}
+		l.mender.Mend(file.Check(), true, l.listen)
+	}
+}
+
+func (l *unixListener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
+
+func (l *unixListener) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	return errors.Join(l.file.Remove(), l.socket.Close())
+}
 
 func loopback(host string) bool {
 	if host == "localhost" {

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -276,6 +277,34 @@ func TestASocketOfTheFileSystemIsThisUsersAloneAndTakenOverOnceNobodyListens(t *
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
 	assert.Equal(t, 200, response.StatusCode)
+}
+
+func TestASocketWhoseFileIsLostIsMadeAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run", "http")
+	require.NoError(t, os.Mkdir(filepath.Dir(path), 0o700))
+	losses := make(chan [2]error, 10)
+	s := serve(t, Config{Address: "unix:" + path, OnLost: func(lost, failed error) { losses <- [2]error{lost, failed} }}, well)
+	client := http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", path) }}}
+	defer client.CloseIdleConnections()
+	require.NoError(t, os.Remove(path))
+	one := <-losses
+	require.ErrorIs(t, one[0], seqpacket.ErrSocketLost)
+	require.NoError(t, one[1])
+	info, err := os.Stat(path)
+	require.NoError(t, err)
+	assert.EqualValues(t, 0o600, info.Mode().Perm())
+	response, err := client.Get("http://any/healthz")
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	assert.Equal(t, 200, response.StatusCode)
+
+	require.NoError(t, os.Remove(path))
+	require.NoError(t, os.WriteFile(path, []byte("keep"), 0o600))
+	assert.ErrorContains(t, (<-losses)[1], "is not a socket")
+	require.NoError(t, os.Remove(path))
+	require.NoError(t, (<-losses)[1], "it tries again")
+	require.NoError(t, s.Close())
+	assert.NoFileExists(t, path)
 }
 
 func TestNoFileIsRemovedForTheSocketOfHTTPExceptADeadSocketOfThisUser(t *testing.T) {
