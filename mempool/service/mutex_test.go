@@ -14,7 +14,7 @@ func TestAWaiterForRoomIsWokenWhenTheLockIsFree(t *testing.T) {
 	p, _ := fakePool(t, s, 1024)
 	held := allocate(t, s, p, 1024)
 	svc.mu.Lock()
-	place := p.room.join(1024)
+	place := p.room.join(s.rec, 1024)
 	wake := place.woken(p.room.changes, false)
 	s.svc.endLeaseLocked(held.rec, false, nil)
 	assert.NotZero(t, p.rec.Cached, "there is room")

@@ -1,5 +1,11 @@
 package service
 
+import (
+	"iter"
+
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
+)
+
 // roomQueue has the allocations that wait for room in a pool, in one queue for each block size. It wakes one allocation of a queue at a time:
 // if that allocation finds no room, the other allocations of the queue would not find room. Service.mu guards it.
 type roomQueue struct {
@@ -18,6 +24,7 @@ type line struct {
 // place is the place of one allocation in a queue.
 type place struct {
 	queue        *roomQueue
+	session      *ledger.Session
 	size         uint64
 	before, next *place
 	wake         chan struct{} // closed to make the allocation try again; nil while the allocation tries
@@ -25,7 +32,7 @@ type place struct {
 }
 
 // join adds a place at the end of the queue for blocks of size bytes.
-func (r *roomQueue) join(size uint64) *place {
+func (r *roomQueue) join(s *ledger.Session, size uint64) *place {
 	if r.lines == nil {
 		r.lines = make(map[uint64]*line)
 	}
@@ -34,7 +41,7 @@ func (r *roomQueue) join(size uint64) *place {
 		l = new(line)
 		r.lines[size] = l
 	}
-	pl := &place{queue: r, size: size, before: l.last}
+	pl := &place{queue: r, session: s, size: size, before: l.last}
 	if l.last == nil {
 		l.first = pl
 	} else {
@@ -69,6 +76,23 @@ func (r *roomQueue) next(l *line) {
 			r.mutex.wake(pl.wake)
 			pl.wake = nil
 			return
+		}
+	}
+}
+
+// due yields the places of allocations of at most `most` bytes that were woken, or will be woken next, and have not tried since the last
+// broadcast.
+func (r *roomQueue) due(most uint64) iter.Seq[*place] {
+	return func(yield func(*place) bool) {
+		for size, l := range r.lines {
+			if size > most || l.turn == nil || l.turn.wake != nil { // nobody in this queue tries
+				continue
+			}
+			for pl := l.turn; pl != nil; pl = pl.next {
+				if pl.tried < r.changes && !yield(pl) {
+					return
+				}
+			}
 		}
 	}
 }

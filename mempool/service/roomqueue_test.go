@@ -82,6 +82,33 @@ func TestWhoeverGivesUpPassesTheTurnOn(t *testing.T) {
 	}
 }
 
+func TestAnAllocationThatMayNotWaitTakesNothingFromThoseThatHaveWaited(t *testing.T) {
+	for range 50 { // the scheduler decides which goroutine is first
+		synctest.Test(t, func(t *testing.T) {
+			svc := newService(t)
+			s := open(t, svc)
+			p, _ := fakePool(t, s, 2048)
+			held, rest := allocate(t, s, p, 1024), allocate(t, s, p, 1024)
+			first := apply(open(t, svc), p, 1024)
+			release(t, held)
+			for _, n := range []uint64{512, 1024} {
+				_, err := s.allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(n), 0)
+				require.ErrorIs(t, err, mempool.ErrLimit)
+			}
+			synctest.Wait()
+			require.NotNil(t, first.lease.rec)
+
+			second := apply(open(t, svc), p, 1024)
+			release(t, rest)
+			release(t, first.lease)
+			allocate(t, s, p, 1024) // there is room for both
+			synctest.Wait()
+			require.NotNil(t, second.lease.rec)
+			checkBooks(t, svc)
+		})
+	}
+}
+
 func TestALargeAllocationThatWaitsHoldsNoSmallerOneUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		svc := newService(t)
@@ -142,7 +169,7 @@ func TestEachPlaceOfAQueueIsLookedAtAFewTimesHoweverManyLeave(t *testing.T) {
 	r := roomQueue{mutex: new(mutex)}
 	var places []*place
 	for range many {
-		pl := r.join(512)
+		pl := r.join(nil, 512)
 		pl.woken(r.changes, true)
 		places = append(places, pl)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
@@ -20,6 +21,8 @@ import (
 //  4. a new block, after unused blocks of other sizes were freed
 //  5. a free block on which work is under way
 //  6. all this again, after the sessions with producers were asked to give back memory that they do not use
+//
+// A call that may not wait takes no memory that calls which have waited longer, and are about to try again, could take.
 //
 // Then take waits, if the waiter may wait, and begins again when the pool may have room. The caller holds Service.mu; take releases the
 // mutex for waits and driver calls. After the waiter's time limit, take still waits for blocks that are being freed at that moment.
@@ -58,6 +61,7 @@ type taking struct {
 	// These hold for one round, which begins with the method begin.
 	changes uint64 // p.room.changes
 	beyond  error  // why the bytes cannot count for the session or its user; nil: they can
+	awaited bool   // others have waited for the room
 	// scarce says why the driver had no memory for a new block, although the pool has room. It holds until a wait has ended. relieved is the
 	// value of p.relief.count before that.
 	scarce   error
@@ -99,9 +103,29 @@ func (t *taking) begin() error {
 // find tries the steps 1 to 5. It says whether to begin another round at once, because it has freed memory or because the driver has none.
 func (t *taking) find() (b *ledger.Block, again bool, err error) {
 	if t.beyond == nil {
+		if t.awaited = !t.patient() && t.p.awaited(t.size); t.awaited {
+			return nil, false, nil
+		}
 		return t.findCounted()
 	}
 	return t.p.reuse(t.session, t.p.rec.Own(t.session.rec, t.size)), false, nil
+}
+
+// awaited says whether the pool has too little room for `size` bytes besides those for which allocations have waited that are about to try
+// again. The caller holds Service.mu.
+func (p *Pool) awaited(size uint64) bool {
+	room := p.rec.Info.MaxBytes - min(p.rec.Info.MaxBytes, p.rec.Reserved-p.rec.Cached)
+	left := room
+	for pl := range p.room.due(room) {
+		if p.chargeable(pl.session, pl.size) != nil { // it will find no room
+			continue
+		}
+		if left < pl.size+size {
+			return true
+		}
+		left -= pl.size
+	}
+	return false
 }
 
 // findCounted tries the steps 2 to 5, whose block counts for the session anew.
@@ -155,7 +179,7 @@ func (t *taking) await() bool {
 		return false
 	}
 	if t.place == nil {
-		t.place = p.room.join(t.size)
+		t.place = p.room.join(t.session.rec, t.size)
 		s, size := t.session.rec, t.size // and not t: it would move to the heap
 		t.long = func(waited time.Duration) {
 			p.noteFullLocked(s, size, fmt.Sprintf("and has waited %v for it", waited))
@@ -185,7 +209,11 @@ func (t *taking) refused() error {
 	err := t.scarce
 	if err == nil {
 		why := t.beyond
-		if why == nil {
+		switch {
+		case why != nil:
+		case t.awaited:
+			why = typed.Errorf(mempool.ErrLimit, "no room for %d bytes in pool %q: requests that have waited for memory get what is free", t.size, t.p.rec.Info.Name)
+		default:
 			why = t.p.rec.Full(t.size) // made only now: most waits succeed
 		}
 		err = &refusal{why, t.p, t.size}
