@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import tracemalloc
+import weakref
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -61,9 +63,9 @@ def look(capsule: object) -> Seen:
     return seen
 
 
-def strided(client, tensor, service):
+def strided(client, tensor, service, nbytes=64):
     """Return a lease with the description `tensor`, which is set in the service because no client can set it."""
-    lease = client.allocate(64, "uint8")
+    lease = client.allocate(nbytes, "uint8")
     lease.publish("strided", replace=True)
     buffer = service.buffers[lease.buffer_id]
     lease.release()
@@ -239,18 +241,95 @@ def test_copy_from_casts_and_broadcasts_as_numpy_does(client):
     with pytest.raises(TypeError):
         lease.copy_from(np.zeros((2, 3), np.complex128))
 
-    class OnlyDLPack:
-        def __init__(self, array):
-            self.array = array
-
-        def __dlpack__(self, **options):
-            return self.array.__dlpack__(**options)
-
-        def __dlpack_device__(self):
-            return self.array.__dlpack_device__()
-
-    lease.copy_from(OnlyDLPack(np.full((2, 3), 8, np.float32)))
+    lease.copy_from(OnlyDLPack(lambda: np.full((2, 3), 8, np.float32)))
     assert lease.to_numpy()[1, 2] == 8
+
+
+class OnlyDLPack:
+    """An array that has DLPack only. `make` makes its elements anew for each capsule."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __dlpack__(self, **options):
+        return self.make().__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+
+def patterns(name):
+    """Return elements of a type as bytes, one row for each element. They have every NaN of types of at most 16 bits."""
+    itemsize = ELEMENT_TYPES[name].itemsize
+    if name == "bool":
+        return np.array([[0], [1]] * 128, np.uint8)
+    rows = np.arange(65536 if itemsize == 2 else 256, dtype="<u2").view(np.uint8).reshape(-1, 2)
+    nans = np.tile(np.frombuffer(b"\x01\x00\xa0\x7f\x01\x00\xf0\xff", np.uint8), (len(rows), 2))
+    nans[:, :2] = rows
+    return nans[:, :itemsize]
+
+
+def fill(lease, name):
+    """Set the elements of a lease to `patterns`, and return their bytes."""
+    rows = np.ascontiguousarray(patterns(name))
+    np.asarray(lease.memoryview()).reshape(-1).view(np.uint8)[:] = rows.reshape(-1)
+    return rows.tobytes()
+
+
+@pytest.mark.parametrize("name", ELEMENT_TYPES)
+def test_a_copy_between_equal_types_copies_the_bits(service, client, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)  # no conversion is needed
+    itemsize = ELEMENT_TYPES[name].itemsize
+    tensor = poolbridge._wire.messages.Tensor(name, (2, 5), (1, 3), itemsize)
+    turned = strided(client, tensor, service, 16 * itemsize)
+    shape = (2, len(patterns(name)) // 2)
+    source, copy = client.allocate(shape, name), client.allocate(shape, name)
+    expected = fill(source, name)
+    for form in (source, source.view()):
+        np.asarray(copy.memoryview()).fill(0)
+        copy.copy_from(form)
+        assert bytes(copy.memoryview()) == expected
+        with client.put(form, "copy", replace=True) as put:
+            assert bytes(put.memoryview()) == expected
+    rows = np.asarray(turned.memoryview())
+    rows[:] = np.asarray(source.memoryview())[:, -5:]
+    for form in (turned, OnlyDLPack(lambda: turned)):
+        with client.allocate((2, 5), name) as small:
+            small.copy_from(form)
+            assert bytes(small.memoryview()) == rows.tobytes()
+    with client.allocate((3, 2, 5), name) as wide:
+        wide.copy_from(turned)
+        assert bytes(wide.memoryview()) == rows.tobytes() * 3
+    del rows
+
+
+@pytest.mark.parametrize("way", ["copy_from", "put"])
+def test_a_copy_of_a_strided_array_that_has_only_dlpack_takes_no_memory_for_the_gaps(client, way):
+    apart = np.zeros(256 << 20, np.uint8)[:: 32 << 20]
+    apart[:] = range(len(apart))
+    lease = client.allocate(apart.shape, "uint8")
+    copy = {"copy_from": lease.copy_from, "put": partial(client.put, name="copy")}[way]
+    tracemalloc.start()
+    try:
+        copied = copy(OnlyDLPack(lambda: apart)) or lease
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert copied.to_numpy().tolist() == apart.tolist()
+
+
+def test_elements_that_dlpack_makes_for_its_capsule_live_until_they_are_copied(client):
+    def make():
+        memory = np.full(8, 7, np.uint8)
+        array = memory[:]
+        weakref.finalize(array, memory.fill, 0)
+        return array
+
+    with client.allocate(8, "uint8") as lease:
+        lease.copy_from(OnlyDLPack(make))
+        assert lease.to_numpy().tolist() == [7] * 8
+    with client.put(OnlyDLPack(make), "made") as lease:
+        assert lease.to_numpy().tolist() == [7] * 8
 
 
 def test_bfloat16_is_copied_by_its_values(client):

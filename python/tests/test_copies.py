@@ -14,15 +14,18 @@ import gc
 import os
 import signal
 import threading
+import tracemalloc
 
 import numpy as np
 from realservice import check_arrays_in_hand, leases, until
+from test_arrays import OnlyDLPack, fill, patterns
 from test_interrupts import at_every_step
 from test_members import service as service  # noqa: PLC0414 - a fixture
 from test_stopped_service import stop
 
 import poolbridge
 from poolbridge._client import copies as _copies
+from poolbridge._memory.tensor import ELEMENT_TYPES
 from poolbridge._session import returns as _returns
 
 KIB = 1024
@@ -102,6 +105,34 @@ def test_arrays_of_every_kind_are_copied_into_slots(client, other, kind):
             assert frame.shape == np.shape(given)
             assert (frame.to_numpy() == value).all()
     assert len(arenas(client)) == 1
+
+
+@pytest.mark.parametrize("name", ELEMENT_TYPES)
+def test_a_copy_of_a_lease_has_its_bits(client, other, name):
+    channel = client.create_channel("c", mode="queue", capacity=2)
+    frames = other.subscribe("c")
+    held = client.allocate(len(patterns(name)), name, pool=client.create_pool("p", max_bytes=1 << 20))
+    expected = fill(held, name)
+    for _ in range(3):  # in a lease, and then in slots
+        channel.publish(held.view(), timeout=60)
+        with next(frames) as frame:
+            assert bytes(frame.memoryview()) == expected
+
+
+def test_a_strided_array_that_has_only_dlpack_is_published_without_memory_for_its_gaps(client, other):
+    channel = client.create_channel("c", mode="queue", capacity=2)
+    frames = other.subscribe("c")
+    apart = np.zeros(256 << 20, np.uint8)[:: 32 << 20]
+    for value in range(3):
+        apart[:] = value
+        tracemalloc.start()
+        try:
+            channel.publish(OnlyDLPack(lambda: apart), timeout=60)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+        with next(frames) as frame:
+            assert (np.asarray(frame) == value).all()
 
 
 def test_arrays_whose_layout_changes_each_time_make_no_arena(client, other):

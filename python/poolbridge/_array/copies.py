@@ -8,6 +8,7 @@ import numpy as np
 
 from poolbridge._array import sources as _sources
 from poolbridge._array.arrays import check_shape, dtype_of
+from poolbridge._array.sources import Source
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._memory.tensor import ElementType
@@ -52,8 +53,6 @@ def copy_into(state: LeaseState, source: Any) -> None:
     if host is None:
         return
     description = state.description
-    if not description.element.in_numpy:
-        host = _to_bits(host, description.element)
     check_shape(host.shape, description.shape)
     if state.memory.pool.on_cpu:
         np.copyto(state.array(), host, casting="same_kind")
@@ -82,16 +81,20 @@ def copy_into(state: LeaseState, source: Any) -> None:
 
 
 def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
-    """Return `source` as an array on the CPU; or let the GPU copy `source` into the lease, and return None."""
+    """Return `source` as an array on the CPU; or let the GPU copy `source` into the lease, and return None.
+
+    If NumPy lacks the lease's type, the array has the bits of that type.
+    """
+    element = state.description.element
     if isinstance(source, np.ndarray):
-        return source
+        return _converted(source, element)
     if _sources.on_device(source):
         found = _sources.source_of(source)
         description = state.description
         if (
             found.contiguous
             and found.shape == description.shape
-            and found.element == description.element
+            and found.element == element
             and description.contiguous
             and state.memory.pool.device[0] == _dlpack.CUDA
         ):
@@ -101,16 +104,30 @@ def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
             _cuda.copy_on_device(state.memory.pool.device[1], address, found.address, description.nbytes)
             del token
             return None
-        return found.to_host()
+        return _bits_of(found, element)
     if hasattr(source, "__array__") or not hasattr(source, "__dlpack__"):
         try:
             # NumPy turns bytes into text.
-            return _sources.plain(memoryview(source) if isinstance(source, bytes) else source)
+            host = _sources.plain(memoryview(source) if isinstance(source, bytes) else source)
         except (TypeError, RuntimeError):
             # NumPy may not know the element type, for example bfloat16; DLPack may know it, or says why not.
             if not hasattr(source, "__dlpack_device__"):
                 raise
-    return _sources.source_of(source).to_host()
+        else:
+            return _converted(host, element)
+    return _bits_of(_sources.source_of(source), element)
+
+
+def _bits_of(source: Source, element: ElementType) -> np.ndarray[Any, Any]:
+    """Return the elements of `source` on the CPU. Elements of the same type keep their bits, those of NaNs, too."""
+    if source.element == element:
+        return source.on_host()
+    return _converted(source.to_host(), element)
+
+
+def _converted(host: np.ndarray[Any, Any], element: ElementType) -> np.ndarray[Any, Any]:
+    """Return the bits of `element` if NumPy lacks this type; otherwise NumPy converts `host` when it copies it."""
+    return host if element.in_numpy else _to_bits(host, element)
 
 
 def _to_bits(host: np.ndarray[Any, Any], element: ElementType) -> np.ndarray[Any, Any]:

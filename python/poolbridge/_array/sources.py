@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import sys
 from collections.abc import Callable
@@ -32,6 +31,7 @@ LEGACY_STREAM: Final = 1
 _ON_CPU: Final = (_dlpack.CPU, _dlpack.CUDA_HOST)
 _ON_GPU: Final = (_dlpack.CUDA, _dlpack.CUDA_MANAGED)
 _DIMENSIONS: Final = 64  # the most that NumPy has
+_LONG_GAP: Final = 64 << 10  # bytes whose copy from a GPU takes about as long as another copy takes to begin
 _UNMASK: Final = "fill the masked elements first, for example by numpy.ma.filled"
 _T = TypeVar("_T")
 
@@ -60,6 +60,9 @@ class Source:
         Whether the array has been read by DLPack, which can make a stream wait for the data.
     lasting
         Whether nobody writes the array after it was made, as with JAX's arrays.
+    capsule
+        The capsule that the array has been read from, if it was read by DLPack. It may own the memory: some arrays make
+        their elements only for the capsule.
     """
 
     array: Any
@@ -71,23 +74,55 @@ class Source:
     stream: int | None = None
     by_dlpack: bool = False
     lasting: bool = False
+    capsule: object = None
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """Let NumPy make an array of elements on the CPU, or of their bits, without a copy. It keeps this source."""
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": self.element.typestr,
+            "strides": self.strides,
+            "data": (self.address, True),
+        }
 
     @property
     def contiguous(self) -> bool:
         """Whether the elements lie without gaps in C order."""
         return _tensor.is_contiguous(self.shape, self.strides, self.element.itemsize)
 
+    def on_host(self) -> np.ndarray[Any, Any]:
+        """Wait until the elements are complete, and return them as an array on the CPU.
+
+        The array has the memory of this source if that is on the CPU. A type that NumPy lacks appears as its bits.
+        """
+        if self.ordinal is None:
+            return np.asarray(self)
+        if 0 in self.shape:
+            return np.empty(self.shape, self.element.typestr)
+        order(self, LEGACY_STREAM)
+        return self._read(self.ordinal, self.shape, self.address)
+
+    def _read(self, ordinal: int, shape: tuple[int, ...], address: int) -> np.ndarray[Any, Any]:
+        """Copy elements from a GPU: in one piece with the gaps between them, or in several pieces without long gaps."""
+        first, last = _tensor.span_of(shape, self.strides, 0, self.element.itemsize)
+        reaches = [(extent - 1) * abs(stride) for extent, stride in zip(shape, self.strides, strict=True)]
+        longest = max(reaches, default=0)
+        axis = reaches.index(longest) if longest else 0
+        if longest and abs(self.strides[axis]) - (last - first - longest) >= _LONG_GAP:
+            part, stride = (*shape[:axis], 1, *shape[axis + 1 :]), self.strides[axis]
+            return np.concatenate([self._read(ordinal, part, address + i * stride) for i in range(shape[axis])], axis)
+        data = np.empty(last - first, np.uint8)
+        _cuda.copy_to_host(ordinal, data, address + first)
+        return np.ndarray(shape, self.element.typestr, data, -first, self.strides)
+
     def to_host(self) -> np.ndarray[Any, Any]:
-        """Wait until the elements are complete and copy them to the CPU. A type that NumPy lacks becomes float32."""
-        first, last = _tensor.span_of(self.shape, self.strides, 0, self.element.itemsize)
-        data = np.empty(max(last - first, 1), np.uint8)
-        if last > first and self.ordinal is None:
-            ctypes.memmove(data.ctypes.data, self.address + first, last - first)
-        elif last > first:
-            order(self, LEGACY_STREAM)
-            _cuda.copy_to_host(self.ordinal or 0, data[: last - first], self.address + first)
-        bits: np.ndarray[Any, Any] = np.ndarray(self.shape, self.element.typestr, data, -first, self.strides)
-        return bits if self.element.in_numpy else widen(bits, self.element)
+        """Copy the elements to the CPU when they are complete. A type that NumPy lacks becomes float32."""
+        found = self.on_host()
+        if not self.element.in_numpy:
+            return widen(found, self.element)
+        return found if self.ordinal is not None else found.copy()
 
 
 def on_device(array: Any) -> bool:
@@ -199,7 +234,7 @@ def _exported(array: Any) -> Source:
         return source
     seen = _dlpack.read_tensor(capsule, getattr(array, "dtype", None))
     source = Source(array, seen.address, seen.shape, seen.strides, _tensor.element_type(seen.name), ordinal)
-    source.by_dlpack = True
+    source.by_dlpack, source.capsule = True, capsule
     source.lasting = not unordered
     if unordered and (interface := _cuda_array_interface(array)) is not None:
         source.stream = interface.get("stream")

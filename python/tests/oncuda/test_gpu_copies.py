@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -151,3 +152,24 @@ def test_a_copy_in_an_unknown_stream_is_waited_for_and_one_that_fails_frees_its_
     finish(writer)
     assert (next(frames).to_numpy() == 1).all()
     assert len(arenas(client)) == 1
+
+
+def test_a_copy_to_the_cpu_leaves_out_the_long_gaps_of_a_strided_array(client, monkeypatch):
+    shape, strides = (2, 6, 2), (1 << 20, -100_000, 3)
+    whole = np.random.default_rng(1).integers(0, 256, 2 << 20, "uint8")
+    client.create_pool("big", kind="device", max_bytes=64 << 20)
+    lease, copy = client.allocate(len(whole), "uint8", pool="big"), client.allocate(shape, "uint8", pool="gpu")
+    lease.copy_from(whole)
+
+    interface = {**lease.__cuda_array_interface__, "shape": shape, "strides": strides}
+    far = SimpleNamespace(__cuda_array_interface__={**interface, "data": (address(lease) + 500_000, False)})
+    read, copy_to_host = [], _cuda.copy_to_host
+
+    def count(ordinal, out, address, own=None):
+        read.append(out.nbytes)
+        copy_to_host(ordinal, out, address, own)
+
+    monkeypatch.setattr(_cuda, "copy_to_host", count)
+    copy.copy_from(far)
+    assert sum(read) == 2 * 6 * 4
+    assert (copy.to_numpy() == np.ndarray(shape, "uint8", whole, 500_000, strides)).all()
