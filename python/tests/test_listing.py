@@ -196,7 +196,8 @@ def test_errors_say_what_to_do(service, client):
     lease = client.allocate(3)
     array = np.asarray(lease)
     with pytest.raises(
-        poolbridge.LeaseInUseError, match=r"1 array made from .* is alive: `del` .*release\(force=True\)"
+        poolbridge.LeaseInUseError,
+        match=r"1 array made from .* is alive: `del` .*`with` block; .*release\(force=True\)",
     ):
         lease.release()
     del array

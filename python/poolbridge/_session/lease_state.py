@@ -237,8 +237,9 @@ class LeaseState(Uncopied):
             count = len(self.tokens)
             raise LeaseInUseError(
                 f"{count} array{'s' if count > 1 else ''} made from {self.title} "
-                f"{'are' if count > 1 else 'is'} alive: `del` the last, and the lease ends by itself; or call "
-                "release(force=True) when no array is used any more"
+                f"{'are' if count > 1 else 'is'} alive: `del` every array before release() or the end of the `with` "
+                "block; this lease now ends when its arrays and the lease object are gone, or by release(force=True) "
+                "when no array is used any more"
             )
         if self.unaccounted:
             self.released = False
