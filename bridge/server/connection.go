@@ -20,7 +20,7 @@ import (
 )
 
 // connection is the server's end of the connection of one client. Only the goroutine that runs serve sets the fields session, denied,
-// leaves and features.
+// leaves, looked, used and features.
 type connection struct {
 	sender
 	server   *Server
@@ -29,6 +29,8 @@ type connection struct {
 	session  *service.Session
 	denied   bool            // the peer may not have a session
 	leaves   bool            // the client has said bye
+	looked   bool            // the client has made a request that only looks at the service
+	used     bool            // the client has made another request, bye aside
 	features map[string]bool // features that both the client and the service have; hello sets them
 
 	work       sync.WaitGroup // the sender of notices, and the requests that wait

@@ -28,7 +28,8 @@ type Config struct {
 	// MaxWaits is how many requests may wait at a time, in all sessions together; 0 means 65,536.
 	MaxWaits int
 	// Unused is a time: if no client was connected for this time, the server closes the channel of [Server.Unused]. The time begins when the
-	// server starts, and again when the last client leaves. If Unused is 0, the server never closes the channel.
+	// server starts, and again when a client leaves that did more than ask for lists, statistics and events: programs that look at the
+	// service again and again do not keep it. If Unused is 0, the server never closes the channel.
 	Unused time.Duration
 	// The server calls Answered after each request that the server has carried out, from several goroutines at a time. `operation` is the name
 	// of the request. `result` is "ok", the code of the error, or "unanswered" if the client wanted no answer. `took` is the time since the
@@ -66,6 +67,7 @@ type Server struct {
 	users     map[uint32]int           // how many sessions each user has, including lingering ones
 	lingering int                      // ended sessions whose processes may still use memory; they still count as sessions
 	outside   int                      // connections of peers that may not have a session
+	left      time.Time                // when the server started, or the last client left that did more than look
 	idle      *time.Timer              // runs while no client is connected
 	unused    chan struct{}
 
@@ -103,7 +105,7 @@ func begin(svc *service.Service, c Config, listen func(seqpacket.ListenConfig) (
 	ctx, cancel := context.WithCancelCause(context.Background())
 	s := &Server{svc: svc, config: c, limits: limits, ctx: ctx, cancel: cancel, done: make(chan struct{}),
 		conns: make(map[*connection]struct{}), sessions: make(map[uint64]*connection), users: make(map[uint32]int),
-		unused: make(chan struct{}), complaints: complaints{log: c.Log}}
+		left: time.Now(), unused: make(chan struct{}), complaints: complaints{log: c.Log}}
 	err := s.SetLimits(c.MaxSessions, c.MaxWaits)
 	if err == nil {
 		s.listener, err = listen(seqpacket.ListenConfig{Mode: c.Mode, OnLost: s.noteLost,
@@ -258,6 +260,9 @@ func (s *Server) dismissLocked(c *connection) {
 	if c.session != nil {
 		delete(s.sessions, c.session.ID())
 	}
+	if c.used || !c.looked {
+		s.left = time.Now()
+	}
 	if len(s.conns) == 0 {
 		s.startIdle()
 	}
@@ -267,7 +272,7 @@ func (s *Server) dismissLocked(c *connection) {
 // yet.
 func (s *Server) startIdle() {
 	if s.config.Unused > 0 {
-		s.idle.Reset(s.config.Unused)
+		s.idle.Reset(max(0, time.Until(s.left.Add(s.config.Unused))))
 	}
 }
 
@@ -285,7 +290,7 @@ func (s *Server) noteUnused() {
 	}
 }
 
-// Unused returns a channel that is closed when no client was connected for the time [Config.Unused]. A session that has ended does
+// Unused returns a channel that is closed when no client was connected for the time of [Config.Unused]. A session that has ended does
 // not count as connected, even if its process lives. A client that connects later is still served, until Close.
 func (s *Server) Unused() <-chan struct{} { return s.unused }
 
