@@ -298,7 +298,7 @@ def test_without_nixl_it_is_an_error_to_ask_for_it(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.setitem(sys.modules, f"{name}._api", None)
     pytest.importorskip("ray", reason="ray is not installed: pip install '.[ray]'")
-    with pytest.raises(poolbridge.UnavailableError, match=r"nixl=True.*pip install 'poolbridge\[nixl\]'"):
+    with pytest.raises(poolbridge.UnavailableError, match="nixl=True: .* no NIXL: .* nixl, nixl_cu12, nixl_cu13 "):
         poolbridge.ray.register(nixl=True)
 
 

@@ -77,7 +77,9 @@ def _api() -> Any:
             return importlib.import_module(f"{name}._api")
         except ImportError as error:
             causes.append(f"{error}")
-    raise poolbridge.UnavailableError(f"NIXL is not installed ({causes[0]}): pip install 'poolbridge[nixl]'")
+    raise poolbridge.UnavailableError(
+        f"this Python has no NIXL: it can import none of the packages {', '.join(_MODULES)} ({causes[0]})"
+    )
 
 
 class Agent:
