@@ -5,7 +5,8 @@ type Publication struct {
 	Name string
 	// Tensor describes the content. nil means that the content has the description with which the buffer was allocated.
 	Tensor *Tensor
-	// If Keep is true, the service keeps the name when the session ends.
+	// If Keep is true, the service keeps the name when the session ends. With Replace, the newest publication decides: without Keep, a name
+	// that was kept before ends with the session that replaced it.
 	Keep bool
 	// If Replace is true and the same user has already published another buffer under this name, the name now belongs to the new buffer. If
 	// Replace is false, the publication fails in this case.

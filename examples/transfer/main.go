@@ -17,7 +17,7 @@ import (
 func main() {
 	kind := flag.String("kind", "device", "or vmm, legacy, pinned, host")
 	flag.Parse()
-	// no call waits longer than this for the service or for memory
+	// no call waits longer than this; Dial does not wait for a service to start
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	err := transfer(ctx, bridge.Kind(*kind))
 	cancel()

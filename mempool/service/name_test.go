@@ -111,6 +111,26 @@ func TestANameGoesWithItsSessionUnlessItIsKept(t *testing.T) {
 	checkBooks(t, svc)
 }
 
+func TestTheNewestPublicationDecidesWhetherANameIsKept(t *testing.T) {
+	svc := newService(t)
+	maker := open(t, svc)
+	p, _ := fakePool(t, maker, 4096)
+	for _, first := range []bool{true, false} {
+		s, next := open(t, svc), open(t, svc)
+		publish(t, allocate(t, s, p, 1), mempool.Publication{Name: "x", Keep: first})
+		publish(t, allocate(t, next, p, 1), mempool.Publication{Name: "x", Keep: !first, Replace: true})
+		s.End(mempool.SessionLeft, "", nil)
+		next.End(mempool.SessionLeft, "", nil)
+		_, err := maker.getLease(context.Background(), "x", false, 0)
+		if first {
+			require.ErrorIs(t, err, mempool.ErrNotFound)
+		} else {
+			require.NoError(t, err)
+		}
+	}
+	checkBooks(t, svc)
+}
+
 func TestANameOfAnotherUserCannotBeTaken(t *testing.T) {
 	svc := newService(t)
 	self := mempool.Self()

@@ -343,7 +343,8 @@ class Client(Lists, ClientState):
             or else the only pool that this user may use.
         keep
             Keep the name after this client is closed. By default the service removes the name when the client is closed
-            or the client's process ends.
+            or the client's process ends. A name that is replaced, too, is kept only if the newest content is published
+            with `keep`.
         replace
             If this user has published another buffer under the name, let the name refer to the new buffer from now on.
         timeout

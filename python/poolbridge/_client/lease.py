@@ -342,7 +342,8 @@ class Lease(BaseLease):
             The name: 1 to 255 bytes of UTF-8 without control characters.
         keep
             Keep the name after this client is closed. By default the service removes the name when the client is closed
-            or the client's process ends.
+            or the client's process ends. A name that is replaced, too, is kept only if the newest content is published
+            with `keep`.
         replace
             If this user has published another buffer under the name, the name refers to this buffer from now on.
         stream
