@@ -164,6 +164,12 @@ func (h *Host) Dropped() uint64 {
 	return h.dropped
 }
 
+// Missed returns how many frames of a broadcast the consumer m has missed.
+func (h *Host) Missed(m *Member) uint64 {
+	h.countMissed(m)
+	return m.missed
+}
+
 // countMissed adds to h.dropped the frames of a broadcast that the consumer m has missed since the last call of countMissed for m. Frames
 // before the consumer's first frame do not count.
 func (h *Host) countMissed(m *Member) {

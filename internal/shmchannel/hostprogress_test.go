@@ -83,6 +83,7 @@ func TestTheHostCountsWhatConsumersOfABroadcastMiss(t *testing.T) {
 	assert.EqualValues(t, 3, f.Missed)
 	assert.EqualValues(t, 4, g.Missed)
 	assert.EqualValues(t, 3+4, r.host.Dropped(), "one wanted the newest alone")
+	assert.EqualValues(t, []uint64{3, 4, 0}, []uint64{r.host.Missed(late.member), r.host.Missed(newest.member), r.host.Missed(calm.member)})
 	late.release(f)
 	publish(5) // frames up to 10
 	newest.release(g, newest.take())

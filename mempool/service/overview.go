@@ -101,12 +101,14 @@ type Flow struct {
 }
 
 // FlowMember is a producer or a consumer that takes part in a channel. Slot is the member's number among the members of its role; after
-// the member is gone, a new member may get the same number. Behind is how many frames a consumer of a broadcast has not taken yet.
+// the member is gone, a new member may get the same number. Behind is how many frames a consumer of a broadcast has not taken yet, and
+// Missed how many it has missed.
 type FlowMember struct {
 	Session uint64
 	Role    MemberRole
 	Slot    int
 	Behind  uint64
+	Missed  uint64
 }
 
 // view is an [Overview] that is not complete yet. The view counts the blocks of buffers while the service serves requests. Then the method
@@ -268,7 +270,7 @@ func (ch *channel) flow() Flow {
 	_, f.BlockedSince = ch.Blocked()
 	for _, m := range ch.Members {
 		if m.Entered && !m.Left {
-			f.Members = append(f.Members, FlowMember{Session: m.Session.ID, Role: m.Role, Slot: m.Slot, Behind: ch.Behind(m)})
+			f.Members = append(f.Members, FlowMember{Session: m.Session.ID, Role: m.Role, Slot: m.Slot, Behind: ch.Behind(m), Missed: ch.Missed(m)})
 		}
 	}
 	slices.SortFunc(f.Members, func(a, b FlowMember) int {

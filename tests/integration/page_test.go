@@ -305,13 +305,23 @@ func TestTheCardsNameWhoDoesTheMostHarm(t *testing.T) {
 	// The rate is not known before the second look at a channel.
 	page.shows(`document.getElementById("graph").textContent.includes("2.0/s")`)
 	look(2, []m{channel(1, 14, 3), channel(2, 10, 3), channel(3, 1, 0)}, readers...)
-	page.shows(`document.querySelector("#channel-rows").children[2]?.children[4].textContent === "measuring"`)
+	page.shows(`document.querySelector("#channel-rows").children[2]?.children[4].textContent === "known in 1 s"`)
 
 	// A consumer is 7 frames behind in a channel that keeps 4 frames.
 	look(3, []m{channel(1, 14, 3), channel(2, 10, 7, m{"session": 2, "behind": 7})}, readers...)
 	shows("harm", "nobody waits", "7 frames behind in channel 2, which keeps 4: it misses frames")
 	page.shows(`document.querySelector("#channel-rows").children[1].children[7].textContent === "4 / 4"`)
 	page.shows(`document.getElementById("graph").textContent.includes("4 of 4 used")`)
+
+	// A consumer that does not block producers misses frames of a channel whose policy is to block. The page names it, and not the channel.
+	const firstState = `document.querySelector("#channel-rows tr").children[11].textContent`
+	misses := channel(1, 20, 0, m{"session": 1}, m{"session": 2, "missed": 10}, m{"session": 4, "producer": true})
+	look(4, []m{with(misses, m{"dropped": 10})}, readers...)
+	shows("harm", "nobody waits", "stands misses 50 % of the frames of channel 1")
+	page.shows(firstState + ` === "stands misses 50 %%"`)
+	look(4, []m{with(misses, m{"blocked": 3, "used": 4, "slowest": 1, "waiting": 4})}, readers...)
+	shows("harm", "flows blocks looks", "")
+	page.shows(`document.getElementById("graph").textContent.includes("4 of 4 used") && !document.getElementById("graph").textContent.includes("misses")`)
 
 	// A queue that drops many of its frames is no trouble, and not in order either.
 	dropping := m{"mode": "queue", "full": "drop-oldest", "dropped": 41}

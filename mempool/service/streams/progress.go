@@ -80,6 +80,9 @@ func (st *Stream) Used() uint64 { return st.host.Used() }
 // Behind returns how many frames a consumer of a broadcast has not taken yet.
 func (st *Stream) Behind(m *ledger.Member) uint64 { return st.host.Behind(st.ends[m.ID].Member) }
 
+// Missed returns how many frames a consumer of a broadcast has missed.
+func (st *Stream) Missed(m *ledger.Member) uint64 { return st.host.Missed(st.ends[m.ID].Member) }
+
 // needs returns how many places of the channel a consumer of a broadcast needs.
 func (st *Stream) needs(m *ledger.Member) uint64 { return st.host.Needs(st.ends[m.ID].Member) }
 

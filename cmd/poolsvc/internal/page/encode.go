@@ -82,6 +82,7 @@ type member struct {
 	Session  uint64 `json:"session"`
 	Producer bool   `json:"producer,omitempty"`
 	Behind   uint64 `json:"behind,omitempty"`
+	Missed   uint64 `json:"missed,omitempty"`
 }
 
 // atlas has the maps of the pools.
@@ -209,7 +210,7 @@ func (e encoder) look(o service.Overview, now time.Time) look {
 			one.Blocked = &blocked
 		}
 		for _, m := range f.Members {
-			one.Members = append(one.Members, member{m.Session, m.Role == service.Producer, m.Behind})
+			one.Members = append(one.Members, member{m.Session, m.Role == service.Producer, m.Behind, m.Missed})
 		}
 		l.Channels = append(l.Channels, one)
 	}

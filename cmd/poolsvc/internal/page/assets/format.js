@@ -15,9 +15,9 @@ export function bytes(n) {
 
 export const count = (n) => n.toLocaleString("en-US");
 
-/** Frames a second. They are not known before the second look at a channel. */
+/** Frames a second. They are not known before the second look at a channel, a second after the first. */
 export function rate(n) {
-  if (n === undefined) return "measuring";
+  if (n === undefined) return "known in 1 s";
   return n >= 100 || n === 0 ? count(Math.round(n)) : n.toFixed(1);
 }
 

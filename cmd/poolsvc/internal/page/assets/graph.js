@@ -127,12 +127,12 @@ function createNode(n) {
 }
 
 function updateChannel(e, ch, flow, slow) {
-  const drops = dropsMuch(ch, flow);
+  const drops = slow ? undefined : dropsMuch(ch, flow);
   say(e.children[0], ch.name);
-  say(e.children[1], ch.closed ? "closed" : `${rate(flow.rate)}${flow.rate === undefined ? "" : "/s"} · ${drops ?? `${ch.used} of ${ch.capacity} used`}`);
+  say(e.children[1], ch.closed ? "closed" : `${flow.rate === undefined ? "rate " : ""}${rate(flow.rate)}${flow.rate === undefined ? "" : "/s"} · ${drops ?? `${ch.used} of ${ch.capacity} used`}`);
   e.children[2].firstChild.style.width = `${(100 * ch.used) / ch.capacity}%`;
   e.classList.toggle("slow", slow);
-  e.classList.toggle("hint", drops !== undefined && !slow);
+  e.classList.toggle("hint", drops !== undefined);
 }
 
 function updateGroup(e, n, channels) {

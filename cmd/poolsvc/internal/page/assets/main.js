@@ -14,7 +14,7 @@ const longWait = 10; // seconds
 let maps = new Map(); // by pool
 let before; // the look before
 let past = []; // the channels in the looks of the last minute, the oldest first
-let flows = new Map(); // by channel: {rate: frames a second, lost: the share of frames that are dropped}
+let flows = new Map(); // by channel: {rate: frames a second, lost: the share of frames that are dropped, loser: in a broadcast, who misses so many}
 let events; // the newest first; undefined until they have come
 
 function show(look) {
@@ -25,7 +25,7 @@ function show(look) {
     past = [];
   }
   const sessions = new Map(look.sessions.map((s) => [s.id, s]));
-  measure(look);
+  measure(look, sessions);
   before = look;
   say(byId("clock"), clock(look.at));
   say(byId("total-sessions"), count(look.count));
@@ -43,17 +43,31 @@ function show(look) {
   showSessions(look, found);
 }
 
+/** How many frames of a broadcast each session has missed; of its consumers, the one that has missed most. */
+function missed(ch) {
+  const out = new Map();
+  for (const m of ch.members ?? []) if (!m.producer) out.set(m.session, Math.max(m.missed ?? 0, out.get(m.session) ?? 0));
+  return out;
+}
+
 /** Finds the rates since the look before, and the shares of dropped frames in the last minute; at first, of all frames. */
-function measure(look) {
+function measure(look, sessions) {
   past = past.filter((one) => one.at < look.at && one.at >= look.at - 60000);
   const last = past.at(-1);
   const first = last && look.at - past[0].at >= 10000 ? past[0] : undefined;
   flows = new Map(look.channels.map((ch) => {
     const had = last?.channels.get(ch.id);
     const since = first?.channels.get(ch.id) ?? { published: 0, dropped: 0 };
-    // A broadcast counts a frame once for each consumer that missed it.
-    const frames = (ch.published - since.published) * (ch.mode === "queue" ? 1 : ch.members.filter((m) => !m.producer).length);
-    return [ch.id, { rate: had && (1000 * (ch.published - had.published)) / (look.at - last.at), lost: frames > 0 ? Math.min(1, (ch.dropped - since.dropped) / frames) : 0 }];
+    const frames = ch.published - since.published;
+    const share = (n) => (frames > 0 ? Math.min(1, n / frames) : 0);
+    const flow = { rate: had && (1000 * (ch.published - had.published)) / (look.at - last.at), lost: share(ch.dropped - since.dropped) };
+    if (ch.mode !== "queue") {
+      const before = missed(since);
+      const [worst, n] = [...missed(ch)].map(([id, all]) => [id, all - (before.get(id) ?? 0)]).sort((a, b) => b[1] - a[1])[0] ?? [0, 0];
+      flow.lost = share(n);
+      flow.loser = sessions.get(worst)?.program ?? `session ${worst}`;
+    }
+    return [ch.id, flow];
   }));
   past.push({ at: look.at, channels: new Map(look.channels.map((ch) => [ch.id, ch])) });
 }
@@ -106,7 +120,8 @@ function attention(look, sessions) {
   }
   const drops = look.channels.filter((ch) => dropsMuch(ch, flows.get(ch.id))).sort((a, b) => flows.get(b.id).lost - flows.get(a.id).lost || a.id - b.id)[0];
   if (drops) {
-    card("harm", "nobody waits", `${drops.name} ${dropsMuch(drops, flows.get(drops.id))} of its frames (when full: ${drops.full})`);
+    card("harm", "nobody waits", flows.get(drops.id).loser ? `${dropsMuch(drops, flows.get(drops.id))} of the frames of ${drops.name}`
+      : `${drops.name} ${dropsMuch(drops, flows.get(drops.id))} of its frames (when full: ${drops.full})`);
     return;
   }
   const slow = look.channels.filter((ch) => ch.waiting > 0 && ch.mode !== "queue" && !ch.closed)
@@ -127,7 +142,7 @@ function cards(look, sessions) {
   const total = look.sessions.reduce((sum, s) => sum + s.bytes, 0);
   const first = look.sessions[0];
   if (first?.bytes > 0) card("most", first.program, `${bytes(first.bytes)}, ${percent(first.bytes, total)} of all · pid ${first.pid}, session ${first.id}${first.ended ? ", which has ended" : ""}`);
-  else card("most", "nobody", "no session holds memory");
+  else card("most", "nobody", "no session has memory");
   attention(look, sessions);
   showDead();
 }

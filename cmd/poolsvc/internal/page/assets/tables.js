@@ -36,8 +36,11 @@ export function behindIn(n, ch, hand) {
   return `${count(n)} of ${count(ch.capacity)} frames behind in ${ch.name}${hand > 0 ? `, and ${count(hand)} more in hand` : ""}`;
 }
 
-/** Says which share of its frames a channel drops, where it is high: no trouble, as somebody chose so, but no good state either. */
-export const dropsMuch = (ch, flow) => !ch.closed && flow?.lost >= 0.1 ? `drops ${percent(flow.lost, 1)}` : undefined;
+/**
+ * Says which share of its frames a channel drops, where it is high: no trouble, as somebody chose so, but no good state either. In a broadcast, that is
+ * what one consumer misses, because it or the channel is not to block producers.
+ */
+export const dropsMuch = (ch, flow) => !ch.closed && flow?.lost >= 0.1 ? `${flow.loser ? `${flow.loser} misses` : "drops"} ${percent(flow.lost, 1)}` : undefined;
 
 export function showChannels(look, sessions, flows) {
   byId("no-channels").hidden = look.channels.length > 0;
@@ -52,7 +55,7 @@ export function showChannels(look, sessions, flows) {
         slowest ? who(slowest) : ch.slowest ? `session ${ch.slowest}` : "–", count(producers), count(ch.members.length - producers), ch.closed ? "closed" : ch.blocked !== undefined ? `producers wait ${age(ch.blocked)}` : drops ?? (ch.used >= ch.capacity ? "full" : "open")];
       texts.forEach((text, i) => say(row.children[i], text));
       for (const i of [7, 8, 11]) row.children[i].classList.toggle("alarm", blocksIn(ch));
-      for (const i of [6, 11]) row.children[i].classList.toggle("hint", drops !== undefined);
+      for (const i of [6, 11]) row.children[i].classList.toggle("hint", drops !== undefined && !blocksIn(ch));
     });
 }
 
@@ -115,7 +118,7 @@ export function showSessions(look, found) {
     row.dataset.session = s.id;
   });
   say(byId("session-count"), wanted ? `${count(list.length)} of ${count(look.sessions.length)} match` : look.sessions.length < look.count
-    ? `the ${count(look.sessions.length)} that hold most of ${count(look.count)}` : "those that hold most first");
+    ? `the ${count(look.sessions.length)} that allocated most of ${count(look.count)}` : "those that allocated most first");
   const more = byId("more-sessions");
   more.hidden = list.length <= few;
   say(more, all ? `Show the first ${few}` : `Show all ${count(list.length)}`);
