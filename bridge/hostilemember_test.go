@@ -73,7 +73,8 @@ func (h *hostileMember) recordAt(n uint64) uint64 { return 4096 + 64*(n%h.slots)
 func (h *hostileMember) descriptionAt(n uint64) uint64 {
 	return 4096 + 64*h.slots + 576*(n%h.slots)
 }
-func (h *hostileMember) metaAt(n uint64) uint64 { return 4096 + 640*h.slots + 8448*(n%h.slots) }
+func (h *hostileMember) metaAt(n uint64) uint64   { return 4096 + 640*h.slots + 8448*(n%h.slots) }
+func (h *hostileMember) layoutAt(n uint64) uint64 { return 4096 + 9088*h.slots + 65536*(n%h.slots) }
 
 // publish publishes a frame that would be right if `lie` did not change it, and returns the frame's number.
 func (h *hostileMember) publish(lie func(h *hostileMember, number uint64)) uint64 {
@@ -245,9 +246,15 @@ func wrongWords() (all []wrongWord) {
 		for offset := uint64(0); offset < 64; offset += 8 {
 			add("record", (*hostileMember).recordAt, offset, value)
 		}
-		for _, offset := range []uint64{0, 8, 16, 24, 32, 40, 288, 544} {
+		for _, offset := range []uint64{0, 8, 16, 24, 32, 40, 288, 544, 552} {
 			add("description", (*hostileMember).descriptionAt, offset, value)
 		}
+	}
+	for i, layout := range layoutLies() {
+		all = append(all, wrongWord{fmt.Sprintf("layout %d", i), func(h *hostileMember, n uint64) {
+			copy(h.own[h.layoutAt(n):], layout)
+			h.own.word(h.descriptionAt(n) + 552).Store(uint64(len(layout)))
+		}, true})
 	}
 	for what, meta := range map[string]string{
 		"meta that is not UTF-8": "\x81\xa1k\xa1\xff",

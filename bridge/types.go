@@ -17,6 +17,8 @@ type (
 
 	// Tensor describes how the elements of an array lie in a buffer. More: go doc [mempool.Tensor].
 	Tensor = mempool.Tensor
+	// NamedTensor is one of several arrays in a frame. More: go doc [mempool.NamedTensor].
+	NamedTensor = mempool.NamedTensor
 	// DType names an element type. More: go doc [mempool.DType].
 	DType = mempool.DType
 
@@ -134,6 +136,11 @@ const (
 
 // CPU is the queue of work that the calling goroutine does itself.
 var CPU = mempool.CPU
+
+// Pack returns the description of a frame of several arrays. More: go doc [mempool.Pack].
+//
+// Errors: [ErrInvalid].
+func Pack(arrays ...NamedTensor) (Tensor, error) { return mempool.Pack(arrays...) }
 
 // Bytes returns the description of n plain bytes.
 func Bytes(n uint64) Tensor { return mempool.Bytes(n) }

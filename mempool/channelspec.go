@@ -111,7 +111,8 @@ type ChannelIdentity struct {
 
 // FrameOptions says how a frame is sent.
 type FrameOptions struct {
-	// Tensor describes the content. nil means that the content has the description with which the buffer was allocated.
+	// Tensor describes the content, of one array or, from [Pack], of several. nil means that the content has the description with which the
+	// buffer was allocated.
 	Tensor *Tensor
 	// Meta is the producer's data about the frame, which is sent as MessagePack: at most 8,320 bytes, 8 deep. The keys are texts in UTF-8. The
 	// values are nil, booleans, numbers, strings in UTF-8, []byte, and slices and maps with string keys of these. Subscribers get nil, bool,

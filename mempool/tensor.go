@@ -18,6 +18,9 @@ type Tensor struct {
 	Strides []int64
 	// ByteOffset is the offset of the element [0, …, 0] from the beginning of the buffer.
 	ByteOffset uint64
+	// Arrays are the arrays of a frame of several arrays: the Tensor itself then describes all bytes of the frame. [Pack] makes such a
+	// Tensor. Arrays is nil for one array.
+	Arrays []NamedTensor
 }
 
 // Bytes returns the description of n plain bytes.
@@ -25,13 +28,17 @@ func Bytes(n uint64) Tensor { return Tensor{DType: Uint8, Shape: []uint64{n}} }
 
 // Clone returns a copy that shares nothing with t.
 func (t Tensor) Clone() Tensor {
-	t.Shape, t.Strides = slices.Clone(t.Shape), slices.Clone(t.Strides)
+	t.Shape, t.Strides, t.Arrays = slices.Clone(t.Shape), slices.Clone(t.Strides), slices.Clone(t.Arrays)
+	for i := range t.Arrays {
+		t.Arrays[i].Tensor = t.Arrays[i].Tensor.Clone()
+	}
 	return t
 }
 
-// Equal reports whether t and u describe the same array.
+// Equal reports whether t and u describe the same array, or the same arrays.
 func (t Tensor) Equal(u Tensor) bool {
-	return t.DType == u.DType && t.ByteOffset == u.ByteOffset && slices.Equal(t.Shape, u.Shape) && slices.Equal(t.Strides, u.Strides)
+	return t.DType == u.DType && t.ByteOffset == u.ByteOffset && slices.Equal(t.Shape, u.Shape) && slices.Equal(t.Strides, u.Strides) &&
+		slices.EqualFunc(t.Arrays, u.Arrays, func(a, b NamedTensor) bool { return a.Name == b.Name && a.Tensor.Equal(b.Tensor) })
 }
 
 // Validate returns an error if t does not describe an array that could lie in some buffer.
@@ -64,8 +71,14 @@ func (t Tensor) Elements() (uint64, error) {
 // beginning.
 //
 // Errors: [ErrInvalid] for an unknown element type, too many dimensions, strides that do not match the shape, an offset
-// that is not a multiple of the element size, an element before the start of the buffer, or sizes that overflow.
+// that is not a multiple of the element size, an element before the start of the buffer, sizes that overflow, or Arrays that Pack would
+// refuse.
 func (t Tensor) Extent() (uint64, error) {
+	if t.Arrays != nil {
+		if err := t.validateArrays(); err != nil {
+			return 0, err
+		}
+	}
 	item := t.DType.ItemSize()
 	if item == 0 {
 		return 0, typed.Errorf(ErrInvalid, "unknown element type %q (known: %v)", string(t.DType), dtypes)

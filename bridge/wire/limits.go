@@ -78,6 +78,8 @@ const (
 	EventBytes = 64  // bytes of the handle of an interprocess event
 	MaxInHand  = 256 // frames that a consumer may have in hand, and entries of its holds
 	MinSlots   = 64  // least number of slots of a ring
+
+	LayoutBytes = 65536 // bytes of the layout of a frame of several arrays
 )
 
 // These numbers of docs/streams.md are for the members' memory.

@@ -43,6 +43,19 @@ type Tensor struct {
 	Offset uint64 `wire:"of?"`
 }
 
+// NamedTensor describes one of several arrays in a buffer.
+//
+//wire:go
+type NamedTensor struct {
+	Name   string `wire:"nm"` // name, as for a buffer; no two arrays of a layout have the same
+	Tensor Tensor `wire:"t"`  // where the array lies in the buffer
+}
+
+// Layout describes the arrays of a frame. It is sent in no packet: docs/streams.md says where it is.
+type Layout struct {
+	Arrays []NamedTensor `wire:"ar"` // the arrays
+}
+
 // PoolInfo describes a pool: a named, bounded amount of memory of one kind.
 //
 //wire:public

@@ -58,6 +58,15 @@ var tensorFields = record[Tensor]{
 	uintField("of", func(m *Tensor) *uint64 { return &m.Offset }).maybe(),
 }
 
+var namedTensorFields = record[NamedTensor]{
+	stringField("nm", func(m *NamedTensor) *string { return &m.Name }),
+	structField("t", func(m *NamedTensor) *Tensor { return &m.Tensor }, tensorFields),
+}
+
+var layoutFields = record[Layout]{
+	structsField("ar", func(m *Layout) *[]NamedTensor { return &m.Arrays }, namedTensorFields),
+}
+
 var poolInfoFields = record[PoolInfo]{
 	uintField("id", func(m *PoolInfo) *uint64 { return &m.ID }),
 	stringField("nm", func(m *PoolInfo) *string { return &m.Name }),

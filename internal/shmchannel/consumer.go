@@ -81,7 +81,7 @@ func OpenConsumer(config ConsumerConfig) (*Consumer, error) {
 	if err != nil {
 		return nil, err
 	}
-	cur, err := mapCursor(config.Own, ch.layout, config.ID, true)
+	cur, err := mapCursor(config.Own, ch.geometry, config.ID, true)
 	if err != nil {
 		return nil, errors.Join(err, ch.unmap())
 	}
@@ -106,7 +106,7 @@ func (c *Consumer) AddTrack(slot int, id uint64, f *os.File) error {
 	if old != nil && old.id >= id { // a later member of a slot has a greater id
 		return nil
 	}
-	t, err := mapTrack(f, c.layout, id, false)
+	t, err := mapTrack(f, c.geometry, id, false)
 	if err != nil {
 		t = &track{id: id} // the frames of this producer fail, and no other frames
 	}

@@ -57,7 +57,7 @@ type cursorHead struct {
 type cursor struct {
 	*cursorHead
 	region
-	layout
+	geometry
 	id   uint64
 	done []done
 }
@@ -65,7 +65,7 @@ type cursor struct {
 // mapCursor maps the cursor of the consumer with this id.
 //
 // Errors: [ErrFile]; errors of the system.
-func mapCursor(f *os.File, l layout, id uint64, write bool) (*cursor, error) {
+func mapCursor(f *os.File, l geometry, id uint64, write bool) (*cursor, error) {
 	mem, err := mapFile(f, l.cursorBytes(), write)
 	if err != nil {
 		return nil, err
@@ -73,9 +73,9 @@ func mapCursor(f *os.File, l layout, id uint64, write bool) (*cursor, error) {
 	return newCursor(mem, l, id), nil
 }
 
-func newCursor(mem region, l layout, id uint64) *cursor {
+func newCursor(mem region, l geometry, id uint64) *cursor {
 	return &cursor{
-		cursorHead: at[cursorHead](mem, 0), region: mem, layout: l, id: id,
+		cursorHead: at[cursorHead](mem, 0), region: mem, geometry: l, id: id,
 		done: list[done](mem, HeadBytes, l.slots),
 	}
 }

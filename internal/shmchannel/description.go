@@ -1,6 +1,7 @@
 package shmchannel
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math"
 	"slices"
@@ -19,6 +20,8 @@ type Description struct {
 	Shape  []uint64
 	// Strides are numbers of elements, not of bytes. If Strides is nil, the array is C-contiguous.
 	Strides []int64
+	// Layout is the encoded layout of a frame of several arrays. It is empty for a frame of one array. This package does not decode it.
+	Layout []byte
 
 	by *Producer // [Producer.Describe] has made the description, and has given it this id
 	id uint64
@@ -37,6 +40,8 @@ func (d *Description) Validate() error {
 		return invalid("base %d, offset %d and shape %v: each number is at most 2^63-1", d.Base, d.Offset, d.Shape)
 	case d.Strides != nil && len(d.Strides) != len(d.Shape):
 		return invalid("%d strides for %d dimensions", len(d.Strides), len(d.Shape))
+	case len(d.Layout) > LayoutBytes:
+		return invalid("a layout of %d bytes: at most %d are possible", len(d.Layout), LayoutBytes)
 	}
 	return nil
 }
@@ -52,11 +57,12 @@ func printable(text string) bool {
 
 func (d *Description) equal(e *Description) bool {
 	return d.Base == e.Base && d.Offset == e.Offset && d.DType == e.DType && slices.Equal(d.Shape, e.Shape) &&
-		(d.Strides == nil) == (e.Strides == nil) && slices.Equal(d.Strides, e.Strides)
+		(d.Strides == nil) == (e.Strides == nil) && slices.Equal(d.Strides, e.Strides) && bytes.Equal(d.Layout, e.Layout)
 }
 
 func (d *Description) clone() Description {
-	return Description{Base: d.Base, Offset: d.Offset, DType: d.DType, Shape: slices.Clone(d.Shape), Strides: slices.Clone(d.Strides)}
+	return Description{Base: d.Base, Offset: d.Offset, DType: d.DType, Shape: slices.Clone(d.Shape), Strides: slices.Clone(d.Strides),
+		Layout: slices.Clone(d.Layout)}
 }
 
 // rawDescription is the layout of a description in a track.
@@ -67,11 +73,15 @@ type rawDescription struct {
 	shape   [MaxDims]atomic.Uint64
 	strides [MaxDims]atomic.Uint64
 	base    atomic.Uint64
-	_       [3]uint64
+	layout  atomic.Uint64 // number of bytes of the layout
+	_       [2]uint64
 }
 
-// store writes a valid description.
-func (r *rawDescription) store(d *Description) {
+// rawLayout is the part of a track that stores the layout of one frame.
+type rawLayout [LayoutBytes / 8]atomic.Uint64
+
+// store writes a valid description, and its layout into `layout`.
+func (r *rawDescription) store(d *Description, layout *rawLayout) {
 	put(&r.offset, d.Offset)
 	counts := uint64(len(d.Shape))
 	if d.Strides != nil {
@@ -89,11 +99,13 @@ func (r *rawDescription) store(d *Description) {
 		put(&r.strides[i], uint64(n))
 	}
 	put(&r.base, d.Base)
+	put(&r.layout, uint64(len(d.Layout)))
+	storeBytes(layout[:], d.Layout)
 }
 
 // load reads a description from shared memory. The producer may have written invalid values, so the caller must check the description
 // with Validate.
-func (r *rawDescription) load() *Description {
+func (r *rawDescription) load(layout *rawLayout) *Description {
 	counts := r.counts.Load()
 	dims := min(counts&0xffff, MaxDims+1) // MaxDims+1 stands for any greater number, and Validate rejects it
 	d := &Description{Base: r.base.Load(), Offset: r.offset.Load(), Shape: make([]uint64, dims)}
@@ -115,6 +127,11 @@ func (r *rawDescription) load() *Description {
 	}
 	if !slices.ContainsFunc(name[length:], func(b byte) bool { return b != 0 }) {
 		d.DType = string(name[:length])
+	}
+	if n := min(r.layout.Load(), LayoutBytes+1); n > LayoutBytes {
+		d.Layout = make([]byte, n) // Validate rejects it
+	} else if n > 0 {
+		d.Layout = loadBytes(nil, layout[:], int(n))
 	}
 	return d
 }

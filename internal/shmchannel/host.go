@@ -51,7 +51,7 @@ func NewHost(spec Spec) (*Host, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
-	l := layoutFor(spec.Capacity)
+	l := geometryFor(spec.Capacity)
 	rosterFile, err := makeFile("poolbridge:roster", RosterBytes)
 	if err != nil {
 		return nil, err
@@ -61,7 +61,7 @@ func NewHost(spec Spec) (*Host, error) {
 		return nil, errors.Join(err, rosterFile.Close())
 	}
 	h := &Host{
-		channel:    &channel{layout: l, mode: spec.Mode, policy: spec.Policy, delivers: uint64(spec.MaxDeliveries)},
+		channel:    &channel{geometry: l, mode: spec.Mode, policy: spec.Policy, delivers: uint64(spec.MaxDeliveries)},
 		rosterFile: rosterFile, sequencerFile: sequencerFile,
 	}
 	if err := h.begin(); err != nil {
@@ -128,7 +128,7 @@ func (h *Host) Add(spec MemberSpec) (*Member, error) {
 		return nil, err
 	}
 	m.ID = h.lastID + 1
-	if err := m.makeFile(h.layout); err != nil {
+	if err := m.makeFile(h.geometry); err != nil {
 		return nil, errors.Join(err, m.free())
 	}
 	h.lastID = m.ID
@@ -158,7 +158,7 @@ func (h *Host) place(m *Member) (**Member, error) {
 		"neither kept nor in hand", ErrNoSlot, len(slots), m.Role)
 }
 
-func (m *Member) makeFile(l layout) (err error) {
+func (m *Member) makeFile(l geometry) (err error) {
 	if m.Role == ConsumerRole {
 		if m.file, err = makeFile("poolbridge:cursor", l.cursorBytes()); err != nil {
 			return err

@@ -30,7 +30,7 @@ func TestAChannelThatCannotBe(t *testing.T) {
 
 func TestEveryCapacityHasALayout(t *testing.T) {
 	for capacity := 1; capacity <= MaxCapacity; capacity++ {
-		l := layoutFor(capacity)
+		l := geometryFor(capacity)
 		require.True(t, l.valid(), l)
 		require.True(t, l.slots == MinSlots || l.slots < 4*uint64(capacity), l)
 	}

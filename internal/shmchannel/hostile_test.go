@@ -48,7 +48,7 @@ func newHostile(t testing.TB, spec Spec) *hostile {
 // lie overwrites a word of a channel's file with the given value. To a member, this value can look valid.
 func (h *hostile) lie(file, place, value uint64) {
 	mem := h.regions[file%uint64(len(h.regions))]
-	l := h.rig.host.layout
+	l := h.rig.host.geometry
 	size := uint64(len(mem))
 	offset := place * 8 % size
 	if size == l.trackBytes() {
@@ -57,6 +57,8 @@ func (h *hostile) lie(file, place, value uint64) {
 			offset = l.descriptionsAt() + place*8%(DescriptionBytes*l.slots)
 		case 1:
 			offset = l.metaAt() + place*8%(MetaBytes*l.slots)
+		case 2:
+			offset = l.layoutsAt() + place*8%(LayoutBytes*l.slots)
 		default:
 			offset = base
 		}

@@ -15,6 +15,7 @@ const (
 	EventBytes       = 64        // bytes of the handle of an interprocess event
 	MaxInHand        = 256       // frames that a consumer may have in hand, and entries of its holds
 	MinSlots         = 64        // least number of slots of a ring
+	LayoutBytes      = 65536     // bytes of the layout of a frame of several arrays
 	MaxSlots         = 1 << 16   // greatest number of slots of a ring
 	MaxProducers     = 63        // producers of a channel; a producer that left counts while the channel keeps one of its frames
 	MaxNumber        = 1<<48 - 1 // greatest number of a frame

@@ -33,7 +33,7 @@ func OpenProducer(config MemberConfig) (*Producer, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := mapTrack(config.Own, c.layout, config.ID, true)
+	t, err := mapTrack(config.Own, c.geometry, config.ID, true)
 	if err != nil {
 		return nil, errors.Join(err, c.unmap())
 	}
@@ -58,7 +58,7 @@ func (p *Producer) AddCursor(slot int, id uint64, f *os.File) error {
 	if old != nil && old.id >= id { // a later member of a slot has a greater id
 		return nil
 	}
-	c, err := mapCursor(f, p.layout, id, false)
+	c, err := mapCursor(f, p.geometry, id, false)
 	if err != nil {
 		return err
 	}
@@ -197,7 +197,7 @@ func (p *Producer) write(n uint64, r *Record) {
 		id = p.descriptions.id(r.Description)
 	}
 	if p.descriptions.stored[i] != id {
-		p.track.descriptions[i].store(r.Description)
+		p.track.descriptions[i].store(r.Description, &p.track.layouts[i])
 		p.descriptions.stored[i] = id
 	}
 	p.track.store(raw, n, r, when, id)

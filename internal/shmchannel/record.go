@@ -73,26 +73,26 @@ type rawRecord struct {
 // rawMeta is the part of a track that stores the event and the meta of one record.
 type rawMeta [MetaBytes / 8]atomic.Uint64
 
-// store writes b, beginning at index `word`.
-func (m *rawMeta) store(word int, b []byte) {
-	for ; len(b) >= 8; b, word = b[8:], word+1 {
-		put(&m[word], binary.LittleEndian.Uint64(b))
+// storeBytes writes b into the words `to`.
+func storeBytes(to []atomic.Uint64, b []byte) {
+	for ; len(b) >= 8; b, to = b[8:], to[1:] {
+		put(&to[0], binary.LittleEndian.Uint64(b))
 	}
 	if len(b) > 0 {
 		var rest [8]byte
 		copy(rest[:], b)
-		put(&m[word], binary.LittleEndian.Uint64(rest[:]))
+		put(&to[0], binary.LittleEndian.Uint64(rest[:]))
 	}
 }
 
-// load reads n bytes, beginning at index `word`, and appends them to the slice `to`.
-func (m *rawMeta) load(to []byte, word, n int) []byte {
-	for ; n >= 8; n, word = n-8, word+1 {
-		to = binary.LittleEndian.AppendUint64(to, m[word].Load())
+// loadBytes reads n bytes from the words `from`, and appends them to the slice `to`.
+func loadBytes(to []byte, from []atomic.Uint64, n int) []byte {
+	for ; n >= 8; n, from = n-8, from[1:] {
+		to = binary.LittleEndian.AppendUint64(to, from[0].Load())
 	}
 	if n > 0 {
 		var rest [8]byte
-		binary.LittleEndian.PutUint64(rest[:], m[word].Load())
+		binary.LittleEndian.PutUint64(rest[:], from[0].Load())
 		to = append(to, rest[:n]...)
 	}
 	return to

@@ -61,7 +61,7 @@ type roster struct {
 
 // channel is a member's mappings of the channel's files, and a copy of the roster's fields that never change.
 type channel struct {
-	layout
+	geometry
 	mode     Mode
 	policy   Policy
 	delivers uint64
@@ -82,8 +82,8 @@ func openChannel(rosterFile, sequencerFile *os.File) (*channel, error) {
 	}
 	r := at[roster](mem, 0)
 	c := &channel{
-		layout: layout{r.capacity.Load(), r.slots.Load()},
-		mode:   Mode(r.mode.Load()), policy: Policy(r.policy.Load()), delivers: r.delivers.Load(),
+		geometry: geometry{r.capacity.Load(), r.slots.Load()},
+		mode:     Mode(r.mode.Load()), policy: Policy(r.policy.Load()), delivers: r.delivers.Load(),
 		roster: r, rosterRegion: mem,
 	}
 	switch {
@@ -109,7 +109,7 @@ func (c *channel) mapSequencer(f *os.File) error {
 		return err
 	}
 	c.sequencerRegion = mem
-	c.sequencer = newSequencer(mem, c.layout)
+	c.sequencer = newSequencer(mem, c.geometry)
 	return nil
 }
 

@@ -84,16 +84,16 @@ type sequencer struct {
 	order      []atomic.Uint64
 	claims     []atomic.Uint64
 	deliveries []atomic.Uint64
-	layout
+	geometry
 }
 
-func newSequencer(mem region, l layout) sequencer {
+func newSequencer(mem region, l geometry) sequencer {
 	return sequencer{
 		sequencerHead: at[sequencerHead](mem, 0),
 		order:         list[atomic.Uint64](mem, HeadBytes, l.slots),
 		claims:        list[atomic.Uint64](mem, HeadBytes+8*l.slots, l.slots),
 		deliveries:    list[atomic.Uint64](mem, HeadBytes+16*l.slots, l.slots),
-		layout:        l,
+		geometry:      l,
 	}
 }
 

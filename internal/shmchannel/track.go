@@ -1,6 +1,7 @@
 package shmchannel
 
 import (
+	"bytes"
 	"os"
 	"sync/atomic"
 )
@@ -11,11 +12,15 @@ const trackMagic = "PBTRCK01"
 type track struct {
 	*counted
 	region
-	layout
+	geometry
 	id           uint64
 	records      []rawRecord
 	descriptions []rawDescription
 	meta         []rawMeta
+	layouts      []rawLayout
+
+	lastLayout   []byte // that of the description that was remembered last
+	knownLayouts int    // bytes of the layouts that `known` has
 
 	// known has descriptions that the consumer has read from this track. The description with the id i has the index i modulo the length.
 	// Only a consumer uses known.
@@ -36,7 +41,7 @@ const maxKnown = 4
 // too, for people: mapTrack does not read it, because the producer can write it.
 //
 // Errors: [ErrFile]; errors of the system.
-func mapTrack(f *os.File, l layout, id uint64, write bool) (*track, error) {
+func mapTrack(f *os.File, l geometry, id uint64, write bool) (*track, error) {
 	mem, err := mapFile(f, l.trackBytes(), write)
 	if err != nil {
 		return nil, err
@@ -49,12 +54,13 @@ func writeTrackHead(mem region, id uint64) {
 	at[atomic.Uint64](mem, 8).Store(id)
 }
 
-func newTrack(mem region, l layout, id uint64) *track {
+func newTrack(mem region, l geometry, id uint64) *track {
 	return &track{
-		counted: at[counted](mem, 16), region: mem, layout: l, id: id,
+		counted: at[counted](mem, 16), region: mem, geometry: l, id: id,
 		records:      list[rawRecord](mem, trackHeadBytes, l.slots),
 		descriptions: list[rawDescription](mem, l.descriptionsAt(), l.slots),
 		meta:         list[rawMeta](mem, l.metaAt(), l.slots),
+		layouts:      list[rawLayout](mem, l.layoutsAt(), l.slots),
 	}
 }
 
@@ -73,10 +79,10 @@ func (t *track) store(raw *rawRecord, number uint64, r *Record, when, descriptio
 		m, word := &t.meta[number&t.mask()], 0
 		if len(r.Event) > 0 {
 			small |= flagEvent << 16
-			m.store(0, r.Event)
+			storeBytes(m[:], r.Event)
 			word = EventBytes / 8
 		}
-		m.store(word, r.Meta)
+		storeBytes(m[word:], r.Meta)
 	}
 	put(&raw.block, r.Block)
 	put(&raw.buffer, r.Buffer)
@@ -126,10 +132,10 @@ func (t *track) load(number uint64, r *Record) verdict {
 	if small>>16 != 0 {
 		m, word := &t.meta[i], 0
 		if flags != 0 {
-			r.Event = m.load(r.Event, 0, EventBytes)
+			r.Event = loadBytes(r.Event, m[:], EventBytes)
 			word = EventBytes / 8
 		}
-		r.Meta = m.load(r.Meta, word, int(length))
+		r.Meta = loadBytes(r.Meta, m[word:], int(length))
 	}
 	if t.known == nil {
 		t.known = make([]known, maxKnown*t.slots)
@@ -137,7 +143,7 @@ func (t *track) load(number uint64, r *Record) verdict {
 	k := &t.known[description&(maxKnown*t.slots-1)]
 	fresh := k.d == nil || k.id != description
 	if r.Description = k.d; fresh {
-		r.Description = t.descriptions[i].load()
+		r.Description = t.descriptions[i].load(&t.layouts[i])
 	}
 	if raw.seq.Load() != number {
 		return torn
@@ -149,9 +155,26 @@ func (t *track) load(number uint64, r *Record) verdict {
 		if err := r.Description.Validate(); err != nil {
 			return verdict(err.Error())
 		}
-		*k = known{description, r.Description}
+		t.remember(k, known{description, r.Description})
 	}
 	return sound
+}
+
+// maxKnownLayouts is how many bytes of layouts a consumer remembers for one track.
+const maxKnownLayouts = 1 << 20
+
+// remember keeps a description that is valid. Descriptions with equal layouts share the layout's bytes.
+func (t *track) remember(at *known, k known) {
+	if layout := k.d.Layout; len(layout) > 0 {
+		if bytes.Equal(t.lastLayout, layout) {
+			k.d.Layout = t.lastLayout
+		} else if t.knownLayouts += len(layout); t.knownLayouts > maxKnownLayouts {
+			clear(t.known)
+			t.knownLayouts = len(layout)
+		}
+		t.lastLayout = k.d.Layout
+	}
+	*at = k
 }
 
 // checked returns torn if the producer replaced the record meanwhile. Otherwise it returns v.

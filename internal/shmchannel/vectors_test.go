@@ -97,7 +97,7 @@ type cursorVector struct {
 	Done              []struct{ Number, Value, Word uint64 }
 }
 
-func (v rosterVector) write(mem region, l layout) {
+func (v rosterVector) write(mem region, l geometry) {
 	r := at[roster](mem, 0)
 	copy(r.magic[:], rosterMagic)
 	r.version.Store(v.Version)
@@ -126,7 +126,7 @@ func (v slotVector) write(s *slot) {
 	s.pid.Store(v.PID)
 }
 
-func (v sequencerVector) write(mem region, l layout) {
+func (v sequencerVector) write(mem region, l geometry) {
 	s := newSequencer(mem, l)
 	s.tail.Store(uint64(newTail(v.Tail.Number, int(v.Tail.Slot), v.Tail.Version)))
 	s.published.word.Store(v.Published)
@@ -162,18 +162,18 @@ func (v recordVector) record(t testing.TB) *Record {
 		Meta: encoded, Description: &v.Description}
 }
 
-func (v trackVector) write(t testing.TB, mem region, l layout) {
+func (v trackVector) write(t testing.TB, mem region, l geometry) {
 	writeTrackHead(mem, v.ID)
 	tr := newTrack(mem, l, v.ID)
 	for _, r := range v.Records {
 		raw := tr.begin(r.Number)
-		tr.descriptions[r.Number&l.mask()].store(&r.Description)
+		tr.descriptions[r.Number&l.mask()].store(&r.Description, &tr.layouts[r.Number&l.mask()])
 		tr.store(raw, r.Number, r.record(t), r.Time, r.DescriptionID)
 	}
 }
 
 // check reads the track as a consumer does, and compares what it reads with the vector.
-func (v trackVector) check(t testing.TB, mem region, l layout) {
+func (v trackVector) check(t testing.TB, mem region, l geometry) {
 	tr := newTrack(mem, l, v.ID)
 	for _, want := range v.Records {
 		var r Record
@@ -193,7 +193,7 @@ func (v trackVector) check(t testing.TB, mem region, l layout) {
 	}
 }
 
-func (v cursorVector) write(mem region, l layout) {
+func (v cursorVector) write(mem region, l geometry) {
 	c := newCursor(mem, l, 1)
 	c.floor.Store(v.Floor)
 	c.next.Store(v.Next)
@@ -211,7 +211,7 @@ func (v cursorVector) write(mem region, l layout) {
 
 // file returns the content of a vector's file.
 func (v fileVector) file(t testing.TB) region {
-	l := layoutFor(int(v.Capacity))
+	l := geometryFor(int(v.Capacity))
 	switch {
 	case v.Roster != nil:
 		mem := make(region, RosterBytes)
@@ -260,7 +260,7 @@ func TestFilesLookAsTheVectorsSay(t *testing.T) {
 	require.NotEmpty(t, v.Files)
 	require.NotEmpty(t, v.Meta)
 	for i, want := range v.Layouts {
-		l := layoutFor(int(want.Capacity))
+		l := geometryFor(int(want.Capacity))
 		have := layoutVector{l.capacity, l.slots, RosterBytes, l.sequencerBytes(), l.trackBytes(), l.cursorBytes()}
 		if *update {
 			v.Layouts[i] = have
@@ -348,6 +348,8 @@ func vectorsToWrite() vectors {
 				Description: Description{DType: "bool", Shape: []uint64{}}},
 			{Number: 127, Block: 7, Event: hex.EncodeToString(event), Meta: most, DescriptionID: 1 << 63,
 				Description: Description{DType: "fifteen-letters", Shape: shape, Strides: strides}},
+			{Number: 131, Block: 8, Buffer: 9, Bytes: 264, DescriptionID: 4, Description: Description{DType: "uint8", Shape: []uint64{264},
+				Layout: []byte("\x81\xa2ar\x92\x82\xa2nm\xa5image\xa1t\x82\xa2dt\xa5uint8\xa2sh\x91\x02\x82\xa2nm\xa5label\xa1t\x82\xa2dt\xa5int64\xa2of\xcd\x01\x00")}},
 		}}},
 		{Name: "cursor of a new consumer", Capacity: 4, Cursor: &cursorVector{Floor: 8, Next: 8}},
 		{Name: "cursor with frames in hand", Capacity: 4, Cursor: &cursorVector{

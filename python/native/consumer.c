@@ -12,12 +12,16 @@ static bool drops(const struct pb_consumer *c) { return c->policy > PB_FAIL; }
 enum pb_result pb_consumer_open(struct pb_consumer *c, int roster, int sequencer, int cursor, uint32_t slot, uint64_t member) {
     memset(c, 0, sizeof *c);
     enum pb_result r = pb_channel_open(&c->ch, roster, sequencer, slot, member);
-    return r ? r : pb_file_open(&c->ch, &c->ch.own, cursor, pb_cursor_size(c->ch.slots), true, "cursor");
+    if (!r) r = pb_file_open(&c->ch, &c->ch.own, cursor, pb_cursor_size(c->ch.slots), true, "cursor");
+    if (!r && !(c->layout = malloc(PB_LAYOUT))) r = pb_complain(&c->ch, PB_NO_MEMORY, "no memory for the layouts of frames");
+    return r;
 }
 
 void pb_consumer_close(struct pb_consumer *c) {
     for (uint32_t slot = 0; slot < PB_PRODUCERS; slot++) pb_file_close(&c->tracks[slot].file, c->ch.life);
     pb_channel_close(&c->ch);
+    free(c->layout);
+    c->layout = NULL;
 }
 
 enum pb_result pb_add_track(struct pb_consumer *c, uint32_t slot, uint64_t member, int fd) {
@@ -299,7 +303,8 @@ bool pb_check_description(const void *bytes, struct pb_description *to) {
     memcpy(to->shape, from + 32, sizeof to->shape);
     memcpy(to->strides, from + 288, sizeof to->strides);
     memcpy(&to->base, from + PB_AT_BASE, 8);
-    if (ndim > PB_NDIM || strided > 1 || to->offset > INT64_MAX || to->base > INT64_MAX) return false;
+    memcpy(&to->layout_bytes, from + PB_AT_LAYOUT, 8);
+    if (ndim > PB_NDIM || strided > 1 || to->offset > INT64_MAX || to->base > INT64_MAX || to->layout_bytes > PB_LAYOUT) return false;
     to->ndim = ndim;
     to->strided = strided;
     for (unsigned i = 0; i < ndim; i++)
@@ -313,6 +318,15 @@ bool pb_check_description(const void *bytes, struct pb_description *to) {
 
 static void copy_out(uint64_t *to, const pb_word *from, size_t size) {
     for (size_t i = 0; i < (size + 7) / 8; i++) to[i] = PB_PEEK(from + i);
+}
+
+// Reads the description in a slot of a track, and its layout. The producer may write both meanwhile.
+static void read_description(struct pb_consumer *c, const struct pb_file *track, uint64_t ring) {
+    const struct pb_channel *ch = &c->ch;
+    copy_out(c->description, pb_at(track, PB_PAGE + PB_RECORD * ch->slots + PB_DESCRIPTION * ring), PB_DESCRIPTION);
+    uint64_t bytes = c->description[PB_AT_LAYOUT / 8];
+    if (bytes > PB_LAYOUT) return; // pb_check_description refuses it
+    copy_out(c->layout, pb_at(track, PB_PAGE + (PB_RECORD + PB_DESCRIPTION + PB_META_SLOT) * ch->slots + PB_LAYOUT * ring), bytes);
 }
 
 // Reads the record and the meta of the frame `frame->number`. Reads the frame's description too, unless the
@@ -347,7 +361,7 @@ static enum pb_result read_record(struct pb_consumer *c, uint32_t slot, struct p
     if (kept && kept->object) {
         frame->kept = kept->object;
         frame->base = kept->base;
-    } else copy_out(c->description, pb_at(track, PB_PAGE + PB_RECORD * ch->slots + PB_DESCRIPTION * ring), PB_DESCRIPTION);
+    } else read_description(c, track, ring);
     atomic_thread_fence(memory_order_acquire);
     if (PB_PEEK(record) != frame->number) return PB_AGAIN;
     struct pb_description checked;

@@ -15,6 +15,7 @@ enum { // bridge/wire/limits.go says which other files have these numbers, in Go
     PB_EVENT = 64, // bytes of the handle of an interprocess event
     PB_HOLDS = 256, // frames that a consumer may have in hand, and entries of its holds
     PB_LEAST_SLOTS = 64, // least number of slots of a ring
+    PB_LAYOUT = 65536, // bytes of the layout of a frame of several arrays
     PB_MOST_SLOTS = 65536, // greatest number of slots of a ring
     PB_PRODUCERS = 63, // producers of a channel; a producer that left counts while the channel keeps one of its frames
     PB_ROSTER = 73728, // bytes of a roster

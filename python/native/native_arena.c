@@ -29,7 +29,7 @@ typedef struct {
     double used;                       // when the publisher last took or published an array
     char closed, busy, on_streams;
     State *state; // state of the module, which the type keeps alive
-    uint64_t described[PB_DESCRIPTION / 8];
+    char *described; // the description of each slot, but for its base, and the layout
 } Slots;
 
 // Arenas
@@ -190,6 +190,7 @@ static int clear_slots(Slots *self) {
 static void dealloc_slots(Slots *self) {
     PyObject_GC_UnTrack(self);
     clear_slots(self);
+    free(self->described);
     free_object(self);
 }
 
@@ -198,15 +199,19 @@ static PyObject *publish_with(Slots *self, PyObject *args) {
     PyObject *owner, *timelines;
     unsigned long long timeline, id, nbytes;
     const char *described;
+    struct pb_description d;
     Py_ssize_t size;
     if (!PyArg_ParseTuple(args, "OOKKy#K:publish_with", &owner, &timelines, &timeline, &id, &described, &size, &nbytes)) return NULL;
-    if (Py_TYPE(owner) != self->state->producer || size != PB_DESCRIPTION || !id || nbytes > INT64_MAX ||
-        !pb_check_description(described, &(struct pb_description){0})) {
+    if (Py_TYPE(owner) != self->state->producer || size < PB_DESCRIPTION || !id || nbytes > INT64_MAX ||
+        !pb_check_description(described, &d) || d.layout_bytes + PB_DESCRIPTION != (size_t)size) {
         PyErr_SetString(self->state->invalid, "a publisher needs a native producer and a description in the form of docs/streams.md");
         return NULL;
     }
     PyObject *before[] = {self->owner, self->timelines};
-    memcpy(self->described, described, PB_DESCRIPTION);
+    char *copy = malloc((size_t)size);
+    if (!copy) return PyErr_NoMemory();
+    free(self->described);
+    self->described = memcpy(copy, described, (size_t)size);
     self->timeline = timeline, self->description_id = id, self->nbytes = nbytes;
     self->owner = Py_NewRef(owner), self->timelines = Py_NewRef(timelines);
     Py_XDECREF(before[0]), Py_XDECREF(before[1]);
@@ -410,7 +415,7 @@ static bool prepare(Slots *self, PyObject *meta, uint64_t word, uint64_t value, 
     if (meta && PyBytes_AsStringAndSize(meta, &text, &bytes)) return false;
     if (!slot || !self->description_id || bytes > PB_META || !pb_check_meta(text, (size_t)bytes)) return false;
     uint64_t base = index_of(slot) * slot->arena->stride;
-    memcpy((char *)self->described + PB_AT_BASE, &base, sizeof base);
+    memcpy(self->described + PB_AT_BASE, &base, sizeof base);
     sending->slots = self;
     sending->what = (struct pb_publication){.slot = slot, .block = slot->arena->block, .buffer = slot->arena->buffer, .bytes = self->nbytes,
                                             .description_id = self->description_id + index_of(slot), .description = self->described,

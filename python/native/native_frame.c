@@ -6,7 +6,7 @@
 typedef struct {
     PyObject_HEAD
     struct pb_frame frame;
-    PyObject *object, *description, *details; // the object kept for such frames, or NULL; copies of the description, and of event and meta
+    PyObject *object, *description, *details; // the object kept for such frames, or NULL; copies of the description with its layout, and of event and meta
 } Frame;
 
 PyObject *new_frame(State *state, const struct pb_consumer *c, const struct pb_frame *frame) {
@@ -16,7 +16,14 @@ PyObject *new_frame(State *state, const struct pb_consumer *c, const struct pb_f
     PyObject *object = Py_XNewRef((PyObject *)taken.kept), *details = NULL, *description = NULL;
     Py_ssize_t size = (Py_ssize_t)taken.meta_bytes + (taken.event ? PB_EVENT : 0);
     if (size) details = PyBytes_FromStringAndSize((const char *)c->meta, size);
-    if (!object) description = PyBytes_FromStringAndSize((const char *)c->description, PB_DESCRIPTION);
+    if (!object) {
+        size_t layout = c->description[PB_AT_LAYOUT / 8];
+        if ((description = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(PB_DESCRIPTION + layout)))) {
+            char *to = PyBytes_AsString(description);
+            memcpy(to, c->description, PB_DESCRIPTION);
+            if (layout) memcpy(to + PB_DESCRIPTION, c->layout, layout);
+        }
+    }
     bool fine = (!size || details) && (object || description);
     Frame *self = fine ? (Frame *)PyType_GenericAlloc(state->frame, 0) : NULL;
     if (self) {
@@ -63,6 +70,12 @@ static PyObject *description(Frame *self, void *closure) {
     return all;
 }
 
+static PyObject *layout(Frame *self, void *closure) {
+    (void)closure;
+    Py_ssize_t bytes = self->description ? PyBytes_Size(self->description) - PB_DESCRIPTION : 0;
+    return PyBytes_FromStringAndSize(bytes ? PyBytes_AsString(self->description) + PB_DESCRIPTION : NULL, bytes);
+}
+
 static int traverse(Frame *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->object);
@@ -98,6 +111,7 @@ static PyGetSetDef getters[] = {
     {"event", (getter)event, NULL, NULL, NULL},
     {"meta", (getter)meta, NULL, NULL, NULL},
     {"description", (getter)description, NULL, NULL, NULL},
+    {"layout", (getter)layout, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot slots[] = {

@@ -75,16 +75,17 @@ static bool bytes_of(Producer *self, PyObject *from, const char *what, Py_ssize_
 // publish(block, buffer, bytes, description_id, description, meta=b"", word=0, value=0, event=None, timeout=None, spin=None)
 static PyObject *publish(Producer *self, PyObject *const *args, Py_ssize_t given) {
     Publishing p = {.waits = true};
-    Py_ssize_t size = 0;
+    Py_ssize_t size = 0, described;
     uint64_t word = 0;
+    uint64_t layout;
     Wait how = {.limit = INT64_MAX, .freed = true, .hurry = &self->core.before};
     if (!usable(&self->member) || !count_is(given, 5, 11, "publish") ||
         !number_of(self, args[0], UINT64_MAX, "a block id", &p.what.block) ||
         !number_of(self, args[1], UINT64_MAX, "a buffer id", &p.what.buffer) ||
         !number_of(self, args[2], UINT64_MAX, "a number of bytes", &p.what.bytes) ||
         !number_of(self, args[3], UINT64_MAX, "a description id", &p.what.description_id) ||
-        !bytes_of(self, args[4], "a description", PB_DESCRIPTION, PB_DESCRIPTION, &p.what.description, &size) ||
-        (size = 0, given > 5 && !bytes_of(self, args[5], "meta", 0, PB_META, &p.what.meta, &size)) ||
+        !bytes_of(self, args[4], "a description", PB_DESCRIPTION, PB_DESCRIPTION + PB_LAYOUT, &p.what.description, &described) ||
+        (given > 5 && !bytes_of(self, args[5], "meta", 0, PB_META, &p.what.meta, &size)) ||
         (given > 6 && !number_of(self, args[6], PB_WORDS - 1, "a word", &word)) ||
         (given > 7 && !number_of(self, args[7], PB_VALUE_MAX, "the value of a fence", &p.what.value)))
         return NULL;
@@ -92,8 +93,10 @@ static PyObject *publish(Producer *self, PyObject *const *args, Py_ssize_t given
     p.what.word = (uint32_t)word;
     if (given > 8 && args[8] != Py_None && !bytes_of(self, args[8], "an event", PB_EVENT, PB_EVENT, &p.what.event, &size)) return NULL;
     if (!wait_of(self, args + 9, given - 9, &how)) return NULL;
+    memcpy(&layout, (const char *)p.what.description + PB_AT_LAYOUT, sizeof layout);
     bool known = p.what.description_id && p.what.description_id == self->checked;
     if (!(known || (p.what.description_id && pb_check_description(p.what.description, &(struct pb_description){0}))) ||
+        layout != (uint64_t)described - PB_DESCRIPTION ||
         !pb_check_meta(p.what.meta, p.what.meta_bytes)) {
         PyErr_SetString(state_of(self)->invalid, "the description or the meta is not in the form of docs/streams.md, or its id is 0");
         return NULL;

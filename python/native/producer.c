@@ -226,6 +226,16 @@ static void copy_in(pb_word *to, const void *from, size_t size) {
     }
 }
 
+// Writes a description, and the layout behind it, into a slot of the track.
+static void write_description(struct pb_channel *ch, uint64_t slot, const char *description) {
+    uint64_t bytes;
+    memcpy(&bytes, description + PB_AT_LAYOUT, 8);
+    copy_in(pb_at(&ch->own, PB_PAGE + PB_RECORD * ch->slots + PB_DESCRIPTION * slot), description, PB_DESCRIPTION);
+    pb_word *layout = pb_at(&ch->own, PB_PAGE + (PB_RECORD + PB_DESCRIPTION + PB_META_SLOT) * ch->slots + PB_LAYOUT * slot);
+    // The slots of a publisher have descriptions of their own, and one layout.
+    if (bytes && memcmp((const void *)layout, description + PB_DESCRIPTION, bytes)) copy_in(layout, description + PB_DESCRIPTION, bytes);
+}
+
 static void write_record(struct pb_producer *p, const struct pb_publication *what, uint64_t number) {
     struct pb_channel *ch = &p->ch;
     uint64_t slot = pb_ring(ch, number);
@@ -243,7 +253,7 @@ static void write_record(struct pb_producer *p, const struct pb_publication *wha
     PB_PUT(record + PB_RECORD_SMALL, what->word | (what->event ? UINT64_C(1) << 16 : 0) | (uint64_t)what->meta_bytes << 32);
     PB_PUT(record + PB_RECORD_DESCRIPTION, what->description_id);
     if (p->described[slot] != what->description_id) {
-        copy_in(pb_at(&ch->own, PB_PAGE + PB_RECORD * ch->slots + PB_DESCRIPTION * slot), what->description, PB_DESCRIPTION);
+        write_description(ch, slot, what->description);
         p->described[slot] = what->description_id;
     }
     if (what->event) copy_in(pb_at(&ch->own, meta), what->event, PB_EVENT);

@@ -82,7 +82,7 @@ void pb_file_close(struct pb_file *file, uint64_t life) {
 }
 
 size_t pb_track_size(uint64_t slots) {
-    size_t size = PB_PAGE + slots * (PB_RECORD + PB_DESCRIPTION + PB_META_SLOT);
+    size_t size = PB_PAGE + slots * (PB_RECORD + PB_DESCRIPTION + PB_META_SLOT + PB_LAYOUT);
     return (size + PB_PAGE - 1) / PB_PAGE * PB_PAGE;
 }
 

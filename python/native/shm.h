@@ -20,6 +20,7 @@
 enum {
     PB_VOID = PB_PRODUCERS, // the slot in a tail whose number is void: no frame was published with that number
     PB_AT_BASE = 544,       // where a description says where the frame's memory begins in its block
+    PB_AT_LAYOUT = 552,     // where a description says how many bytes the layout has
     PB_MOST_KEPT = 16384,   // greatest number of objects that a consumer keeps
     PB_PAGE = 4096,
 };
@@ -191,10 +192,11 @@ struct pb_consumer {
     size_t kept_room, kept_count;
     // The description, the event and the meta of the last frame that this consumer took.
     uint64_t description[PB_DESCRIPTION / 8], meta[(PB_EVENT + PB_META) / 8];
+    uint64_t *layout; // that of the description: PB_LAYOUT bytes
 };
 
 struct pb_description {
-    uint64_t base, offset, shape[PB_NDIM];
+    uint64_t base, offset, layout_bytes, shape[PB_NDIM];
     int64_t strides[PB_NDIM];
     unsigned ndim;
     bool strided;

@@ -92,6 +92,9 @@ class Frame:
     def description(self) -> tuple[str, tuple[int, ...], tuple[int, ...] | None, int] | None:
         """Element type, shape, strides in elements, and offset in bytes from `base`; None if there is an `object`."""
     @property
+    def layout(self) -> bytes:
+        """The layout of a frame of several arrays; empty: the frame has one array, or there is an `object`."""
+    @property
     def meta(self) -> bytes:
         """The producer's map, in MessagePack; empty: none."""
     @property
@@ -135,8 +138,9 @@ class Producer:
     ) -> int | Condition:
         """Publish a block as the next frame and return the frame's number.
 
-        `description` and `meta` have the format of the track. A `description_id`, which is not 0, always stands for the
-        same description. With a `timeout` of 0 the producer does not wait, and does not join the waiting producers.
+        `description`, with the layout behind it, and `meta` have the format of the track. A `description_id`, which is
+        not 0, always stands for the same description. With a `timeout` of 0 the producer does not wait, and does not
+        join the waiting producers.
 
         If nothing was published, the result is `TIMEOUT`, `NO_ROOM`, `END`, `DESTROYED`, `EVICTED` or `UNKNOWN_MEMBER`.
 

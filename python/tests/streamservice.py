@@ -68,12 +68,17 @@ def memfd(name: str, size: int, *, sealed: bool = True) -> int:
 
 
 def description(
-    dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None, offset: int = 0, base: int = 0
+    dtype: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None = None,
+    offset: int = 0,
+    base: int = 0,
+    layout: bytes = b"",
 ) -> bytes:
     head = struct.pack("<QHHI16s", offset, len(shape), strides is not None, 0, dtype.encode())
     sizes = struct.pack(f"<{len(shape)}Q", *shape).ljust(256, b"\0")
     steps = struct.pack(f"<{len(shape)}q", *strides) if strides is not None else b""
-    return ((head + sizes + steps).ljust(544, b"\0") + struct.pack("<Q", base)).ljust(576, b"\0")
+    return ((head + sizes + steps).ljust(544, b"\0") + struct.pack("<QQ", base, len(layout))).ljust(576, b"\0") + layout
 
 
 def meta(entries: dict[str, str]) -> bytes:
@@ -100,7 +105,7 @@ class Channel:
 
     @property
     def track_size(self) -> int:
-        return 4096 + (self.slots * (64 + 576 + 8448) + 4095) // 4096 * 4096
+        return 4096 + (self.slots * (64 + 576 + 8448 + 65536) + 4095) // 4096 * 4096
 
     @property
     def cursor_size(self) -> int:

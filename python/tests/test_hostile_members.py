@@ -29,8 +29,9 @@ import poolbridge
 from poolbridge import _native
 from poolbridge._session.flow import Ask, Flow
 from poolbridge._session.grants import know_timeline
+from poolbridge._wire import packet
 from poolbridge._wire.limits import MAX_FENCE_VALUE, TIMELINE_WORDS
-from poolbridge._wire.messages import Enter, Join, JoinReply, Reply
+from poolbridge._wire.messages import Enter, Join, JoinReply, Layout, NamedTensor, Reply, Tensor
 
 SEED = int(os.environ.get("POOLBRIDGE_TEST_SEED") or random.SystemRandom().getrandbits(32))
 """The seed of all random words. The output of a failed test has it."""
@@ -84,6 +85,7 @@ class Hostile:
             "record": 4096 + 64 * ring,
             "description": 4096 + 64 * n + 576 * ring,
             "meta": 4096 + 640 * n + 8448 * ring,
+            "layout": 4096 + 9088 * n + 65536 * ring,
         }[part]
 
     def publish(self, lie: Callable[[Hostile, int], object]) -> int:
@@ -199,11 +201,51 @@ def texts(data: bytes) -> Callable[[Hostile, int], None]:
     return lie
 
 
+def layout(data: bytes) -> Callable[[Hostile, int], None]:
+    """Let a frame have several arrays, which `data` describes."""
+
+    def lie(member: Hostile, number: int) -> None:
+        at = member.at(number, "layout")
+        member.own[at : at + len(data)] = data
+        _native.store_u64(member.own, member.at(number, "description") + 552, len(data))
+
+    return lie
+
+
+def encoded(*arrays: tuple[str, Tensor]) -> bytes:
+    return packet.encode(Layout(arrays=tuple(NamedTensor(name, tensor) for name, tensor in arrays)))
+
+
+GOOD = "a", Tensor(dtype="uint8", shape=(4,))
+LAYOUTS = [  # of 16 bytes
+    b"\xff",
+    b"\x80",
+    encoded(),
+    encoded(GOOD)[:-1],
+    encoded(GOOD) + b"\0",
+    encoded(GOOD, GOOD),
+    encoded(("", GOOD[1])),
+    encoded(("a\x07", GOOD[1])),
+    encoded(("a" * 256, GOOD[1])),
+    encoded(("a", Tensor(dtype="uint9", shape=(4,)))),
+    encoded(("a", Tensor(dtype="uint8", shape=(17,)))),
+    encoded(("a", Tensor(dtype="uint8", shape=(4,), offset=13))),
+    encoded(("a", Tensor(dtype="int32", shape=(1,), offset=2))),
+    encoded(("a", Tensor(dtype="uint8", shape=(2**62, 2**62)))),
+    encoded(("a", Tensor(dtype="uint8", shape=(2,), strides=(2**62,)))),
+    encoded(("a", Tensor(dtype="uint8", shape=(2,), strides=(-1,)))),
+    encoded(("a", Tensor(dtype="uint8", shape=(1,) * 33))),
+    b"\x81\xa2ar\xdd\xff\xff\xff\xff",
+    b"\x81\xa2ar\x91\x82\xa2nm\xa1\xff\xa1t\x81\xa2dt\xa5uint8",
+]
+
+
 # A fence that may still be reached is no lie: at 40, leave those out.
 RECORDS = [("record", at, value) for at in range(0, 64, 8) for value in EVIL if at != 40 or not 0 < value < 2**62]
-DESCRIPTIONS = [("description", offset, value) for offset in (0, 8, 16, 24, 32, 40, 288, 544) for value in EVIL]
+DESCRIPTIONS = [("description", offset, value) for offset in (0, 8, 16, 24, 32, 40, 288, 544, 552) for value in EVIL]
 WORDS: list[tuple[str, Callable[[Hostile, int], None]]] = [
     *((f"{part} {offset}: {value:#x}", store(part, offset, value)) for part, offset, value in RECORDS + DESCRIPTIONS),
+    *((f"layout {number}", layout(data)) for number, data in enumerate(LAYOUTS)),
     ("meta that is not UTF-8", texts(b"\x81\xa1k\xa1\xff")),
     ("a surrogate", texts(b"\x81\xa1k\xa3\xed\xa0\x80")),
     ("a key twice", texts(b"\x82\xa1k\xa1v\xa1k\xa1v")),

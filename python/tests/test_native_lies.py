@@ -42,6 +42,7 @@ def record(w: World, slot: int) -> mmap.mmap:
         (4096 + 64 * 64 + 576 + 8, 33),  # number of dimensions
         (4096 + 64 * 64 + 576 + 16, 0x20),  # element type
         (4096 + 64 * 64 + 576 + 32, 2**63),  # shape
+        (4096 + 64 * 64 + 576 + 552, 65537),  # bytes of the layout
     ],
 )
 @pytest.mark.parametrize(("queue", "policy"), [(False, BLOCK), (False, DROP_OLDEST), (True, BLOCK)])

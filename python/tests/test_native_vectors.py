@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import struct
@@ -26,7 +27,7 @@ RECORDS = [
     for record in file["track"]["records"]
 ]
 PAGE = 4096
-RECORD, DESCRIPTION, META = 64, 576, 8448
+RECORD, DESCRIPTION, META, LAYOUT = 64, 576, 8448, 65536
 
 
 def image(file, size):
@@ -41,7 +42,11 @@ def image(file, size):
 def description_of(record):
     said = record["description"]
     strides = said["strides"] and tuple(said["strides"])
-    return description(said["dtype"], tuple(said["shape"]), strides, said["offset"], said["base"])
+    return description(said["dtype"], tuple(said["shape"]), strides, said["offset"], said["base"], layout_of(record))
+
+
+def layout_of(record):
+    return base64.b64decode(record["description"]["layout"] or "")
 
 
 def meta_of(record):
@@ -111,6 +116,7 @@ def test_a_consumer_reads_the_records_of_a_track(file, record):
         strides = None if said["strides"] is None else tuple(said["strides"])
         assert frame.description == (said["dtype"], tuple(said["shape"]), strides, said["offset"])
         assert frame.base == said["base"]
+        assert frame.layout == layout_of(record)
         consumer.release(frame.number)
         consumer.close()
 
@@ -145,6 +151,8 @@ def test_a_producer_writes_the_records_of_a_track(file, record):
         assert written[start : start + DESCRIPTION] == expected[start : start + DESCRIPTION]
         start = PAGE + (RECORD + DESCRIPTION) * slots + META * at
         assert written[start : start + META] == expected[start : start + META]
+        start = PAGE + (RECORD + DESCRIPTION + META) * slots + LAYOUT * at
+        assert written[start : start + LAYOUT] == expected[start : start + LAYOUT]
         producer.close()
 
 

@@ -23,6 +23,24 @@ func Tensor(t wire.Tensor) mempool.Tensor {
 	return out
 }
 
+// WireLayout returns the arrays of a frame in the form of package wire.
+func WireLayout(arrays []mempool.NamedTensor) *wire.Layout {
+	l := &wire.Layout{Arrays: make([]wire.NamedTensor, len(arrays))}
+	for i, a := range arrays {
+		l.Arrays[i] = wire.NamedTensor{Name: a.Name, Tensor: WireTensor(a.Tensor)}
+	}
+	return l
+}
+
+// Arrays returns the arrays of a layout.
+func Arrays(l *wire.Layout) []mempool.NamedTensor {
+	arrays := make([]mempool.NamedTensor, len(l.Arrays))
+	for i, a := range l.Arrays {
+		arrays[i] = mempool.NamedTensor{Name: a.Name, Tensor: Tensor(a.Tensor)}
+	}
+	return arrays
+}
+
 // WirePoolInfo returns a pool in the form of package wire, without its export.
 func WirePoolInfo(p mempool.PoolInfo) wire.PoolInfo {
 	return wire.PoolInfo{ID: p.ID, Name: p.Name, Kind: wire.Kind(p.Kind), DeviceOrdinal: uint64(max(p.Device.Ordinal, 0)), DeviceUUID: p.Device.UUID,

@@ -54,6 +54,7 @@ type block struct {
 	use      uint64         // generation of the block, as the service last reported it
 	view     mempool.Memory // the memory of which leases of frames use a part
 	frames   map[*shmchannel.Description]described
+	layouts  map[string][]mempool.NamedTensor // the arrays of frames, by the encoded layout
 	leases   int
 	recalled bool
 	unsure   mempool.Memory  // not nil: work of this client on this memory may be running without a fence for its end

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -99,7 +100,12 @@ func (b *Blocks) hold(l *Lease, pool uint64, came *shmchannel.Frame) (known bool
 func (b *block) describeLocked(came *shmchannel.Frame) (described, error) {
 	d := came.Description
 	t := mempool.Tensor{DType: mempool.DType(d.DType), Shape: slices.Clone(d.Shape), Strides: slices.Clone(d.Strides), ByteOffset: d.Offset}
-	n, err := t.Extent()
+	var n uint64
+	arrays, err := b.arraysLocked(d.Layout)
+	if err == nil {
+		t.Arrays = arrays
+		n, err = t.Extent()
+	}
 	switch {
 	case err != nil:
 		return described{}, typed.Errorf(ErrCorruptRecord, "%s%v in memory of %d bytes: %v", t.DType, t.Shape, came.Bytes, err)
@@ -123,6 +129,30 @@ func (b *block) describeLocked(came *shmchannel.Frame) (described, error) {
 		Bytes: came.Bytes, Tensor: t}, mempool.PartOf(b.view, d.Base, came.Bytes)}
 	b.frames[d] = made
 	return made, nil
+}
+
+// maxLayouts is how many layouts of frames a block keeps.
+const maxLayouts = 16
+
+// arraysLocked returns the arrays of a frame of several arrays, and keeps them for frames with the same layout.
+func (b *block) arraysLocked(layout []byte) ([]mempool.NamedTensor, error) {
+	if len(layout) == 0 {
+		return nil, nil
+	}
+	if arrays, ok := b.layouts[string(layout)]; ok {
+		return arrays, nil
+	}
+	l, err := wire.DecodeLayout(layout)
+	if err != nil {
+		return nil, err
+	}
+	if b.layouts == nil || len(b.layouts) >= maxLayouts {
+		clear(b.frames) // which have the arrays, too
+		b.layouts = make(map[string][]mempool.NamedTensor)
+	}
+	arrays := convert.Arrays(l)
+	b.layouts[string(layout)] = arrays
+	return arrays, nil
 }
 
 // mapBlock maps the block of a frame. The mapping counts as a lease on the block until the caller calls Ended.

@@ -96,6 +96,9 @@ func (b *Blocks) ObtainUnmapped(ctx context.Context, try Attempt, r wire.Request
 
 // Allocate asks the service for a buffer, and makes l the write lease on it.
 func (b *Blocks) Allocate(ctx context.Context, l *Lease, try Attempt, pool *Pool, t mempool.Tensor) error {
+	if err := t.One(); err != nil {
+		return err
+	}
 	r := &wire.Alloc{Pool: pool.Info.ID, Tensor: convert.WireTensor(t)}
 	began := time.Now()
 	err := b.Obtain(ctx, l, try, r, &r.Wait)

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
+	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/typed"
@@ -50,7 +52,9 @@ func (ch *Channel) Publish(ctx context.Context, try session.Attempt, l *session.
 		sent.wait = append(sent.wait, *ready)
 	}
 	r := &sent.record
-	r.place(&info, t, 0)
+	if err := r.place(&info, t, 0); err != nil {
+		return 0, err
+	}
 	if err := r.fill(&o, ready, p.timeline); err != nil {
 		return 0, err
 	}
@@ -84,10 +88,16 @@ func (ch *Channel) fits(info *mempool.Grant, t *mempool.Tensor) (*mempool.Tensor
 }
 
 // place writes where the memory of a frame with the tensor t is: the memory of `info`, which begins at the byte `base` of its block.
-func (r *frameRecord) place(info *mempool.Grant, t *mempool.Tensor, base uint64) {
-	r.Block, r.Buffer, r.Bytes = info.Block, info.Buffer, info.Bytes
-	r.description = describe(t, base)
+func (r *frameRecord) place(info *mempool.Grant, t *mempool.Tensor, base uint64) (err error) {
+	r.at(info)
 	r.Description = &r.description
+	r.description, err = describe(t, base)
+	return err
+}
+
+// at writes which memory the frame has.
+func (r *frameRecord) at(info *mempool.Grant) {
+	r.Block, r.Buffer, r.Bytes = info.Block, info.Buffer, info.Bytes
 }
 
 // fill writes the rest of the record. own is the id of the client's own timeline.
@@ -114,8 +124,18 @@ func (r *frameRecord) pack(o *mempool.FrameOptions) (err error) {
 }
 
 // describe returns the description of a frame with the tensor t. The frame's memory begins at the byte `base` of its block.
-func describe(t *mempool.Tensor, base uint64) shmchannel.Description {
-	return shmchannel.Description{Base: base, Offset: t.ByteOffset, DType: string(t.DType), Shape: t.Shape, Strides: t.Strides}
+//
+// Errors: [mempool.ErrInvalid] for too many arrays.
+func describe(t *mempool.Tensor, base uint64) (shmchannel.Description, error) {
+	d := shmchannel.Description{Base: base, Offset: t.ByteOffset, DType: string(t.DType), Shape: t.Shape, Strides: t.Strides}
+	if t.Arrays == nil {
+		return d, nil
+	}
+	var err error
+	if d.Layout, err = wire.AppendLayout(nil, convert.WireLayout(t.Arrays)); err != nil {
+		err = typed.Errorf(mempool.ErrInvalid, "%d arrays in one frame: %v", len(t.Arrays), err)
+	}
+	return d, err
 }
 
 // publish publishes a record in the channel.

@@ -27,11 +27,13 @@ type Publisher struct {
 	from    *Producer
 	pool    *session.Pool
 	tensor  mempool.Tensor
-	stride  uint64        // of a slot
-	making  chan struct{} // has a value while a goroutine asks the service for an arena
-	most    int           // the greatest number of slots that a request for an arena had; the goroutine that asks uses it
-	used    atomic.Bool   // Lend was called since the last tick
-	closed  atomic.Bool
+	// described is the description of every slot, but for its base.
+	described shmchannel.Description
+	stride    uint64        // of a slot
+	making    chan struct{} // has a value while a goroutine asks the service for an arena
+	most      int           // the greatest number of slots that a request for an arena had; the goroutine that asks uses it
+	used      atomic.Bool   // Lend was called since the last tick
+	closed    atomic.Bool
 
 	mu      sync.Mutex
 	arenas  []*arena
@@ -71,11 +73,15 @@ func (ch *Channel) Publisher(ctx context.Context, t mempool.Tensor) (*Publisher,
 	if err != nil {
 		return nil, err
 	}
+	described, err := describe(&t, 0)
+	if err != nil {
+		return nil, err
+	}
 	stride := max((bytes+slotAlign-1)&^(slotAlign-1), slotAlign)
 	if stride > math.MaxInt64 {
 		stride = bytes // no pool has room for one slot
 	}
-	p := &Publisher{channel: ch, from: from, pool: pool, tensor: t.Clone(), Bytes: bytes, stride: stride, making: make(chan struct{}, 1)}
+	p := &Publisher{channel: ch, from: from, pool: pool, tensor: t.Clone(), described: described, Bytes: bytes, stride: stride, making: make(chan struct{}, 1)}
 	ch.streams.addPublisher(p)
 	return p, nil
 }
@@ -233,7 +239,9 @@ func (p *Publisher) Publish(ctx context.Context, try session.Attempt, l *session
 		if err != nil {
 			return 0, err
 		}
-		r.place(s.Info, t, s.description.Base)
+		if err := r.place(s.Info, t, s.description.Base); err != nil {
+			return 0, err
+		}
 	} else {
 		r.Description = s.description
 	}
@@ -489,15 +497,17 @@ func (p *Publisher) add(l *session.Lease, n int) error {
 	a := &arena{of: p, info: &info, slots: make([]slot, n), free: make([]*slot, n)}
 	shared := info
 	shared.Bytes, shared.Tensor = p.Bytes, p.tensor
+	described := p.described
 	for i := range a.slots {
 		s, base := &a.slots[i], uint64(i)*p.stride
 		s.arena, s.wait = a, slices.Clone(whole.Info.Wait)
 		s.Region = session.Region{Info: &shared, Mem: whole.Mem, Memory: mempool.PartOf(whole.Memory, base, p.Bytes)}
-		s.record.place(s.Info, &p.tensor, base)
-		s.record.Owner = s
-		if s.description, err = p.from.native.Describe(describe(&p.tensor, base)); err != nil {
+		described.Base = base
+		if s.description, err = p.from.native.Describe(described); err != nil {
 			return errors.Join(err, l.Release(session.Unasked, true))
 		}
+		s.record.at(s.Info)
+		s.record.Owner = s
 		a.free[n-1-i] = s
 	}
 	kept, err := l.MoveTo(func() bool {

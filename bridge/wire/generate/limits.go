@@ -135,7 +135,7 @@ func pythonLimits(limits []limit) ([]byte, error) {
 var cNames = map[string]string{
 	"MaxDims": "PB_NDIM", "TimelineWords": "PB_WORDS", "MaxFenceValue": "PB_VALUE_MAX", "MaxNumber": "PB_NUMBER_MAX", "EventBytes": "PB_EVENT",
 	"MaxInHand": "PB_HOLDS", "MinSlots": "PB_LEAST_SLOTS", "MaxSlots": "PB_MOST_SLOTS", "RosterBytes": "PB_ROSTER", "HeadBytes": "PB_HEAD",
-	"RecordBytes": "PB_RECORD", "DescriptionBytes": "PB_DESCRIPTION", "MetaBytes": "PB_META_SLOT", "MaxMetaBytes": "PB_META",
+	"RecordBytes": "PB_RECORD", "DescriptionBytes": "PB_DESCRIPTION", "MetaBytes": "PB_META_SLOT", "LayoutBytes": "PB_LAYOUT", "MaxMetaBytes": "PB_META",
 }
 
 func cLimits(limits []limit) ([]byte, error) {

@@ -70,7 +70,7 @@ static void one_world(uint64_t inputs) {
         join(&w, false, i, chance(2));
     }
     if (pb_begin(&c)) fatal(c.ch.complaint);
-    unsigned char description[PB_DESCRIPTION] = {[8] = 2, [10] = 1, [16] = 'u', '1', [32] = 3, [40] = 4};
+    unsigned char description[PB_DESCRIPTION + 9] = {[8] = 2, [10] = 1, [16] = 'u', '1', [32] = 3, [40] = 4, [PB_AT_LAYOUT] = 9};
     struct pb_publication what = {.description = description, .description_id = 1, .meta = "\x81\xa1" "a\xa3x\xc3\xa9"};
     char object;
     void *before;

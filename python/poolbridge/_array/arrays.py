@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Number
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import ref
 
 import numpy as np
 
 from poolbridge._array import readonly_warning as _readonly
 from poolbridge._memory import dlpack as _dlpack
-from poolbridge._memory.tensor import ElementType
+from poolbridge._memory.tensor import Description, ElementType
 from poolbridge._order import fences as _fences
 from poolbridge._order.streams import stream_key
 from poolbridge._session.lease_state import LeaseState, Token
@@ -41,25 +42,30 @@ class ArrayExports(NoBuffer):
     """
 
     _lease_state: LeaseState
+    _part: Description | None = None  # one of several arrays of a frame
     _legacy = False
     _on_gpu = False  # whether memory that the CPU and a GPU use is presented as memory of the GPU
+
+    @property
+    def _described(self) -> Description:
+        return self._part or self._lease_state.description
 
     # The tensor
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Elements along each axis."""
-        return self._lease_state.description.shape
+        return self._described.shape
 
     @property
     def ndim(self) -> int:
         """Number of axes."""
-        return len(self._lease_state.description.shape)
+        return len(self._described.shape)
 
     @property
     def strides(self) -> tuple[int, ...]:
         """Bytes between neighbouring elements along each axis, as in NumPy."""
-        return self._lease_state.description.strides
+        return self._described.strides
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -70,7 +76,7 @@ class ArrayExports(NoBuffer):
         TypeError
             NumPy lacks the element type (``bfloat16``, ``float8_e4m3fn``); see `dtype_name`.
         """
-        element = self._lease_state.description.element
+        element = self._described.element
         if not element.in_numpy:
             raise TypeError(
                 f"NumPy has no {element.name} (see dtype_name): copy the elements as float32 by to_numpy(), or use a "
@@ -81,22 +87,22 @@ class ArrayExports(NoBuffer):
     @property
     def dtype_name(self) -> str:
         """Name of the element type, such as ``"float32"`` or ``"bfloat16"``."""
-        return self._lease_state.description.element.name
+        return self._described.element.name
 
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
-        return self._lease_state.description.element.itemsize
+        return self._described.element.itemsize
 
     @property
     def size(self) -> int:
         """Number of elements."""
-        return self._lease_state.description.size
+        return self._described.size
 
     @property
     def nbytes(self) -> int:
         """Bytes of all elements: ``size * itemsize``."""
-        return self._lease_state.description.nbytes
+        return self._described.nbytes
 
     @property
     def device(self) -> str:
@@ -171,11 +177,12 @@ class ArrayExports(NoBuffer):
         LeaseReleasedError
             The lease has ended.
         """
-        state = self._lease_state
+        state, description = self._lease_state, self._described
         state.check_usable()
+        check_one(self)
         numpy_asks = _dlpack.by_cpu(dl_device, stream)
-        if not (state.description.contiguous or numpy_asks):
-            _dlpack.check_reversed(state.description.shape, state.description.strides)
+        if not (description.contiguous or numpy_asks):
+            _dlpack.check_reversed(description.shape, description.strides)
         device = state.memory.pool.device
         own = self.__dlpack_device__()
         target = own if dl_device is None or dl_device is ... else (int(dl_device[0]), int(dl_device[1]))
@@ -204,9 +211,9 @@ class ArrayExports(NoBuffer):
                 # `tensor.cuda(non_blocking=True)`, on streams that nobody names.
                 state.unordered = True
         versioned = max_version is not None and max_version[0] >= 1
-        element = state.description.element
+        element = description.element
         if copy or not here:
-            array = _copy(state) if target == device else _copy_to_host(state)
+            array = _copy(state, description) if target == device else _copy_to_host(state, description)
             return _dlpack.make_capsule(array, element, target, versioned=versioned, copied=True)
         if not state.write and not versioned and not self._legacy:
             raise BufferError(
@@ -216,7 +223,8 @@ class ArrayExports(NoBuffer):
             )
         if versioned and not (state.write or numpy_asks):
             _readonly.check_consumer(state.memory.pool)
-        array = state.array() if versioned or state.write else _pretend_writeable(state)
+        # A legacy capsule cannot carry NumPy's read-only mark.
+        array = state.array(part=description, flagged=bool(versioned or state.write))
         return _dlpack.make_capsule(array, element, target, versioned=versioned)
 
     # NumPy, on memory of the CPU
@@ -247,18 +255,19 @@ class ArrayExports(NoBuffer):
         LeaseReleasedError
             The lease has ended.
         """
-        state = self._lease_state
+        state, description = self._lease_state, self._described
         state.check_usable()
+        check_one(self)
         if not state.memory.pool.on_cpu:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
         if state.fences:
             _fences.before_cpu(state)
-        if dtype is None and not copy and state.description.element.in_numpy:
-            return _given(state)
+        if dtype is None and not copy and description.element.in_numpy:
+            return _given(state, description)
         wanted = self.dtype if dtype is None else np.dtype(dtype)
         if wanted == self.dtype and not copy:
-            return _given(state)
-        array = state.array()
+            return _given(state, description)
+        array = state.array(part=description)
         if copy is False:
             raise ValueError(f"elements of {array.dtype} cannot become {wanted} without a copy")
         return array.astype(wanted)
@@ -288,10 +297,11 @@ class ArrayExports(NoBuffer):
         """
         state = self._lease_state
         state.check_usable()
+        check_one(self)
         if not state.memory.pool.on_cpu:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
         _fences.before_cpu(state)
-        array: Any = state.array()
+        array: Any = state.array(part=self._described)
         return memoryview(array)
 
     # Copies
@@ -314,17 +324,79 @@ class ArrayExports(NoBuffer):
         LeaseReleasedError
             The lease has ended.
         """
-        state = self._lease_state
+        state, description = self._lease_state, self._described
         state.check_usable()
-        array = np.ascontiguousarray(_copy_to_host(state)).reshape(self.shape)
-        if state.description.element.in_numpy:
+        check_one(self)
+        array = np.ascontiguousarray(_copy_to_host(state, description)).reshape(self.shape)
+        if description.element.in_numpy:
             return array
-        return widen(array, state.description.element)
+        return widen(array, description.element)
+
+    # With the methods below, the program uses a lease or a view as a sequence. Methods that read or write elements need
+    # memory of the CPU: for memory of a GPU, they raise a TypeError that says what to do instead.
+
+    def __eq__(self, other: object) -> bool:
+        """Whether `other` is this lease. Arrays compare the elements; for a number or a list, say which is meant."""
+        if isinstance(other, (Number, list, tuple)):
+            raise TypeError(
+                "a lease does not compare its elements: write numpy.asarray(lease) == …, or for memory of a GPU the "
+                "same with an array of your library"
+            )
+        return self is other if isinstance(other, ArrayExports) else NotImplemented
+
+    __hash__ = object.__hash__
+
+    def __len__(self) -> int:
+        """Return the number of elements along the first axis; of a frame of several arrays, the number of arrays."""
+        if arrays := self._described.arrays:
+            return len(arrays)
+        if not self.shape:
+            raise TypeError("a scalar has no length")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        """Return True, even if the lease has no elements."""
+        return True
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return elements without a copy; only for memory of the CPU. A returned array keeps the lease alive."""
+        return self.__array__()[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.__array__()[index] = value
+
+    # Without these, a library that does not know leases would iterate over a lease and copy each element.
+    __iter__: ClassVar[None] = None
+
+    def __contains__(self, element: object) -> bool:
+        raise TypeError("a lease does not look for elements: write element in numpy.asarray(lease)")
+
+    def __bytes__(self) -> bytes:
+        """Return a copy of the elements' bytes, in C order; only for memory of the CPU."""
+        return self.memoryview().tobytes()
 
 
 def state_of(lease: ArrayExports) -> LeaseState:
     """Return the state of a lease or view, for modules of this package only."""
     return lease._lease_state  # noqa: SLF001
+
+
+def check_one(lease: ArrayExports) -> None:
+    """Check that a lease or a view is one array, and not a frame of several arrays.
+
+    Raises
+    ------
+    TypeError
+        The frame has several arrays.
+    """
+    if arrays := description_of(lease).arrays:
+        names = ", ".join(repr(name) for name, _ in arrays[:8]) + (", …" if len(arrays) > 8 else "")
+        raise TypeError(f"this frame has several arrays, {names}: use one of them, as in frame[{arrays[0][0]!r}]")
+
+
+def description_of(lease: ArrayExports) -> Description:
+    """Return the description of the array that a lease or view is, for modules of this package only."""
+    return lease._described  # noqa: SLF001
 
 
 def widen(bits: np.ndarray[Any, Any], element: ElementType) -> np.ndarray[Any, Any]:
@@ -359,31 +431,24 @@ def dtype_of(element: ElementType) -> np.dtype[Any]:
     return found
 
 
-def _given(state: LeaseState) -> np.ndarray[Any, Any]:
+def _given(state: LeaseState, part: Description) -> np.ndarray[Any, Any]:
     """Make a NumPy array of the lease. Store a writeable array in `state.written`: `seal` later makes it read-only."""
-    array = state.array()
+    array = state.array(part=part)
     if state.write:
         state.written[id(array)] = ref(array)
     return array
 
 
-def _pretend_writeable(state: LeaseState) -> np.ndarray[Any, Any]:
-    """Make a NumPy array of read-only memory, without NumPy's read-only mark, which a legacy capsule cannot carry."""
-    return state.array(write=False, flagged=False)
-
-
-def _copy(state: LeaseState) -> np.ndarray[Any, Any]:
+def _copy(state: LeaseState, description: Description) -> np.ndarray[Any, Any]:
     """Copy the tensor on its device. The returned array has the tensor's strides and owns the copy."""
-    description = state.description
     first, last = description.span
     token = Token(state)
     address, owner = state.memory.pool.duplicate(state.memory.address(write=False) + first, last - first)
-    return np.asarray(_Owned(owner, _interface(state, address + description.offset - first), token))
+    return np.asarray(_Owned(owner, _interface(description, address + description.offset - first), token))
 
 
-def _copy_to_host(state: LeaseState) -> np.ndarray[Any, Any]:
+def _copy_to_host(state: LeaseState, description: Description) -> np.ndarray[Any, Any]:
     """Copy the tensor into host memory. The array has the tensor's strides, and bits of a type that NumPy lacks."""
-    description = state.description
     first, last = description.span
     data = np.empty(max(last - first, 1), np.uint8)
     token = Token(state)
@@ -396,8 +461,7 @@ def _copy_to_host(state: LeaseState) -> np.ndarray[Any, Any]:
     )
 
 
-def _interface(state: LeaseState, address: int) -> dict[str, Any]:
-    description = state.description
+def _interface(description: Description, address: int) -> dict[str, Any]:
     return {
         "version": 3,
         "shape": description.shape,

@@ -11,7 +11,7 @@ from poolbridge._array.arrays import check_shape, dtype_of
 from poolbridge._array.sources import Source
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import dlpack as _dlpack
-from poolbridge._memory.tensor import ElementType
+from poolbridge._memory.tensor import Description, ElementType
 from poolbridge._order import fences as _fences
 from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge.errors import (
@@ -19,7 +19,7 @@ from poolbridge.errors import (
 )
 
 
-def copy_into(state: LeaseState, source: Any) -> None:
+def copy_into(state: LeaseState, source: Any, part: Description | None = None) -> None:
     """Copy an array into the leased memory. The copy is complete on return.
 
     If the source and the lease are both on a GPU, contiguous, and of the same shape and dtype, the GPU copies the
@@ -33,6 +33,8 @@ def copy_into(state: LeaseState, source: Any) -> None:
     source
         Anything that NumPy turns into an array, or an array that is on a GPU and has ``__cuda_array_interface__`` or
         DLPack.
+    part
+        The array of the lease into which to copy, of a frame of several arrays; None: there is one.
 
     Raises
     ------
@@ -49,13 +51,13 @@ def copy_into(state: LeaseState, source: Any) -> None:
     if not state.write:
         raise InvalidArgumentError(f"lease {state.grant.id} is read-only: lease for writing to copy into it")
     _fences.before_cpu(state)
-    host = _on_host(state, source)
+    description = part or state.description
+    host = _on_host(state, source, description)
     if host is None:
         return
-    description = state.description
     check_shape(host.shape, description.shape)
     if state.memory.pool.on_cpu:
-        np.copyto(state.array(), host, casting="same_kind")
+        np.copyto(state.array(part=description), host, casting="same_kind")
         return
     first, last = description.span
     if last == first:
@@ -80,17 +82,16 @@ def copy_into(state: LeaseState, source: Any) -> None:
     del token
 
 
-def _on_host(state: LeaseState, source: Any) -> np.ndarray[Any, Any] | None:
+def _on_host(state: LeaseState, source: Any, description: Description) -> np.ndarray[Any, Any] | None:
     """Return `source` as an array on the CPU; or let the GPU copy `source` into the lease, and return None.
 
     If NumPy lacks the lease's type, the array has the bits of that type.
     """
-    element = state.description.element
+    element = description.element
     if isinstance(source, np.ndarray):
         return _converted(source, element)
     if _sources.on_device(source):
         found = _sources.source_of(source)
-        description = state.description
         if (
             found.contiguous
             and found.shape == description.shape

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from poolbridge._array import readonly_warning as _readonly
-from poolbridge._array.arrays import ArrayExports, state_of
+from poolbridge._array.arrays import ArrayExports, check_one, description_of, state_of
 from poolbridge._memory import dlpack as _dlpack
+from poolbridge._memory.tensor import Description
 from poolbridge._order import fences as _fences
 from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge._sys.error_texts import shown
@@ -25,7 +26,9 @@ class LeaseView(ArrayExports):
     DLPack. An array that a library makes from the view keeps the view and the lease alive.
     """
 
-    def __init__(self, state: LeaseState, *, legacy: bool = False, device: Any = None) -> None:
+    def __init__(
+        self, state: LeaseState, *, part: Description | None = None, legacy: bool = False, device: Any = None
+    ) -> None:
         pool = state.memory.pool
         named = isinstance(device, str)
         on_gpu = named and pool.device[0] == _dlpack.CUDA and device in {"cuda", pool.device_name}
@@ -35,9 +38,16 @@ class LeaseView(ArrayExports):
                 "device=, or copy"
             )
         self._lease_state = state
+        self._part = part
         self._token = Token(state)
         self._legacy = legacy
         self._on_gpu = on_gpu
+
+    def view(self, *, legacy: bool = False, device: str | None = None) -> LeaseView:
+        """Make another view of the same array; see `BaseLease.view`."""
+        self._lease_state.check_usable()
+        chosen = "cuda" if device is None and self._on_gpu else device
+        return LeaseView(self._lease_state, part=self._part, legacy=legacy, device=chosen)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -69,7 +79,8 @@ class LeaseView(ArrayExports):
         """
         state = self._lease_state
         state.check_usable()
-        description = state.description
+        description = self._described
+        check_one(self)
         if not state.memory.pool.on_cpu or not description.element.in_numpy:
             raise AttributeError("__array_interface__")
         _fences.before_cpu(state)
@@ -78,11 +89,13 @@ class LeaseView(ArrayExports):
             "shape": description.shape,
             "typestr": description.element.typestr,
             "strides": None if description.contiguous else description.strides,
-            "data": (state.address(write=state.write), not state.write),
+            "data": (state.address(write=state.write, part=description), not state.write),
         }
 
     def __repr__(self) -> str:
-        return f"<poolbridge.LeaseView of lease {self._lease_state.grant.id}>"
+        return (
+            f"<poolbridge.LeaseView {self.dtype_name}{list(self.shape)} on {self.device}, of {self._lease_state.title}>"
+        )
 
 
 def cuda_array_interface(lease: ArrayExports) -> dict[str, Any]:
@@ -100,7 +113,9 @@ def cuda_array_interface(lease: ArrayExports) -> dict[str, Any]:
     """
     state = state_of(lease)
     state.check_usable()
-    description = state.description
+    description = description_of(lease)
+    if description.arrays:
+        raise AttributeError("__cuda_array_interface__: the frame has several arrays, each of which has it")
     if lease.__dlpack_device__()[0] != _dlpack.CUDA:
         pinned = state.memory.pool.device[0] == _dlpack.CUDA
         raise AttributeError(
@@ -118,6 +133,6 @@ def cuda_array_interface(lease: ArrayExports) -> dict[str, Any]:
         "shape": description.shape,
         "typestr": np.dtype(description.element.typestr).str,
         "strides": None if description.contiguous else description.strides,
-        "data": (state.address(write=state.write) if description.size else 0, not state.write),
+        "data": (state.address(write=state.write, part=description) if description.size else 0, not state.write),
         "stream": stream,
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
-from poolbridge._array.arrays import ArrayExports, state_of, widen
+from poolbridge._array.arrays import ArrayExports, check_one, description_of, state_of, widen
 from poolbridge._array.leaseview import LeaseView
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
@@ -208,8 +208,9 @@ def _leased(lease: ArrayExports) -> Source:
     """Read the layout of a lease or a view. The source's array is a view, so the lease counts it as an array."""
     state = state_of(lease)
     state.check_usable()
-    pool, description = state.memory.pool, state.description
-    view = LeaseView(state, device=pool.device_name)
+    check_one(lease)
+    pool, description = state.memory.pool, description_of(lease)
+    view = LeaseView(state, part=description, device=pool.device_name)
     on_gpu = pool.device[0] == _dlpack.CUDA
     if not on_gpu:
         _fences.before_cpu(state)
@@ -308,8 +309,8 @@ def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
     except TypeError:
         raise InvalidArgumentError(
             f"a {type(given).__name__} is no array: expected a lease, or an array of NumPy or of a library that has "
-            "DLPack; numpy.asarray(3.0) makes an array of a number; publish several arrays one by one, or join them "
-            "first, for example by numpy.stack"
+            "DLPack; numpy.asarray(3.0) makes an array of a number; join arrays, for example by numpy.stack, or "
+            "publish them through a channel as a dict"
         ) from None
 
 
@@ -337,7 +338,7 @@ def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Descripti
         state = state_of(given)
         if state.session is session and state.write and state.grant.pool == pool:
             state.check_usable()
-            return state, state.description
+            return state, description_of(given)
         return None
     writing = session.write_states(pool)
     if not writing and not session.sent_states:

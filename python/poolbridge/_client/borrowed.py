@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast
 import numpy as np
 
 from poolbridge._client.lease import AsyncLease, Lease
+from poolbridge._client.publisher import LoanedArrays, wrapped
 from poolbridge._client.tracing import Operation, bytes_of, traced
 from poolbridge._order import fences as _fences
 from poolbridge._order.captures import CAPTURES
@@ -199,7 +200,7 @@ class BaseBorrowedArrays(Uncopied):
             array = self._make(state)
         consumer = self._consumer
         if consumer is not None and self._find(state) is array:
-            consumer.keep(frame, Kept(array, state.grant.tensor, self._key))
+            consumer.keep(frame, Kept(array, state.grant.tensor, consumer.layout(state.grant), self._key))
         return array
 
     def _find(self, state: LeaseState) -> Any:
@@ -213,9 +214,8 @@ class BaseBorrowedArrays(Uncopied):
     def _make(self, state: LeaseState) -> Any:
         twin = self._session.lend(state)
         try:
-            lease = self._lease_type(self._run, twin)
-            lease._on_gpu = self._stream is not None  # noqa: SLF001 - for `wrap`, memory of kind `pinned` is the GPU's
-            array = self._wrap(lease)
+            # For `wrap`, memory of kind `pinned` is the GPU's if a stream uses it.
+            array = wrapped(self._lease_type(self._run, twin), self._wrap, on_gpu=self._stream is not None, check=False)
         finally:
             twin.released = True
         if twin.tokens or twin.unaccounted:  # otherwise the array is a copy of this frame, and cannot be used again
@@ -328,12 +328,12 @@ class BorrowedArrays(BaseBorrowedArrays, Iterator[Any]):
             consumer = self._consumer
             frame = self._swap() or (None if consumer is None else self._offered(consumer))
             array = None if frame is None else self._existing(frame)
-            if array is not None:
-                return array
-            array = self._run(self._next() if consumer is None else self._finish(frame))
+            if array is None:
+                array = self._run(self._next() if consumer is None else self._finish(frame))
         if self._frame is None:
             raise StopIteration
-        return array
+        # The iterator keeps the dict for later frames, so the program gets a copy, which it may change.
+        return dict(array) if type(array) is LoanedArrays else array
 
 
 class AsyncBorrowedArrays(BaseBorrowedArrays, AsyncIterator[Any]):
@@ -353,4 +353,4 @@ class AsyncBorrowedArrays(BaseBorrowedArrays, AsyncIterator[Any]):
         array = await self._run(self._next())
         if self._frame is None:
             raise StopAsyncIteration
-        return array
+        return dict(array) if type(array) is LoanedArrays else array

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Never, cast
 
 from poolbridge._client import channel_operations as _channel_operations, operations as _operations
-from poolbridge._client.copies import Copies
+from poolbridge._client.copies import Copies, describe_frame
 from poolbridge._client.frame import AsyncFrame, Frame
 from poolbridge._client.publisher import AsyncPublisher, Publisher
 from poolbridge._client.shown import html_of
 from poolbridge._client.tracing import Operation, bytes_of, meta_of, published, traced
-from poolbridge._memory import tensor as _tensor
 from poolbridge._session.consumer import claim, receive
 from poolbridge.errors import (
     ClosedError,
@@ -157,7 +156,7 @@ class Channel(BaseChannel):
         stream: Any = None,
         event: Any = None,
     ) -> int:
-        """Publish an array as the channel's next frame.
+        """Publish an array, or a dict of arrays, as the channel's next frame.
 
         If `array` is a write lease of the channel's pool, or an array in the memory of such a lease, the call transfers
         the buffer to the channel without a copy. The transfer ends the lease, and the program must not use the lease's
@@ -170,7 +169,10 @@ class Channel(BaseChannel):
         Parameters
         ----------
         array
-            A lease, a NumPy array, or an array of any library that has DLPack or ``__cuda_array_interface__``.
+            A lease, a NumPy array, or an array of any library that has DLPack or ``__cuda_array_interface__``. Or a
+            dict of such arrays, each with its name (1 to 255 bytes of UTF-8 without control characters), or a frame of
+            several arrays: they are copied into one frame, and ``frame[name]`` is one of them. A frame has at most
+            1,024 arrays, whose names, dtypes and shapes have at most 65,536 bytes.
         meta
             A map for the consumers, which is sent as MessagePack. Keys are str; values are str, int (64 bits), float,
             bool, bytes, None, and lists and dicts of these, at most 8 deep and 8,320 bytes in all. Scalars of NumPy are
@@ -207,8 +209,8 @@ class Channel(BaseChannel):
             `array` is a lease that has ended, or is in memory that was published before: what the program writes there
             would be in the earlier frame. Make an array of a new lease for each frame, or use `publisher`.
         InvalidArgumentError
-            `array` is no array (a tuple of arrays is no array, either), `meta` cannot be sent, `event` is no
-            interprocess event, or there is an `event` and the array has to be copied.
+            `array` is no array (a tuple of arrays is no array, either; a dict of arrays is possible), `meta` cannot be
+            sent, `event` is no interprocess event, or there is an `event` and the array has to be copied.
         """
         if self._session.tracer is not None:
             return self._run(self._publish(array, meta=meta, timeout=timeout, stream=stream, event=event))
@@ -218,7 +220,11 @@ class Channel(BaseChannel):
         return self._run(flow)
 
     def publisher(
-        self, shape: int | Iterable[int], dtype: Any = "float32", *, wrap: Callable[[Any], Any] | None = None
+        self,
+        shape: int | Iterable[int] | Mapping[str, tuple[int | Iterable[int], Any]],
+        dtype: Any = "float32",
+        *,
+        wrap: Callable[[Any], Any] | None = None,
     ) -> Publisher:
         """Make a publisher of frames of one shape and dtype. A publisher is the fastest way to publish.
 
@@ -231,7 +237,9 @@ class Channel(BaseChannel):
         Parameters
         ----------
         shape, dtype
-            Shape and element type of every frame; see `Client.allocate`.
+            Shape and element type of every frame; see `Client.allocate`. For frames of several arrays, `shape` is a
+            dict with a shape and an element type for each name, such as ``{"image": ((480, 640, 3), "uint8"), "label":
+            ((), "int64")}``; then `Publisher.loan` returns a dict of arrays.
         wrap
             A function that makes an array from a lease, such as ``torch.from_dlpack``; None: `numpy.asarray`, for
             memory of the CPU.
@@ -246,7 +254,7 @@ class Channel(BaseChannel):
         InvalidArgumentError
             The shape or dtype is not possible.
         """
-        return Publisher(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
+        return Publisher(self._session, self._run, self._info, describe_frame(shape, dtype), wrap)
 
     def wait_for_consumers(self, n: int = 1, timeout: float | None = None) -> None:
         """Wait until at least `n` consumers have joined the channel. They get every frame that is published afterwards.
@@ -339,10 +347,14 @@ class AsyncChannel(BaseChannel):
         return await self._run(self._publish(array, meta=meta, timeout=timeout, stream=stream, event=event))
 
     def publisher(
-        self, shape: int | Iterable[int], dtype: Any = "float32", *, wrap: Callable[[Any], Any] | None = None
+        self,
+        shape: int | Iterable[int] | Mapping[str, tuple[int | Iterable[int], Any]],
+        dtype: Any = "float32",
+        *,
+        wrap: Callable[[Any], Any] | None = None,
     ) -> AsyncPublisher:
         """Make a publisher of frames of one shape; see `Channel.publisher`."""
-        return AsyncPublisher(self._session, self._run, self._info, _tensor.describe(shape, dtype), wrap)
+        return AsyncPublisher(self._session, self._run, self._info, describe_frame(shape, dtype), wrap)
 
     async def wait_for_consumers(self, n: int = 1, timeout: float | None = None) -> None:
         """Wait until at least `n` consumers have joined the channel; see `Channel.wait_for_consumers`."""

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, get_args
 
 from poolbridge._array import sources as _sources
+from poolbridge._client.copies import named_arrays
 from poolbridge._client.operations import (
     check_count,
     check_flag,
@@ -142,7 +143,7 @@ def publish(
     """Publish `given` as a frame of the channel, and return the frame's number in the channel."""
     packed = pack_meta(meta)
     timeout = check_timeout(timeout)
-    found = _sources.find(session, channel.pool, given)
+    found = None if named_arrays(given) is not None else _sources.find(session, channel.pool, given)
     if found is None and event is not None:
         raise InvalidArgumentError(
             "this array has to be copied, and an event is possible only for an array that is transferred in place: "

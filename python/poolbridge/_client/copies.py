@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import ref
@@ -10,18 +11,22 @@ from weakref import ref
 import numpy as np
 
 from poolbridge._array import sources as _sources
+from poolbridge._array.arrays import description_of
 from poolbridge._array.copies import copy_into
-from poolbridge._client.operations import allocate, ready
+from poolbridge._client.lease import BaseLease
+from poolbridge._client.operations import allocate, check_name, ready
 from poolbridge._client.publisher import COMPLETE, BasePublisher
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
-from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
+from poolbridge._memory import dlpack as _dlpack, layout as _layout, tensor as _tensor
 from poolbridge._order import fences as _fences
 from poolbridge._session.flow import Do, Flow
 from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge._session.producer import send
+from poolbridge._sys.error_texts import shown
 from poolbridge._wire.messages import Fence
 from poolbridge.errors import (
     DeviceMemoryError,
+    InvalidArgumentError,
     PoolLimitError,
 )
 
@@ -41,17 +46,76 @@ _LATER: Final = 1.0
 _SMALL: Final = 256 << 10
 
 
-class _Layout(NamedTuple):
+class _Form(NamedTuple):
     """What the slots of a publisher are made for: the description of a copy, and whether streams may copy."""
 
     description: Description
     on_gpu: bool
 
 
+class _Part(NamedTuple):
+    """One array that is copied. `description` is that of the copy. `source` is None for a NumPy array."""
+
+    description: Description
+    given: Any
+    source: Source | None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a stream can copy the array."""
+        return self.source is not None and self.source.ordinal is not None and self.source.contiguous
+
+
 @lru_cache(maxsize=256)
-def _layout_on_cpu(dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Layout:
-    """Return the layout of a copy of a NumPy array. Cached, because `source_of` takes longer than a copy."""
-    return _Layout(_tensor.describe(shape, dtype), on_gpu=False)
+def _described(dtype: np.dtype[Any] | str, shape: tuple[int, ...]) -> Description:
+    """Describe a copy of an array. Cached, because that takes longer than a copy."""
+    return _tensor.describe(shape, dtype)
+
+
+@lru_cache(maxsize=256)
+def _packed(arrays: tuple[tuple[str, np.dtype[Any] | str, tuple[int, ...]], ...]) -> Description:
+    """Describe copies of several arrays. Cached, because that takes longer than a copy."""
+    return _layout.pack([(check_name(name, "array"), _described(dtype, shape)) for name, dtype, shape in arrays])
+
+
+def describe_frame(shape: Any, dtype: Any) -> Description:
+    """Describe the frames of a publisher; `shape` may be a dict with a shape and a dtype for each of several arrays.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A shape or dtype is not possible, or there are too many arrays.
+    """
+    if not isinstance(shape, Mapping):
+        return _tensor.describe(shape, dtype)
+    arrays = []
+    for name, one in shape.items():
+        if not isinstance(one, tuple) or len(one) != 2:
+            raise InvalidArgumentError(
+                f"array {shown(name)} is described by {shown(one)}: expected a shape and a dtype, such as "
+                '((480, 640), "uint8")'
+            )
+        try:
+            arrays.append((name, _tensor.describe(*one)))
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"array {shown(name)}: {error}") from None
+    return _layout.pack([(check_name(name, "array"), description) for name, description in arrays])
+
+
+def _part(given: Any) -> _Part:
+    if type(given) is np.ndarray:
+        return _Part(_described(given.dtype, given.shape), given, None)
+    source = _sources.source_of(given)
+    return _Part(_described(source.element.name, source.shape), given, source)
+
+
+def named_arrays(given: Any) -> Mapping[str, Any] | None:
+    """Return the arrays of a frame of several arrays, which the program publishes; None: `given` is one array."""
+    if type(given) is np.ndarray:  # the usual case
+        return None
+    if isinstance(given, Mapping):
+        return given
+    return dict(given.items()) if isinstance(given, BaseLease) and description_of(given).arrays else None
 
 
 class Copies:
@@ -72,30 +136,30 @@ class Copies:
         self._channel = channel
         self._kept: list[_CopyPublisher] = []  # at most one
         self._newest: ref[_CopyPublisher] | None = None
-        self._last: tuple[_Layout | None, float] = None, 0.0  # the layout and the time of the last copy
+        self._last: tuple[_Form | None, float] = None, 0.0  # the layout and the time of the last copy
 
     def publish(self, producer: Producer, given: Any, *, meta: bytes, timeout: float | None, stream: Any) -> Flow[int]:
         """Let a stream of the GPU, or the CPU, copy `given`, and publish the copy. Return the frame's number."""
-        if type(given) is np.ndarray:
-            source, layout = None, _layout_on_cpu(given.dtype, given.shape)
+        arrays = named_arrays(given)
+        if arrays is None:
+            parts = [_part(given)]
+            description = parts[0].description
         else:
-            source = _sources.source_of(given)
-            description = _tensor.describe(source.shape, source.element.name)
-            layout = _Layout(description, source.ordinal is not None and source.contiguous)
+            description, parts = self._parts(arrays)
+        form = _Form(description, on_gpu=any(part.source is not None and part.on_gpu for part in parts))
         began = time.monotonic()
-        publisher = self._take(layout, began)
+        publisher = self._take(form, began)
         if publisher is not None:
             try:
-                number = yield from publisher.publish_copy(given, source, meta, timeout, stream)
+                number = yield from publisher.publish_copy(parts, meta, timeout, stream)
             finally:
                 self._put_back(publisher)
             if number is not None:
                 return number
             timeout = None if timeout is None else max(timeout - (time.monotonic() - began), 0.0)
-        description = layout.description
         state = yield from allocate(self._session, description, self._channel.pool, timeout=timeout)
         try:
-            yield from _fill(state, given, source, stream)
+            yield from _fill(state, parts, stream)
             fence = yield from ready(state, None)
             number = yield from send(producer, state, description, meta=meta, fence=fence, event=b"", timeout=timeout)
         except BaseException:
@@ -103,26 +167,51 @@ class Copies:
                 state.end()
             raise
         if fence is not None:
-            self._session.keep(given, fence)
+            self._session.keep([part.given for part in parts], fence)
         return number
 
-    def _take(self, layout: _Layout, now: float) -> _CopyPublisher | None:
+    def _parts(self, arrays: Mapping[str, Any]) -> tuple[Description, list[_Part]]:
+        """Describe the copies of a frame of several arrays."""
+        check = len(self._session.sent_states) > 0
+        sources: list[Source | None] = []
+        kinds: list[tuple[str, Any, tuple[int, ...]]] = []
+        for name, given in arrays.items():
+            plain = type(given) is np.ndarray
+            try:
+                source = None if plain and not check else _sources.source_of(given)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"array {shown(name)}: {error}") from None
+            if source is not None and check:
+                _sources.check_not_sent(self._session, source)
+            if plain or source is None:
+                kinds.append((name, given.dtype, given.shape))
+            else:
+                kinds.append((name, source.element.name, source.shape))
+            sources.append(None if plain else source)
+        try:
+            description = _packed(tuple(kinds))
+        except TypeError:  # a name that cannot be a key of the cache
+            description = _packed.__wrapped__(tuple(kinds))
+        described = [part for _, part in description.arrays]
+        return description, list(map(_Part, described, arrays.values(), sources))
+
+    def _take(self, form: _Form, now: float) -> _CopyPublisher | None:
         """Return the publisher for a copy, which the caller has to put back; None: the copy needs a lease."""
-        (last, then), self._last = self._last, (layout, now)
-        again = last == layout and now - then < _SOON
+        (last, then), self._last = self._last, (form, now)
+        again = last == form and now - then < _SOON
         try:
             publisher = self._kept.pop()
         except IndexError:  # there is none, or another call uses it
             newest = None if self._newest is None else self._newest()
-            if not again or (newest is not None and newest.is_open and newest.layout == layout):
+            if not again or (newest is not None and newest.is_open and newest.form == form):
                 return None
         else:
-            if publisher.layout == layout and (again or publisher.has_arenas):
+            if publisher.form == form and (again or publisher.has_arenas):
                 return publisher
             if not again:  # copies of two layouts in turn let the publisher of one of them live
                 self._put_back(publisher)
                 return None
-        publisher = _CopyPublisher(self._session, self._channel, layout)
+        publisher = _CopyPublisher(self._session, self._channel, form)
         self._newest = ref(publisher)
         return publisher
 
@@ -134,9 +223,9 @@ class Copies:
 class _CopyPublisher(BasePublisher):
     """Publishes copies of arrays of one layout. The program never gets an array of a slot."""
 
-    def __init__(self, session: Session, channel: ChannelIdentity, layout: _Layout) -> None:
-        super().__init__(session, None, channel, layout.description, None)
-        self.layout = layout
+    def __init__(self, session: Session, channel: ChannelIdentity, form: _Form) -> None:
+        super().__init__(session, None, channel, form.description, None)
+        self.form = form
 
     @property
     def has_arenas(self) -> bool:
@@ -148,10 +237,8 @@ class _CopyPublisher(BasePublisher):
         """Whether the publisher is not closed."""
         return not self._slots.closed
 
-    def publish_copy(
-        self, given: Any, source: Source | None, meta: bytes, timeout: float | None, stream: Any
-    ) -> Flow[int | None]:
-        """Copy `given` into a slot, publish the slot, and return the frame's number; None: there is no slot."""
+    def publish_copy(self, parts: list[_Part], meta: bytes, timeout: float | None, stream: Any) -> Flow[int | None]:
+        """Copy arrays into a slot, publish the slot, and return the frame's number; None: there is no slot."""
         slots, lender, mark = self._slots, None, COMPLETE
         try:
             array = slots.take()
@@ -159,16 +246,16 @@ class _CopyPublisher(BasePublisher):
                 if not (yield from self._has_slot(timeout)):
                     return None
                 array = self._array_on_loan()  # `array` keeps the slot mapped during the copy
-            if source is not None or type(array) is not np.ndarray:
+            if type(array) is Token or any(part.source is not None for part in parts):
                 lender = self._order_loan()
                 yield from self._know_timelines(lender)
-                yield from _fill(lender, given, source, stream)
+                yield from _fill(lender, parts, stream)
                 if lender.streams is not None:
                     mark = yield from self._complete(lender)
-            elif given.nbytes <= _SMALL:
-                np.copyto(array, given)
+            elif self._description.nbytes <= _SMALL:
+                _copy(array, parts)
             else:
-                yield Do(partial(np.copyto, array, given))
+                yield Do(partial(_copy, array, parts))
             number: int = slots.send(meta, *mark) or (yield from self._deliver(meta, mark, timeout))
         except BaseException:
             if lender is None or lender.streams is None:
@@ -178,7 +265,7 @@ class _CopyPublisher(BasePublisher):
             raise
         own = self._session.timelines.own
         if mark is not COMPLETE and own is not None:
-            self._session.keep(given, Fence(own.id, *mark))
+            self._session.keep([part.given for part in parts], Fence(own.id, *mark))
         return number
 
     def _has_slot(self, timeout: float | None) -> Flow[bool]:
@@ -187,7 +274,7 @@ class _CopyPublisher(BasePublisher):
         if not slots.arenas and time.monotonic() < self._refused:
             return False
         try:
-            yield from self._alone(self._lend(timeout if slots.arenas else 0.0, self.layout.on_gpu or None))
+            yield from self._alone(self._lend(timeout if slots.arenas else 0.0, self.form.on_gpu or None))
         except (PoolLimitError, DeviceMemoryError):
             if not slots.arenas:
                 self._refused = time.monotonic() + _LATER
@@ -197,23 +284,35 @@ class _CopyPublisher(BasePublisher):
     def _array(self, twin: LeaseState) -> Any:
         twin.released = False
         self._session.sent_states.discard(twin)
-        return twin.array() if twin.memory.pool.on_cpu and twin.description.element.in_numpy else Token(twin)
+        arrays = [one for _, one in twin.description.arrays] or [twin.description]
+        if not twin.memory.pool.on_cpu or not all(one.element.in_numpy for one in arrays):
+            return Token(twin)
+        return [twin.array(part=one) for one in arrays]
 
     def _on_streams(self, state: LeaseState, stream: Any) -> bool:
         return stream is not None and state.memory.pool.device[0] == _dlpack.CUDA
 
 
-def _fill(state: LeaseState, given: Any, source: Source | None, stream: Any) -> Flow[None]:
-    """Let a stream of the GPU, or the CPU, copy `given` into the memory of a lease."""
+def _copy(arrays: list[np.ndarray[Any, Any]], parts: list[_Part]) -> None:
+    for array, part in zip(arrays, parts, strict=True):
+        np.copyto(array, part.given)
+
+
+def _fill(state: LeaseState, parts: list[_Part], stream: Any) -> Flow[None]:
+    """Let a stream of the GPU, or the CPU, copy arrays into the memory of a lease."""
     pool = state.memory.pool
-    if source is not None and source.ordinal is not None and source.contiguous and pool.device[0] == _dlpack.CUDA:
-        if (own := _copy_on_device(state, source, stream)) is not None:
-            yield Do(partial(_cuda_stream.synchronize_stream, pool.device[1], own))
-    else:
-        yield Do(partial(copy_into, state, given))
+    waits: set[int] = set()
+    for part in parts:
+        if part.on_gpu and part.source is not None and pool.device[0] == _dlpack.CUDA:
+            own = _copy_on_device(state, part, part.source, stream)
+            waits.update(() if own is None else (own,))
+        else:
+            yield Do(partial(copy_into, state, part.given, part.description))
+    for waited in waits:
+        yield Do(partial(_cuda_stream.synchronize_stream, pool.device[1], waited))
 
 
-def _copy_on_device(state: LeaseState, source: Source, stream: Any) -> int | None:
+def _copy_on_device(state: LeaseState, part: _Part, source: Source, stream: Any) -> int | None:
     """Queue the copy. Return the stream that the caller must wait for; None: the caller need not wait.
 
     The program may write the array after the publication, on a stream of its own. So the caller must wait for the copy
@@ -230,7 +329,8 @@ def _copy_on_device(state: LeaseState, source: Source, stream: Any) -> int | Non
             _sources.order(source, stream)
     _fences.name_stream(state, stream)
     key = next(reversed(state.streams or {}))
-    nbytes = state.description.nbytes
+    nbytes = part.description.nbytes
     if nbytes:
-        _cuda_stream.copy(ordinal, key.handle, state.address(write=True), source.address, nbytes)
+        to = state.address(write=True, part=part.description)
+        _cuda_stream.copy(ordinal, key.handle, to, source.address, nbytes)
     return own

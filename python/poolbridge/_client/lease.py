@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from numbers import Number
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Never, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Never, Self, cast
 
 from poolbridge._array.arrays import ArrayExports
 from poolbridge._array.copies import copy_into
@@ -14,6 +14,7 @@ from poolbridge._client import operations as _operations
 from poolbridge._client.shown import html_of
 from poolbridge._client.tracing import Operation, span, traced
 from poolbridge._order import fences as _fences
+from poolbridge._sys.error_texts import shown
 
 if TYPE_CHECKING:
     from poolbridge._client.promise import Promise
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 _UNTRACED: Final = nullcontext()
+_SHOWN: Final = 8  # arrays of a frame of several arrays that its text names
 
 
 def _publishes(lease: BaseLease, name: str, **_options: Any) -> Operation:
@@ -228,20 +230,6 @@ class BaseLease(ArrayExports):
         """
         copy_into(self._lease_state, source)
 
-    # With the methods below, the program uses a lease as a sequence. Methods that read or write elements need memory of
-    # the CPU: for memory of a GPU, they raise a TypeError that says what to do instead.
-
-    def __eq__(self, other: object) -> bool:
-        """Whether `other` is this lease. Arrays compare the elements; for a number or a list, say which is meant."""
-        if isinstance(other, (Number, list, tuple)):
-            raise TypeError(
-                "a lease does not compare its elements: write numpy.asarray(lease) == …, or for memory of a GPU the "
-                "same with an array of your library"
-            )
-        return self is other if isinstance(other, BaseLease) else NotImplemented
-
-    __hash__ = object.__hash__
-
     def __reduce__(self) -> Never:
         raise TypeError(
             "a lease cannot be copied or sent to another process: publish the buffer and send its name, for "
@@ -249,29 +237,39 @@ class BaseLease(ArrayExports):
             "or publish it through a channel"
         )
 
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("a scalar has no length")
-        return self.shape[0]
-
-    def __bool__(self) -> bool:
-        """Return True, even if the lease has no elements."""
-        return True
-
     def __getitem__(self, index: Any) -> Any:
-        """Return elements without a copy; only for memory of the CPU. A returned array keeps the lease alive."""
-        return self.__array__()[index]
+        """Return elements without a copy; only for memory of the CPU. A returned array keeps the lease alive.
 
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self.__array__()[index] = value
+        If the lease is of a frame of several arrays, return the array whose name is `index`, as a `LeaseView`, on the
+        CPU or a GPU.
+        """
+        named = self._lease_state.description.named
+        if named and isinstance(index, str):
+            if (part := named.get(index)) is not None:
+                return LeaseView(self._lease_state, part=part, device="cuda" if self._on_gpu else None)
+            raise KeyError(f"this frame has no array {shown(index)}: it has {', '.join(map(shown, self.keys()))}")
+        return super().__getitem__(index)
 
-    # Without these attributes, a library that does not know leases would iterate over a lease and copy each element.
-    __iter__: ClassVar[None] = None
-    __contains__: ClassVar[None] = None
+    def __contains__(self, name: object) -> bool:
+        """Whether a frame of several arrays has an array of this name."""
+        return name in (self._lease_state.description.named or self.keys())
 
-    def __bytes__(self) -> bytes:
-        """Return a copy of the elements' bytes, in C order; only for memory of the CPU."""
-        return self.memoryview().tobytes()
+    def keys(self) -> list[str]:
+        """Return the names of the arrays of a frame of several arrays, so that ``dict(frame)`` has all arrays.
+
+        Raises
+        ------
+        TypeError
+            The lease is one array, without a name.
+        """
+        arrays = self._lease_state.description.arrays
+        if not arrays:
+            raise TypeError("this is one array, and not a frame of several arrays, which have names")
+        return [name for name, _ in arrays]
+
+    def items(self) -> Iterator[tuple[str, LeaseView]]:
+        """Return the name and the array of each array of a frame of several arrays; see `keys`."""
+        return ((name, self[name]) for name in self.keys())
 
     def _evidence(self) -> dict[str, Any]:
         """Return facts that show that the memory is mapped and is no copy, for ``poolsvc verify`` and for tests.
@@ -291,17 +289,22 @@ class BaseLease(ArrayExports):
         arrays = len(state.tokens)
         return f"{mode}, {arrays} {'arrays' if arrays > 1 else 'array'} alive" if arrays else mode
 
+    def _elements(self) -> str:
+        arrays = self._lease_state.description.arrays or (("", self._lease_state.description),)
+        shown_ = [f"{name and name + ': '}{one.element.name}{list(one.shape)}" for name, one in arrays[:_SHOWN]]
+        return ", ".join(shown_) + (f", … {len(arrays) - _SHOWN} more" if len(arrays) > _SHOWN else "")
+
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name is not None else ""
         return (
-            f"<poolbridge.{type(self).__name__}{name} {self.dtype_name}{list(self.shape)} on {self.device}, "
+            f"<poolbridge.{type(self).__name__}{name} {self._elements()} on {self.device}, "
             f"{self.nbytes} bytes, pool {self.pool!r}, {self._state()}>"
         )
 
     def _repr_html_(self) -> str:
         rows = (
             ("name", self.name or ""),
-            ("elements", f"{self.dtype_name} {list(self.shape)}"),
+            ("elements", self._elements()),
             ("bytes", f"{self.nbytes:,}"),
             ("device", f"{self.device} ({self.kind})"),
             ("pool", self.pool),

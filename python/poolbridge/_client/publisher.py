@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Never, Self, TypeVar, cast
 
 import numpy as np
 
+from poolbridge._array.arrays import state_of
 from poolbridge._client.lease import AsyncLease, Lease
 from poolbridge._client.operations import allocate, check_timeout, check_wrap, ready
 from poolbridge._client.tracing import Operation, meta_of, published, traced
@@ -73,6 +74,40 @@ def _loans(publisher: BasePublisher, *_of: Any, **_options: Any) -> Operation:
 
 def _publishes(publisher: BasePublisher, *, meta: Mapping[str, MetaValue] | None, **_options: Any) -> Operation:
     return replace(_loans(publisher), name="publish", meta=meta_of(meta))
+
+
+class LoanedArrays(dict[str, Any]):
+    """The arrays of a frame of several arrays, by their names, which the program writes."""
+
+    def __setitem__(self, name: str, value: Any) -> Never:
+        raise TypeError(f"the arrays of a loan stay: write into the array, as in loan[{name!r}][:] = …")
+
+
+def wrapped(lease: Any, wrap: Callable[[Any], Any], *, on_gpu: bool, check: bool = True) -> Any:
+    """Let `wrap` make an array of a lease, or a dict of the arrays of a frame of several arrays.
+
+    Raises
+    ------
+    InvalidArgumentError
+        `check` is true, and an array does not keep the lease.
+    """
+    lease._on_gpu = on_gpu  # noqa: SLF001
+    state = state_of(lease)
+    if not state.description.arrays:
+        array = wrap(lease)
+        kept = state.tokens or state.unaccounted or not check
+    else:
+        array, kept = LoanedArrays(), True
+        for name, one in lease.items():
+            before = len(state.tokens)
+            array.update({name: wrap(one)})
+            del one
+            kept = kept and (len(state.tokens) >= before or not check)
+    if array is None or not kept:
+        raise InvalidArgumentError(
+            "wrap= returned no array of the lease's memory: expected an array that keeps the lease, not a copy"
+        )
+    return array
 
 
 class BasePublisher(Uncopied):
@@ -203,17 +238,10 @@ class BasePublisher(Uncopied):
         twin.released = False
         twin.written = {}  # the array stays writeable after a publication, because later frames use the array again
         try:
-            lease = self._lease_type(self._run, twin)
-            lease._on_gpu = self._slots.on_streams  # noqa: SLF001
-            array = np.asarray(lease) if self._wrap is None else self._wrap(lease)
+            return wrapped(self._lease_type(self._run, twin), self._wrap or np.asarray, on_gpu=self._slots.on_streams)
         finally:
             twin.released = True
             twin.streams, twin.unordered = None, False  # `loan` names the streams that write the array
-        if array is None or not (twin.tokens or twin.unaccounted):
-            raise InvalidArgumentError(
-                "wrap= returned no array of the lease's memory: expected an array that keeps the lease, not a copy"
-            )
-        return array
 
     # Arenas
 

@@ -179,7 +179,10 @@ def published(operation: Operation, result: int, **_owner: Any) -> None:
 
 
 def bytes_of(array: Any) -> int | None:
-    """Return the size of a program's array; None if the array does not say its size."""
+    """Return the size of a program's array, or of a dict of arrays; None if an array does not say its size."""
+    if isinstance(array, dict):
+        sizes = [bytes_of(one) for one in array.values()]
+        return None if None in sizes else sum(size or 0 for size in sizes)
     nbytes = getattr(array, "nbytes", None)
     return nbytes if isinstance(nbytes, int) else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
@@ -131,6 +131,11 @@ class Description:
         Bytes from the start of the buffer to element [0, …, 0].
     contiguous
         Whether the elements lie without gaps in C order.
+    arrays
+        The name and the description of each array of a frame of several arrays, of which this description has all
+        bytes; empty for one array.
+    named
+        The same as `arrays`, by name.
     """
 
     element: ElementType
@@ -138,6 +143,8 @@ class Description:
     strides: tuple[int, ...]
     offset: int
     contiguous: bool
+    arrays: tuple[tuple[str, Description], ...] = ()
+    named: Mapping[str, Description] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def size(self) -> int:

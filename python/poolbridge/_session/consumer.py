@@ -58,11 +58,12 @@ class Kept:
     `key` says how the array was made.
     """
 
-    __slots__ = ("array", "key", "tensor")
+    __slots__ = ("array", "key", "layout", "tensor")
 
-    def __init__(self, array: Any, tensor: Tensor, key: object) -> None:
+    def __init__(self, array: Any, tensor: Tensor, layout: bytes, key: object) -> None:
         self.array = array
         self.tensor = tensor
+        self.layout = layout
         self.key = key
 
 
@@ -331,6 +332,12 @@ class Consumer(Membership):
                 self._counted.add(grant.id)
             grant.block_nbytes, grant.generation = block.size, block.generation
         return True
+
+    def layout(self, grant: Grant) -> bytes:
+        """See `Taker.layout`."""
+        frame = self._frames[grant.id]
+        layout: bytes = frame.layout if frame.object is None else frame.object.layout
+        return layout
 
     def part(self, grant: Grant, block: BlockMemory) -> BlockMemory:
         """Return the memory of a frame, which is a part of a mapped block."""

@@ -9,7 +9,7 @@ from weakref import ref
 import numpy as np
 from msgspec import structs
 
-from poolbridge._memory import tensor as _tensor
+from poolbridge._memory import layout as _layout, tensor as _tensor
 from poolbridge._memory.kinds import BlockPart
 from poolbridge._order import fences as _fences
 from poolbridge._order.captures import CAPTURES
@@ -57,6 +57,9 @@ class Taker(Protocol):
     """The part of a consumer that a session and its leases use; see `poolbridge._session.consumer.Consumer`."""
 
     left: bool
+
+    def layout(self, grant: Grant) -> bytes:
+        """Return the layout of a frame; empty: the frame has one array."""
 
     def goes_back(self, grant: Grant) -> bool:
         """Whether a frame that the program drops goes back to its queue."""
@@ -106,6 +109,8 @@ class LeaseState(Uncopied):
         self.description = _tensor.from_wire(
             grant.tensor, grant.nbytes
         )  # the service describes the buffer, nobody else
+        if consumer is not None and (layout := consumer.layout(grant)):
+            self.description = _layout.decode(layout, self.description)
         self.write = grant.write
         self.name: str | None = None
         self.tokens: set[int] = set()
@@ -170,11 +175,16 @@ class LeaseState(Uncopied):
             why = f"ended: {self.session.ended or 'the client is closed'}"
         return LeaseReleasedError(f"the lease of {what} in pool {self.pool.name!r} has {why}")
 
-    def address(self, *, write: bool) -> int:
-        """Return the address of element [0, …, 0], in the writeable or in the read-only mapping."""
-        return self.memory.address(write=write) + self.description.offset
+    def address(self, *, write: bool, part: _tensor.Description | None = None) -> int:
+        """Return the address of element [0, …, 0], in the writeable or in the read-only mapping.
 
-    def array(self, *, write: bool | None = None, flagged: bool = True) -> np.ndarray[Any, Any]:
+        `part` is one of several arrays of a frame.
+        """
+        return self.memory.address(write=write) + (part or self.description).offset
+
+    def array(
+        self, *, write: bool | None = None, flagged: bool = True, part: _tensor.Description | None = None
+    ) -> np.ndarray[Any, Any]:
         """Make a NumPy array of the elements. The array keeps this state alive.
 
         The caller makes sure that the CPU can read the memory.
@@ -185,17 +195,19 @@ class LeaseState(Uncopied):
             Whether the array uses the writeable mapping; None: only if the lease is a write lease.
         flagged
             Whether NumPy refuses writes to an array that uses the read-only mapping.
+        part
+            One of several arrays of a frame; None: the array, or all bytes.
         """
         if write is None:
             write = self.write
-        description = self.description
+        description = part or self.description
         token = Token(self)
         token.__array_interface__ = {
             "version": 3,
             "shape": description.shape,
             "typestr": description.element.typestr,
             "strides": None if description.contiguous else description.strides,
-            "data": (self.address(write=write), flagged and not write),
+            "data": (self.address(write=write, part=description), flagged and not write),
         }
         return np.asarray(token)
 

@@ -11,6 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import ref
 
+from poolbridge._memory import layout as _layout
 from poolbridge._session.flow import Flow, Sleep
 from poolbridge._session.membership import Membership, join, named
 from poolbridge._session.returns import Returned
@@ -306,6 +307,8 @@ def _who(producer: Producer) -> str:
 
 def _pack_description(description: Description) -> bytes:
     tensor = description.to_wire()
+    layout = _layout.encode(description)
     head = struct.pack("<QHHI16s", tensor.offset, len(tensor.shape), bool(tensor.strides), 0, tensor.dtype.encode())
     shape = struct.pack(f"<{len(tensor.shape)}Q", *tensor.shape).ljust(256, b"\0")
-    return (head + shape + struct.pack(f"<{len(tensor.strides)}q", *tensor.strides)).ljust(576, b"\0")
+    fixed = (head + shape + struct.pack(f"<{len(tensor.strides)}q", *tensor.strides)).ljust(552, b"\0")
+    return (fixed + struct.pack("<Q", len(layout))).ljust(576, b"\0") + layout

@@ -30,3 +30,4 @@ MAX_META_DEPTH: Final = 8  # nested maps and arrays of a frame's meta, including
 EVENT_BYTES: Final = 64  # bytes of the handle of an interprocess event
 MAX_IN_HAND: Final = 256  # frames that a consumer may have in hand, and entries of its holds
 MIN_SLOTS: Final = 64  # least number of slots of a ring
+LAYOUT_BYTES: Final = 65536  # bytes of the layout of a frame of several arrays

@@ -44,6 +44,22 @@ class Tensor(Struct, omit_defaults=True):
     offset: U = field(default=0, name="of")
 
 
+class NamedTensor(Struct, omit_defaults=True):
+    """Describes one of several arrays in a buffer."""
+
+    name: str = field(name="nm")  # name, as for a buffer; no two arrays of a layout have the same
+    tensor: Tensor = field(name="t")  # where the array lies in the buffer
+
+
+class Layout(Struct, omit_defaults=True):
+    """Describes the arrays of a frame.
+
+    It is sent in no packet: docs/streams.md says where it is.
+    """
+
+    arrays: tuple[NamedTensor, ...] = field(name="ar")  # the arrays
+
+
 class PoolInfo(Struct, omit_defaults=True, kw_only=True):
     """Describes a pool: a named, bounded amount of memory of one kind."""
 

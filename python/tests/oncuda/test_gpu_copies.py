@@ -69,6 +69,58 @@ def test_copies_have_their_content_in_every_kind_of_memory(client, other, mine, 
     assert len(arenas(client)) == 1
 
 
+@pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned", "host"])
+def test_a_frame_of_several_arrays_has_arrays_of_the_cpu_and_of_the_gpu(client, other, mine, kind):
+    client.create_pool(kind, kind=kind, max_bytes=64 << 20)
+    channel = client.create_channel("c", pool=kind, capacity=2, mode="queue")
+    onward = other.create_channel("onward", pool="gpu", capacity=2, mode="queue")
+    frames, last, stream = other.subscribe("c"), client.subscribe("onward"), new_stream()
+    for byte in range(30):
+        fill(address(mine), N, byte, stream)
+        named = OfAStream(mine, stream) if byte % 2 else OfALibrary(mine)
+        if not byte % 2:
+            finish(stream)
+        channel.publish({"gpu": named, "cpu": np.full(3, byte, "int64"), "none": np.empty((0, 2), "int8")}, timeout=60)
+        with next(frames) as frame:
+            onward.publish(frame, timeout=60)
+            assert (frame["gpu"].to_numpy() == byte).all()
+            assert frame["cpu"].to_numpy().tolist() == [byte] * 3
+            assert frame["none"].shape == (0, 2)
+        with next(last) as frame:
+            assert (frame["gpu"].to_numpy() == byte).all()
+            assert frame["cpu"].to_numpy().tolist() == [byte] * 3
+
+
+@pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned"])
+def test_streams_write_and_read_the_arrays_of_a_frame_in_their_order(client, other, kind, gate):
+    client.create_pool(kind, kind=kind, max_bytes=64 << 20)
+    channel = client.create_channel("c", pool=kind, capacity=2, mode="queue")
+    frames, writer, reader = other.subscribe("c"), new_stream(), new_stream()
+    shapes = {"a": (N, "uint8"), "b": ((2, N), "uint8")}
+    got = frames.arrays(lambda view: OfAStream(view, 1), stream=reader)
+
+    def at(array):
+        return array.__cuda_array_interface__["data"][0]
+
+    with channel.publisher(shapes, wrap=lambda view: OfAStream(view, 1)) as publisher:
+        for byte in range(20):
+            if byte == 19:
+                gate.hold(writer)
+            arrays = publisher.loan(60, stream=writer)
+            fill(at(arrays["a"]), N, byte, writer)
+            fill(at(arrays["b"]), 2 * N, byte + 1, writer)
+            publisher.publish()
+            views = next(got)
+            seen = [read(at(views["a"]), N, reader), read(at(views["b"]), 2 * N, reader)]
+            if byte == 19:
+                assert not idle(reader)
+                gate.open()
+            finish(reader)
+            assert (seen[0] == byte).all()
+            assert (seen[1] == byte + 1).all()
+            del views
+
+
 def test_nothing_but_the_readers_streams_waits_for_the_copy(client, other, mine, gate):
     channel = client.create_channel("c", pool="gpu", capacity=2, mode="queue")
     frames, stream, reader = other.subscribe("c"), new_stream(), new_stream()

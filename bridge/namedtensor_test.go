@@ -1,0 +1,149 @@
+package bridge
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+func batch(t testing.TB) Tensor {
+	t.Helper()
+	frame, err := Pack(
+		NamedTensor{Name: "image", Tensor: Tensor{DType: Uint8, Shape: []uint64{3, 5}}},
+		NamedTensor{Name: "label", Tensor: Tensor{DType: Int64}},
+		NamedTensor{Name: "none", Tensor: Tensor{DType: Float32, Shape: []uint64{0, 4}}})
+	require.NoError(t, err)
+	return frame
+}
+
+// fillBatch writes frame n of the arrays of batch.
+func fillBatch(t testing.TB, l *Lease, frame Tensor, n byte) {
+	t.Helper()
+	mem, err := l.Bytes(t.Context())
+	require.NoError(t, err)
+	for i, a := range frame.Arrays {
+		for at := range a.Tensor.Slice(mem) {
+			a.Tensor.Slice(mem)[at] = n + byte(i)
+		}
+	}
+}
+
+// checkBatch checks a frame of fillBatch by its own description.
+func checkBatch(t testing.TB, f *Frame, frame Tensor, n byte) {
+	t.Helper()
+	got := f.Lease.Tensor()
+	assert.True(t, frame.Equal(got), "sent %v, came %v", frame, got)
+	mem, err := f.Lease.Bytes(t.Context())
+	require.NoError(t, err)
+	for i, name := range []string{"image", "label", "none"} {
+		a, ok := got.Array(name)
+		require.True(t, ok)
+		for _, b := range a.Slice(mem) {
+			require.Equal(t, n+byte(i), b)
+		}
+	}
+	_, ok := got.Array("images")
+	assert.False(t, ok)
+}
+
+func TestFramesOfSeveralArraysComeAsTheyWereSent(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<22), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 4})
+	from, frame := s.follow(t, mempool.SubscribeOptions{}), batch(t)
+	p, err := s.from.Publisher(t.Context(), frame)
+	require.NoError(t, err)
+	for n := range byte(40) {
+		if n%3 == 0 {
+			l := allocate(t, s.pool, frame.Shape[0])
+			fillBatch(t, l, frame, n)
+			_, err = s.from.Publish(t.Context(), l, FrameOptions{Tensor: &frame})
+		} else {
+			l := loan(t, p)
+			assert.True(t, l.Tensor().Equal(frame))
+			fillBatch(t, l, frame, n)
+			_, err = p.Publish(t.Context(), l, FrameOptions{})
+		}
+		require.NoError(t, err)
+		f, err := from.next(t.Context())
+		require.NoError(t, err)
+		checkBatch(t, f, frame, n)
+		require.NoError(t, f.Release())
+	}
+}
+
+func TestTheMostArraysOfAFrameArriveAndMoreAreRefused(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<22), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 4})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	var arrays []NamedTensor
+	for n := range 1024 {
+		arrays = append(arrays, NamedTensor{Name: fmt.Sprint(n), Tensor: Tensor{DType: Int16, Shape: []uint64{1}}})
+	}
+	frame, err := Pack(arrays...)
+	require.NoError(t, err)
+	l := allocate(t, s.pool, frame.Shape[0])
+	_, err = s.from.Publish(t.Context(), l, FrameOptions{Tensor: &frame})
+	require.NoError(t, err)
+	f, err := from.next(t.Context())
+	require.NoError(t, err)
+	assert.True(t, frame.Equal(f.Lease.Tensor()))
+	require.NoError(t, f.Release())
+
+	frame, err = Pack(append(arrays, NamedTensor{Name: "one more", Tensor: Tensor{DType: Int16}})...)
+	require.NoError(t, err)
+	_, err = s.from.Publisher(t.Context(), frame)
+	require.ErrorIs(t, err, mempool.ErrInvalid)
+	l = allocate(t, s.pool, frame.Shape[0])
+	_, err = s.from.Publish(t.Context(), l, FrameOptions{Tensor: &frame})
+	require.ErrorIs(t, err, mempool.ErrInvalid)
+	require.NoError(t, l.Release(false), "the lease is not lost")
+}
+
+func TestOnlyAFrameHasSeveralArrays(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<22), mempool.ChannelSpec{Capacity: 4})
+	frame := batch(t)
+	_, err := s.pool.Allocate(t.Context(), frame)
+	require.ErrorIs(t, err, mempool.ErrInvalid)
+	l := allocate(t, s.pool, frame.Shape[0])
+	err = l.Publish(t.Context(), Publication{Name: "name", Tensor: &frame})
+	require.ErrorIs(t, err, mempool.ErrInvalid)
+	require.NoError(t, l.Release(false))
+}
+
+// layoutLies returns wrong layouts of a frame of 16 bytes.
+func layoutLies() (lies [][]byte) {
+	good := wire.NamedTensor{Name: "a", Tensor: wire.Tensor{DType: "uint8", Shape: []uint64{4}}}
+	encode := func(arrays ...wire.NamedTensor) []byte {
+		layout, err := wire.AppendLayout(nil, &wire.Layout{Arrays: arrays})
+		if err != nil {
+			panic(err)
+		}
+		lies = append(lies, layout)
+		return layout
+	}
+	lie := func(change func(a *wire.NamedTensor)) {
+		bad := good
+		change(&bad)
+		encode(bad)
+	}
+	encode()
+	encode(good, good)
+	lie(func(a *wire.NamedTensor) { a.Name = "" })
+	lie(func(a *wire.NamedTensor) { a.Name = "a\a" })
+	lie(func(a *wire.NamedTensor) { a.Name = string(make([]byte, 256)) })
+	lie(func(a *wire.NamedTensor) { a.Tensor.DType = "uint9" })
+	lie(func(a *wire.NamedTensor) { a.Tensor.Shape = []uint64{17} })
+	lie(func(a *wire.NamedTensor) { a.Tensor.Offset = 13 })
+	lie(func(a *wire.NamedTensor) { a.Tensor.DType, a.Tensor.Offset = "int32", 2 })
+	lie(func(a *wire.NamedTensor) { a.Tensor.Shape = []uint64{1 << 62, 1 << 62} })
+	lie(func(a *wire.NamedTensor) { a.Tensor.Strides = []int64{1 << 62} })
+	lie(func(a *wire.NamedTensor) { a.Tensor.Strides = []int64{-1} })
+	lie(func(a *wire.NamedTensor) { a.Tensor.Shape = make([]uint64, 33) })
+	layout := encode(good)
+	lies = lies[:len(lies)-1]
+	return append(lies, layout[:len(layout)-1], append(layout[:len(layout):len(layout)], 0), []byte("\xff"), []byte("\x80"),
+		[]byte("\x81\xa2ar\xdd\xff\xff\xff\xff"), []byte("\x81\xa2ar\x91\x82\xa2nm\xa1\xff\xa1t\x81\xa2dt\xa5uint8"))
+}

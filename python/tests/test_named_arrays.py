@@ -1,0 +1,250 @@
+"""Tests frames of several arrays, which have names."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip(
+    "poolbridge._native", reason="poolbridge is installed without its native module", exc_type=ImportError
+)
+
+import asyncio
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from realservice import leases, until
+from test_hostile_members import LAYOUTS
+from test_members import service as service  # noqa: PLC0414 - a fixture
+
+import poolbridge
+from poolbridge._memory import layout as _layout
+from poolbridge._memory.tensor import describe
+
+BATCH: dict[str, Any] = {
+    "image": np.arange(24, dtype="uint8").reshape(2, 3, 4),
+    "label": np.array([7, -7], "int64"),
+    "score": np.float32(0.5),
+    "nothing": np.empty((0, 4), "complex128"),
+    "büchse.links": np.array([True, False]),
+}
+
+
+def same(arrays, expected=BATCH):
+    arrays = dict(arrays)
+    assert list(arrays) == list(expected)
+    for name, array in arrays.items():
+        assert np.asarray(array).dtype == expected[name].dtype
+        assert np.array_equal(np.asarray(array), expected[name]), name
+
+
+@pytest.fixture
+def channel(client):
+    return client.create_channel("c", mode="queue", capacity=4)
+
+
+@pytest.fixture
+def frames(channel, other):
+    return other.subscribe("c")
+
+
+def test_a_dict_of_arrays_is_one_frame(channel, frames):
+    for number in range(1, 21):
+        assert channel.publish(BATCH, meta={"n": number}) == number
+        with next(frames) as frame:
+            assert (frame.meta, len(frame), frame.keys()) == ({"n": number}, 5, list(BATCH))
+            assert "label" in frame
+            assert "lab" not in frame
+            same(frame)
+            same(frame.items())
+            assert frame["image"][1, 2].tolist() == [20, 21, 22, 23]
+            assert frame["score"].to_numpy() == np.float32(0.5)
+            assert not np.asarray(frame["label"]).flags.writeable
+
+
+def test_the_arrays_of_a_frame_keep_its_memory_and_each_is_aligned(channel, frames, other):
+    channel.publish(BATCH)
+    with next(frames) as frame:
+        arrays = {name: np.asarray(array) for name, array in frame.items()}
+    addresses = [array.ctypes.data for array in arrays.values()]
+    assert all(address % 256 == 0 for address in addresses)
+    assert all(first <= second for first, second in pairwise(addresses))
+    assert leases(other) == 1
+    same(arrays)
+    del arrays["image"], arrays["nothing"], arrays["score"], arrays["büchse.links"]
+    assert arrays.pop("label").tolist() == [7, -7]
+    channel.close()
+    frames.close()
+    until(lambda: leases(other) == 0)
+
+
+def test_a_frame_of_several_arrays_is_no_array_and_says_so(channel, frames):
+    channel.publish(BATCH)
+    frame = next(frames)
+    for use in (np.asarray, np.from_dlpack, lambda frame: frame.to_numpy(), lambda frame: frame.memoryview(), bytes):
+        with pytest.raises(TypeError, match=r"several arrays, 'image', 'label', .*frame\['image'\]"):
+            use(frame)
+    with pytest.raises(TypeError, match="several arrays"):
+        frames._session  # noqa: B018 - the session lives
+        np.empty(516, "uint8")[:] = frame
+    with pytest.raises(KeyError, match="no array 'images': it has 'image', 'label'"):
+        frame["images"]
+    assert "image: uint8[2, 3, 4], label: int64[2]" in repr(frame)
+    assert "label: int64[2]" in frame._repr_html_()
+    assert "int64[2] on cpu" in repr(frame["label"])
+
+
+def test_one_array_has_no_names(channel, frames):
+    channel.publish(np.arange(3))
+    frame = next(frames)
+    for use in (dict, lambda frame: frame.keys(), lambda frame: dict(frame.items()), lambda frame: "a" in frame):
+        with pytest.raises(TypeError, match="one array"):
+            use(frame)
+    with pytest.raises(IndexError):
+        frame["a"]
+
+
+def test_a_publisher_lends_a_dict_of_arrays(channel, frames):
+    with channel.publisher({name: (array.shape, array.dtype) for name, array in BATCH.items()}) as publisher:
+        for _ in range(20):
+            arrays = publisher.loan()
+            for name, array in BATCH.items():
+                arrays[name][...] = array
+            publisher.publish()
+            with next(frames) as frame:
+                same(frame)
+        with pytest.raises(TypeError, match=r"loan\['label'\]\[:\] = …"):
+            publisher.loan()["label"] = np.zeros(2)
+
+
+def test_a_publisher_wraps_each_of_its_arrays(channel, frames):
+    with channel.publisher({"a": (3, "int16"), "b": ((), "bool")}, wrap=lambda one: np.from_dlpack(one)) as publisher:
+        publisher.loan()["a"][:] = 3
+        publisher.publish()
+    same(next(frames), {"a": np.full(3, 3, "int16"), "b": next(iter([np.array(False)]))})
+    with (
+        channel.publisher({"a": (3, "int16"), "b": (3, "int16")}, wrap=lambda one: one.to_numpy()) as publisher,
+        pytest.raises(poolbridge.InvalidArgumentError, match="no array of the lease's memory"),
+    ):
+        publisher.loan()
+
+
+def test_arrays_yields_dicts_that_the_program_may_change(channel, frames):
+    got = frames.arrays()
+    for number in range(20):
+        channel.publish({"number": np.array([number]), "same": BATCH["image"]})
+        batch = next(got)
+        assert type(batch) is dict
+        assert batch.pop("number").tolist() == [number]
+        assert np.array_equal(batch["same"], BATCH["image"])
+        batch["same"] = None
+
+
+def test_arrays_finds_the_arrays_of_each_frame_though_the_layouts_change(channel, frames):
+    got = frames.arrays()
+    for number in range(30):
+        sent = {f"array {k}": np.full(k + 1, number + k, "int32") for k in range(number % 3 + 1)}
+        channel.publish(sent)
+        same(next(got), sent)
+        channel.publish(np.array([number]))
+        assert next(got).tolist() == [number]
+
+
+def test_a_frame_is_sent_on_as_it_is(client, channel, frames, other):
+    onward = other.create_channel("onward")
+    copies = client.subscribe("onward")
+    channel.publish(BATCH)
+    with next(frames) as frame:
+        onward.publish(frame)
+        same(next(copies))
+        onward.publish(frame["label"])
+        assert np.asarray(next(copies)).tolist() == [7, -7]
+        onward.publish({"one": frame["image"]})
+        same(next(copies), {"one": BATCH["image"]})
+        with pytest.raises(TypeError, match="several arrays"):
+            other.put(frame, "name")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [
+        ({}, "the dict is empty"),
+        ({"": np.zeros(1)}, "the array name '' has 0 bytes"),
+        ({"a" * 256: np.zeros(1)}, "256 bytes"),
+        ({"a\n": np.zeros(1)}, "control character"),
+        ({3: np.zeros(1)}, "the array name 3 is no text"),
+        ({"a": np.zeros(1), "b": "text"}, "array 'b': "),
+        ({"a": {"b": np.zeros(1)}}, "array 'a': "),
+        ({"a": np.ma.masked_array([1, 2], [True, False])}, "array 'a': .*mask"),
+        ({f"array {n}": np.zeros(1) for n in range(1025)}, "1025 arrays in one frame: at most 1024"),
+        ({f"{n:0250}": np.zeros(1) for n in range(300)}, "300 arrays in one frame: .*at most 65536 bytes"),
+    ],
+)
+def test_what_cannot_be_a_frame_is_refused_and_nothing_is_lost(client, channel, frames, arrays, text):
+    with pytest.raises(poolbridge.InvalidArgumentError, match=text):
+        channel.publish(arrays)
+    assert leases(client) == 0
+    channel.publish(BATCH)
+    same(next(frames))
+
+
+@pytest.mark.parametrize("arrays", [{}, {"a": 3}, {"a": (3, "nothing")}, {"a": (-1, "int8")}, {3: (1, "int8")}])
+def test_a_publisher_of_what_cannot_be_a_frame_is_refused(channel, arrays):
+    with pytest.raises(poolbridge.InvalidArgumentError):
+        channel.publisher(arrays)
+
+
+def test_a_frame_larger_than_its_pool_is_refused(client):
+    pool = client.create_pool("small", max_bytes=4096)
+    channel = client.create_channel("c", pool=pool)
+    with pytest.raises(poolbridge.PoolLimitError):
+        channel.publish({"a": np.zeros(2048, "uint8"), "b": np.zeros(4096, "uint8")}, timeout=0)
+
+
+def test_the_most_arrays_of_a_frame_arrive(channel, frames):
+    arrays = {f"{number}": np.array([number], "int16") for number in range(1024)}
+    channel.publish(arrays)
+    with next(frames) as frame:
+        same(frame, arrays)
+
+
+def test_an_array_of_a_published_frame_is_not_published_again(channel, frames, client):
+    lease = client.allocate(4, "int32")
+    array = np.asarray(lease)
+    channel.publish(lease)
+    with pytest.raises(poolbridge.LeaseReleasedError, match="published before"):
+        channel.publish({"again": array})
+    next(frames).release()
+
+
+def test_asyncio_sends_and_receives_several_arrays(service):
+    async def main():
+        async with await poolbridge.connect_async(service.path) as client:
+            await client.create_pool("p", max_bytes=1 << 20)
+            channel = await client.create_channel("c", mode="queue")
+            frames = client.subscribe("c")
+            await channel.publish(BATCH)
+            async with await anext(frames) as frame:
+                same(frame)
+            publisher = channel.publisher({"a": (3, "int16")})
+            (await publisher.loan())["a"][:] = 1
+            await publisher.publish()
+            async for arrays in frames.arrays():
+                same(arrays, {"a": np.ones(3, "int16")})
+                break
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_that_lies_is_refused(layout):
+    with pytest.raises(poolbridge.ProtocolError):
+        _layout.decode(layout, describe(16, "uint8"))
+
+
+def test_a_layout_is_of_all_bytes_of_a_frame():
+    sent = _layout.encode(_layout.pack([("a", describe(4, "uint8"))]))
+    assert _layout.decode(sent, describe(4, "uint8")).arrays[0][1].shape == (4,)
+    for whole in (describe(3, "uint8"), describe((2, 2), "uint8"), describe(4, "int8")):
+        with pytest.raises(poolbridge.ProtocolError):
+            _layout.decode(sent, whole)
