@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/internal/stream"
@@ -33,6 +34,11 @@ func (ch *Channel) Publisher(ctx context.Context, t Tensor) (*Publisher, error) 
 		return nil, err
 	}
 	return &Publisher{channel: ch, shared: p}, nil
+}
+
+// String describes the publisher for people.
+func (p *Publisher) String() string {
+	return fmt.Sprintf("publisher of frames of %d bytes in %v", p.shared.Bytes, p.channel)
 }
 
 // Loan lends memory for a frame: a write lease on one slot. The caller writes the content, and then passes the lease to [Publisher.Publish],

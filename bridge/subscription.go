@@ -3,6 +3,7 @@ package bridge
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"sync/atomic"
 	"time"
@@ -47,6 +48,9 @@ func (c *Client) subscribe(ctx context.Context, try session.Attempt, name string
 	}
 	return &Subscription{of: &subscription{s, c}, channel: &Channel{client: c, shared: c.streams.Channel(*s.Channel())}, manual: o.ManualAck}, nil
 }
+
+// String describes the subscription for people.
+func (s *Subscription) String() string { return fmt.Sprintf("subscription to %v", s.channel) }
 
 // Channel returns the channel.
 func (s *Subscription) Channel() *Channel { return s.channel }

@@ -37,7 +37,7 @@ func lockOnce(path string) (*FD, error) {
 		case unix.EINTR:
 		case unix.EWOULDBLOCK:
 			fd.Close()
-			return nil, failed(ErrInUse, "flock", err)
+			return nil, ErrInUse
 		default:
 			fd.Close()
 			return nil, os.NewSyscallError("flock", err)

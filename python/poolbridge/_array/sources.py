@@ -309,7 +309,7 @@ def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
     except TypeError:
         raise InvalidArgumentError(
             f"a {type(given).__name__} is no array: expected a lease, or an array of NumPy or of a library that has "
-            "DLPack; numpy.asarray(3.0) makes an array of a number; join arrays, for example by numpy.stack, or "
+            "DLPack; numpy.asarray makes an array of numbers; join arrays, for example by numpy.stack, or "
             "publish them through a channel as a dict"
         ) from None
 
