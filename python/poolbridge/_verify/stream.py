@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, cast
 
+import numpy as np
+
 from poolbridge._libraries.patterns import Pattern
 from poolbridge._verify.transfer import in_place
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 _TIMEOUT: Final = 60.0
 _NUMBER: Final = "number"  # the key of the number in a frame's meta
 _ELEMENTS: Final = 4096  # of a frame
+_HALVES: Final = "first", "second"  # the arrays of a frame of several arrays
 
 
 @dataclass(slots=True)
@@ -26,15 +29,23 @@ class Intake:
     kept: list[Frame] = field(default_factory=list)
 
 
-def publish(worker: Worker, channel: str, pool: str, *, first: int, last: int, timeout: float) -> None:
-    """Publish the frames with the numbers from `first` to `last`; each waits for room up to `timeout`."""
+def publish(
+    worker: Worker, channel: str, pool: str, *, first: int, last: int, timeout: float, arrays: bool = False
+) -> None:
+    """Publish the frames with the numbers from `first` to `last`; each waits for room up to `timeout`.
+
+    With `arrays`, each frame has two arrays, which have the halves of the content.
+    """
     client, consumer = worker.client(), worker.consumer
     opened = client.open_channel(channel)
     for number in range(first, last + 1):
         pattern = _content(number)
-        with client.allocate((_ELEMENTS,), pattern.dtype, pool=pool, timeout=_TIMEOUT) as lease:
-            consumer.fill(consumer.take(lease), lease, pattern.values())
-            opened.publish(lease, meta={_NUMBER: number}, timeout=timeout)
+        leases = []
+        for values in np.split(pattern.values(), 2 if arrays else 1):
+            leases.append(client.allocate(values.shape, pattern.dtype, pool=pool, timeout=_TIMEOUT))
+            consumer.fill(consumer.take(leases[-1]), leases[-1], values)
+        given = dict(zip(_HALVES, leases, strict=True)) if arrays else leases[0]
+        opened.publish(given, meta={_NUMBER: number}, timeout=timeout)
 
 
 def _content(number: int) -> Pattern:
@@ -66,9 +77,12 @@ def take(worker: Worker, channel: str, count: int, *, oldest: bool, keep: bool) 
 
 
 def _compare(worker: Worker, frame: Frame) -> None:
-    in_place(worker, frame)
-    pattern = _content(cast("int", frame.meta[_NUMBER]))
-    pattern.compare(worker.consumer.copy(worker.consumer.take(frame)))
+    pattern, consumer = _content(cast("int", frame.meta[_NUMBER])), worker.consumer
+    if len(frame) == len(_HALVES):
+        pattern.compare(np.concatenate([consumer.copy(consumer.take(frame[name])) for name in _HALVES]))
+    else:
+        in_place(worker, frame)
+        pattern.compare(consumer.copy(consumer.take(frame)))
 
 
 def release_kept(worker: Worker, channel: str) -> None:

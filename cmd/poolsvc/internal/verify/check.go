@@ -69,6 +69,7 @@ func plans(o Options) []plan {
 		{stream, producedName, everywhere, func(have []string) []string { return streamers(have)[1:] }, ringFromConsumer},
 		{stream, "broadcast", everywhere, preferredStreamers, broadcast},
 		{stream, "queue", everywhere, preferredStreamers, queue},
+		{stream, "arrays", everywhere, streamers, severalArrays},
 		{stream, "consumer-killed", everywhere, preferredStreamers, consumerKilled},
 		{stream, "producer-killed", everywhere, preferredStreamers, producerKilled},
 		{stream, "stage-replaced", everywhere, preferredStreamers, stageReplaced},

@@ -25,13 +25,20 @@ const (
 // numberKey is the key of a frame's number in the metadata of the frame.
 const numberKey = "number"
 
-// publish publishes frames with the numbers from First to Last.
+// publish publishes frames with the numbers from First to Last. If Arrays is true, each frame has the arrays of halves.
 type publish struct {
 	Channel string  `json:"channel"`
 	Pool    string  `json:"pool"`
 	First   uint64  `json:"first"`
 	Last    uint64  `json:"last"`
 	Timeout float64 `json:"timeout"` // seconds that each publish waits for room
+	Arrays  bool    `json:"arrays"`
+}
+
+// halves returns the description of a frame whose content is in two arrays.
+func halves() (mempool.Tensor, error) {
+	half := mempool.Tensor{DType: mempool.Uint64, Shape: []uint64{frameElements / 2}}
+	return mempool.Pack(mempool.NamedTensor{Name: "first", Tensor: half}, mempool.NamedTensor{Name: "second", Tensor: half})
 }
 
 func (t publish) do(ctx context.Context, w *Worker) (any, error) {
@@ -43,13 +50,22 @@ func (t publish) do(ctx context.Context, w *Worker) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	o := mempool.FrameOptions{}
+	if t.Arrays {
+		both, err := halves()
+		if err != nil {
+			return nil, err
+		}
+		o.Tensor = &both
+	}
 	for n := t.First; n <= t.Last; n++ {
 		l, err := w.allocate(ctx, t.Pool, fibonacci(n))
 		if err != nil {
 			return nil, err
 		}
 		limited, cancel := context.WithTimeout(ctx, time.Duration(t.Timeout*float64(time.Second)))
-		_, err = ch.Publish(limited, l, mempool.FrameOptions{Meta: map[string]any{numberKey: n}})
+		o.Meta = map[string]any{numberKey: n}
+		_, err = ch.Publish(limited, l, o)
 		cancel()
 		if err != nil {
 			return nil, fmt.Errorf("frame %d: %w", n, errors.Join(err, l.Release(true)))
@@ -140,6 +156,13 @@ func (w *Worker) compareFrame(ctx context.Context, f *bridge.Frame) (uint64, err
 	}
 	number := uint64(said)
 	m, err := memoryOf(ctx, f.Lease)
+	if t := f.Lease.Tensor(); err == nil && t.Arrays != nil {
+		both, wrong := halves()
+		if err = wrong; err == nil && !t.Equal(both) {
+			err = fmt.Errorf("the frame has the arrays %v, not %v", t.Arrays, both.Arrays)
+		}
+		m.elements = frameElements // the arrays lie one behind the other
+	}
 	if err == nil {
 		err = w.gpus.compare(m, fibonacci(number), nil)
 	}
@@ -182,6 +205,8 @@ type flow struct {
 	*scene
 	pool    *bridge.Pool
 	channel *bridge.Channel
+
+	arrays bool // publish frames of several arrays
 
 	one             *worker // the worker that uses the library of the check
 	producer, other *worker // workers in Go
@@ -227,7 +252,7 @@ func (f *flow) name() string { return f.channel.Identity().Name }
 
 // publish lets a worker publish frames with the numbers from first to last.
 func (f *flow) publish(ctx context.Context, w *worker, first, last uint64) error {
-	return w.do(ctx, publish{f.name(), f.pool.Info().Name, first, last, patience.Seconds()}, nil)
+	return w.do(ctx, publish{f.name(), f.pool.Info().Name, first, last, patience.Seconds(), f.arrays}, nil)
 }
 
 // fill publishes frames until the channel is full. It begins with frame 2, because the caller has published frame 1, and a consumer keeps
@@ -236,7 +261,7 @@ func (f *flow) fill(ctx context.Context, w *worker) error {
 	if err := f.publish(ctx, w, 2, ringSlots); err != nil {
 		return err
 	}
-	err := w.do(ctx, publish{f.name(), f.pool.Info().Name, ringSlots + 1, ringSlots + 1, fullAfter}, nil)
+	err := w.do(ctx, publish{f.name(), f.pool.Info().Name, ringSlots + 1, ringSlots + 1, fullAfter, f.arrays}, nil)
 	switch {
 	case err == nil:
 		return fmt.Errorf("%d frames found room in a channel of %d whose consumer is behind", ringSlots+1, ringSlots)
@@ -396,6 +421,25 @@ func queue(ctx context.Context, s *scene) error {
 		}
 		f.note = fmt.Sprintf("%d frames to %s, %d to another process", len(shares[0])+1, f.consumer, len(shares[1])+1)
 		return eachOnce(slices.Concat(shares[0], shares[1]), 3, streamFrames)
+	})
+}
+
+// severalArrays checks frames of two arrays, from Go to the consumer (`one`), and from the consumer to Go.
+func severalArrays(ctx context.Context, s *scene) error {
+	return s.flowing(ctx, mempool.WorkQueue, func(f *flow) error {
+		f.arrays = true
+		if err := together(ctx,
+			func(ctx context.Context) error { return f.publish(ctx, f.producer, 1, streamFrames) },
+			func(ctx context.Context) error { return f.takeFrames(ctx, f.one, 1, streamFrames, take{}) }); err != nil {
+			return err
+		}
+		back, err := f.newChannel(ctx, mempool.WorkQueue)
+		if err != nil {
+			return err
+		}
+		return together(ctx,
+			func(ctx context.Context) error { return back.publish(ctx, f.one, 1, streamFrames) },
+			func(ctx context.Context) error { return back.takeFrames(ctx, f.other, 1, streamFrames, take{}) })
 	})
 }
 
