@@ -308,6 +308,35 @@ def grow(publisher, frames, count):
         frame.release()
 
 
+@pytest.mark.parametrize("slots", [14, 32])
+def test_a_publisher_uses_its_whole_pool_again_after_arenas_went_back(client, other, slots):
+    nbytes = 512 * KIB
+    for kept in range(0, slots, 3):
+        pool = client.create_pool(f"keeps {kept}", kind="host", max_bytes=slots * nbytes)
+        channel = client.create_channel(f"keeps {kept}", pool=pool, mode="queue", capacity=2)
+        frames = other.subscribe(channel.name, credit=64)
+        with channel.publisher(nbytes, "uint8") as publisher:
+            held = []
+            for _ in range(slots):
+                publisher.loan(60)
+                publisher.publish()
+                held.append(frames.receive(60))
+            stays = held.pop(kept)
+            for frame in held:
+                frame.release()
+            with client._session.lock:
+                client._session.returns._sweep(channel._info.pool)
+            assert leases(client) == 1
+            again = []
+            for _ in range(slots - 1):
+                publisher.loan(60)
+                publisher.publish()
+                again.append(frames.receive(60))
+            for frame in (*again, stays):
+                frame.release()
+        until(lambda: leases(client) == 0)
+
+
 @pytest.mark.parametrize("full", ["block", "drop-oldest", "latest"])
 def test_an_idle_publisher_keeps_only_arenas_with_frames_that_a_broadcast_keeps(client, other, full):
     channel = client.create_channel("c", capacity=3, full=full)

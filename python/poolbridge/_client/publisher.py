@@ -136,7 +136,7 @@ class BasePublisher(Uncopied):
         self._stride = max(-(-description.nbytes // _ALIGNMENT), 1) * _ALIGNMENT
         self._written = False  # whether streams write the arrays
         self._decided = False  # whether a loan has decided `_written`
-        self._least = 1  # how many slots another arena gets at least, if there is room
+        self._most = 1  # the greatest number of slots for which the publisher has asked for an arena
         self._refused = 0.0  # until when the publisher does not ask for another arena
 
     @property
@@ -248,7 +248,7 @@ class BasePublisher(Uncopied):
     def _begin(self, producer: Producer, deadline: float | None, stream: Any) -> Flow[None]:
         """Get the first arena: with fewer slots if the pool has not enough room. Wait only for an arena of one slot."""
         more = 0 if self._stride > _SMALL else _MORE if stream is None else _MORE_ON_STREAMS
-        size = self._least = self._channel.capacity + _LEAST + more
+        size = self._most = self._channel.capacity + _LEAST + more
         while True:
             left = 0.0 if size > 1 else None if deadline is None else max(deadline - time.monotonic(), 0.0)
             try:
@@ -289,8 +289,11 @@ class BasePublisher(Uncopied):
         The service may be stopped, so the flow waits for slots, too, while it waits for the service's answer.
         """
         session, slots, began = self._session, self._slots, time.monotonic()
-        # At least `_least`: a small arena would use up the whole block of a larger one that went back.
-        most = size = max(slots.counts[0], self._least)
+        # Each size is the first one, doubled or halved. So an arena fills the block of an arena that went back: a smaller
+        # arena would use up the whole block.
+        while self._most < slots.counts[0]:
+            self._most *= 2
+        most = size = self._most
         call: Call | None = None
         try:
             while True:
