@@ -289,8 +289,8 @@ class BasePublisher(Uncopied):
         The service may be stopped, so the flow waits for slots, too, while it waits for the service's answer.
         """
         session, slots, began = self._session, self._slots, time.monotonic()
-        # Each size is the first one, doubled or halved. So an arena fills the block of an arena that went back: a smaller
-        # arena would use up the whole block.
+        # Each size is the first one, doubled or halved. So an arena fills the block of an arena that went back: a
+        # smaller arena would use up the whole block.
         while self._most < slots.counts[0]:
             self._most *= 2
         most = size = self._most
