@@ -191,7 +191,7 @@ def test_errors_say_what_to_do(service, client):
     client.put(np.ones(3), "x")
     with pytest.raises(poolbridge.AlreadyExistsError, match=r'"x" is taken: pass replace=True'):
         client.put(np.ones(3), "x")
-    with pytest.raises(poolbridge.InvalidArgumentError, match=r"float is no array: .*numpy\.asarray\(3\.0\)"):
+    with pytest.raises(poolbridge.InvalidArgumentError, match="float is no array: .*asarray makes an array"):
         client.put(3.0, "y")
     lease = client.allocate(3)
     array = np.asarray(lease)
