@@ -461,9 +461,15 @@ static PyObject *publish(Slots *self, PyObject *const *args, Py_ssize_t given) {
         if (!PyErr_Occurred()) PyErr_SetString(self->state->invalid, "the meta is not in the form of docs/streams.md");
         return NULL;
     }
+    // During the wait, another thread may replace the producer and the description.
+    uint64_t layout;
+    memcpy(&layout, self->described + PB_AT_LAYOUT, sizeof layout);
+    char *described = malloc(PB_DESCRIPTION + layout);
+    if (!described) return PyErr_NoMemory();
+    sending.what.description = memcpy(described, self->described, PB_DESCRIPTION + layout);
     sending.waits = how.limit;
     enum pb_result r;
-    Py_INCREF((PyObject *)m); // during the wait, another thread may replace the producer
+    Py_INCREF((PyObject *)m);
     bool fine = wait_for(m, try_send, &sending, &how, &r);
     if (m->open && !pb_forked(m->ch->life)) pb_end_wait(producer_core(m));
     PyObject *result = NULL;
@@ -473,6 +479,7 @@ static PyObject *publish(Slots *self, PyObject *const *args, Py_ssize_t given) {
     } else if (fine && r == PB_NOT_HELD) PyErr_SetString(self->state->closed, "this publisher was closed");
     else if (fine) result = result_of(m, r);
     Py_DECREF((PyObject *)m);
+    free(described);
     return result;
 }
 

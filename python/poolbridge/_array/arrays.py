@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from numbers import Number
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Never
 from weakref import ref
 
 import numpy as np
@@ -345,6 +345,13 @@ class ArrayExports(NoBuffer):
         return self is other if isinstance(other, ArrayExports) else NotImplemented
 
     __hash__ = object.__hash__
+
+    def __reduce__(self) -> Never:
+        raise TypeError(
+            "a lease cannot be copied or sent to another process: publish the buffer and send its name, for "
+            "client.get(name); or send lease.buffer_id and lease.generation, for client.lease(buffer_id, generation); "
+            "or publish it through a channel"
+        )
 
     def __len__(self) -> int:
         """Return the number of elements along the first axis; of a frame of several arrays, the number of arrays."""

@@ -42,8 +42,8 @@ _TOGETHER_SECONDS: Final = 0.001
 
 def _place(state: LeaseState) -> tuple[Any, ...]:
     """Return what frames with the same memory and description have in common; see `SessionBlock.arrays`."""
-    tensor = state.grant.tensor
-    return state.memory.base, tensor.dtype, tensor.shape, tensor.strides, tensor.offset
+    tensor, arrays = state.grant.tensor, state.description.arrays
+    return state.memory.base, tensor.dtype, tensor.shape, tensor.strides, tensor.offset, arrays
 
 
 def _receives(arrays: BaseBorrowedArrays) -> Operation:
@@ -215,10 +215,10 @@ class BaseBorrowedArrays(Uncopied):
         twin = self._session.lend(state)
         try:
             # For `wrap`, memory of kind `pinned` is the GPU's if a stream uses it.
-            array = wrapped(self._lease_type(self._run, twin), self._wrap, on_gpu=self._stream is not None, check=False)
+            array, kept = wrapped(self._lease_type(self._run, twin), self._wrap, on_gpu=self._stream is not None)
         finally:
             twin.released = True
-        if twin.tokens or twin.unaccounted:  # otherwise the array is a copy of this frame, and cannot be used again
+        if kept:  # otherwise there is a copy of this frame, which cannot be used again
             self._session.keep_array(state.grant, _place(state), (self._key, array))
         return array
 

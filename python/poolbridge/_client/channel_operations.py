@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
+
 from poolbridge._array import sources as _sources
 from poolbridge._client.copies import named_arrays
 from poolbridge._client.operations import (
@@ -143,7 +145,8 @@ def publish(
     """Publish `given` as a frame of the channel, and return the frame's number in the channel."""
     packed = pack_meta(meta)
     timeout = check_timeout(timeout)
-    found = None if named_arrays(given) is not None else _sources.find(session, channel.pool, given)
+    arrays = None if type(given) is np.ndarray else named_arrays(given)
+    found = None if arrays is not None else _sources.find(session, channel.pool, given)
     if found is None and event is not None:
         raise InvalidArgumentError(
             "this array has to be copied, and an event is possible only for an array that is transferred in place: "
@@ -151,6 +154,7 @@ def publish(
         )
     producer = yield from producer_of(session, channel)
     if found is None:
+        given = given if arrays is None else arrays
         return (yield from copies.publish(producer, given, meta=packed, timeout=timeout, stream=stream))
     state, description = found
     if stream is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import ref
@@ -67,15 +68,28 @@ class _Part(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _described(dtype: np.dtype[Any] | str, shape: tuple[int, ...]) -> Description:
-    """Describe a copy of an array. Cached, because that takes longer than a copy."""
-    return _tensor.describe(shape, dtype)
+def _form_on_cpu(dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Form:
+    """Return the form of a copy of a NumPy array. Cached, because `source_of` takes longer than a copy."""
+    return _Form(_tensor.describe(shape, dtype), on_gpu=False)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def _packed(arrays: tuple[tuple[str, np.dtype[Any] | str, tuple[int, ...]], ...]) -> Description:
     """Describe copies of several arrays. Cached, because that takes longer than a copy."""
-    return _layout.pack([(check_name(name, "array"), _described(dtype, shape)) for name, dtype, shape in arrays])
+    described = []
+    for name, dtype, shape in arrays:
+        with _naming(name):
+            described.append((check_name(name, "array"), _tensor.describe(shape, dtype)))
+    return _layout.pack(described)
+
+
+@contextmanager
+def _naming(name: object) -> Iterator[None]:
+    """Name the array of a frame of several arrays in an error."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"array {shown(name)}: {error}") from None
 
 
 def describe_frame(shape: Any, dtype: Any) -> Description:
@@ -95,26 +109,15 @@ def describe_frame(shape: Any, dtype: Any) -> Description:
                 f"array {shown(name)} is described by {shown(one)}: expected a shape and a dtype, such as "
                 '((480, 640), "uint8")'
             )
-        try:
-            arrays.append((name, _tensor.describe(*one)))
-        except InvalidArgumentError as error:
-            raise InvalidArgumentError(f"array {shown(name)}: {error}") from None
-    return _layout.pack([(check_name(name, "array"), description) for name, description in arrays])
+        with _naming(name):
+            arrays.append((check_name(name, "array"), _tensor.describe(*one)))
+    return _layout.pack(arrays)
 
 
-def _part(given: Any) -> _Part:
-    if type(given) is np.ndarray:
-        return _Part(_described(given.dtype, given.shape), given, None)
-    source = _sources.source_of(given)
-    return _Part(_described(source.element.name, source.shape), given, source)
-
-
-def named_arrays(given: Any) -> Mapping[str, Any] | None:
+def named_arrays(given: Any) -> dict[str, Any] | None:
     """Return the arrays of a frame of several arrays, which the program publishes; None: `given` is one array."""
-    if type(given) is np.ndarray:  # the usual case
-        return None
     if isinstance(given, Mapping):
-        return given
+        return {name: given[name] for name in given}  # read it once: a mapping may return another array each time
     return dict(given.items()) if isinstance(given, BaseLease) and description_of(given).arrays else None
 
 
@@ -140,23 +143,27 @@ class Copies:
 
     def publish(self, producer: Producer, given: Any, *, meta: bytes, timeout: float | None, stream: Any) -> Flow[int]:
         """Let a stream of the GPU, or the CPU, copy `given`, and publish the copy. Return the frame's number."""
-        arrays = named_arrays(given)
-        if arrays is None:
-            parts = [_part(given)]
-            description = parts[0].description
+        if type(given) is np.ndarray:
+            form = _form_on_cpu(given.dtype, given.shape)
+            parts = None
+        elif type(given) is dict:
+            form, parts = self._parts(given)
         else:
-            description, parts = self._parts(arrays)
-        form = _Form(description, on_gpu=any(part.source is not None and part.on_gpu for part in parts))
+            source = _sources.source_of(given)
+            parts = [_Part(_tensor.describe(source.shape, source.element.name), given, source)]
+            form = _Form(parts[0].description, parts[0].on_gpu)
         began = time.monotonic()
         publisher = self._take(form, began)
         if publisher is not None:
             try:
-                number = yield from publisher.publish_copy(parts, meta, timeout, stream)
+                number = yield from publisher.publish_copy(given, parts, meta, timeout, stream)
             finally:
                 self._put_back(publisher)
             if number is not None:
                 return number
             timeout = None if timeout is None else max(timeout - (time.monotonic() - began), 0.0)
+        description = form.description
+        parts = parts or [_Part(description, given, None)]
         state = yield from allocate(self._session, description, self._channel.pool, timeout=timeout)
         try:
             yield from _fill(state, parts, stream)
@@ -170,17 +177,17 @@ class Copies:
             self._session.keep([part.given for part in parts], fence)
         return number
 
-    def _parts(self, arrays: Mapping[str, Any]) -> tuple[Description, list[_Part]]:
+    def _parts(self, arrays: dict[str, Any]) -> tuple[_Form, list[_Part]]:
         """Describe the copies of a frame of several arrays."""
         check = len(self._session.sent_states) > 0
         sources: list[Source | None] = []
         kinds: list[tuple[str, Any, tuple[int, ...]]] = []
         for name, given in arrays.items():
             plain = type(given) is np.ndarray
-            try:
-                source = None if plain and not check else _sources.source_of(given)
-            except InvalidArgumentError as error:
-                raise InvalidArgumentError(f"array {shown(name)}: {error}") from None
+            source = None
+            if not plain or check:
+                with _naming(name):
+                    source = _sources.source_of(given)
             if source is not None and check:
                 _sources.check_not_sent(self._session, source)
             if plain or source is None:
@@ -193,7 +200,8 @@ class Copies:
         except TypeError:  # a name that cannot be a key of the cache
             description = _packed.__wrapped__(tuple(kinds))
         described = [part for _, part in description.arrays]
-        return description, list(map(_Part, described, arrays.values(), sources))
+        parts = [_Part(*part) for part in zip(described, arrays.values(), sources, strict=True)]
+        return _Form(description, on_gpu=any(part.on_gpu for part in parts if part.source is not None)), parts
 
     def _take(self, form: _Form, now: float) -> _CopyPublisher | None:
         """Return the publisher for a copy, which the caller has to put back; None: the copy needs a lease."""
@@ -226,6 +234,7 @@ class _CopyPublisher(BasePublisher):
     def __init__(self, session: Session, channel: ChannelIdentity, form: _Form) -> None:
         super().__init__(session, None, channel, form.description, None)
         self.form = form
+        self.small = form.description.nbytes <= _SMALL
 
     @property
     def has_arenas(self) -> bool:
@@ -237,8 +246,13 @@ class _CopyPublisher(BasePublisher):
         """Whether the publisher is not closed."""
         return not self._slots.closed
 
-    def publish_copy(self, parts: list[_Part], meta: bytes, timeout: float | None, stream: Any) -> Flow[int | None]:
-        """Copy arrays into a slot, publish the slot, and return the frame's number; None: there is no slot."""
+    def publish_copy(
+        self, given: Any, parts: list[_Part] | None, meta: bytes, timeout: float | None, stream: Any
+    ) -> Flow[int | None]:
+        """Copy arrays into a slot, publish the slot, and return the frame's number; None: there is no slot.
+
+        If `parts` is None, `given` is the NumPy array to copy.
+        """
         slots, lender, mark = self._slots, None, COMPLETE
         try:
             array = slots.take()
@@ -246,16 +260,16 @@ class _CopyPublisher(BasePublisher):
                 if not (yield from self._has_slot(timeout)):
                     return None
                 array = self._array_on_loan()  # `array` keeps the slot mapped during the copy
-            if type(array) is Token or any(part.source is not None for part in parts):
+            if type(array) is Token or (parts is not None and any(part.source is not None for part in parts)):
                 lender = self._order_loan()
                 yield from self._know_timelines(lender)
-                yield from _fill(lender, parts, stream)
+                yield from _fill(lender, parts or [_Part(self._description, given, None)], stream)
                 if lender.streams is not None:
                     mark = yield from self._complete(lender)
-            elif self._description.nbytes <= _SMALL:
-                _copy(array, parts)
+            elif self.small:
+                _copy(array, given, parts)
             else:
-                yield Do(partial(_copy, array, parts))
+                yield Do(partial(_copy, array, given, parts))
             number: int = slots.send(meta, *mark) or (yield from self._deliver(meta, mark, timeout))
         except BaseException:
             if lender is None or lender.streams is None:
@@ -265,7 +279,7 @@ class _CopyPublisher(BasePublisher):
             raise
         own = self._session.timelines.own
         if mark is not COMPLETE and own is not None:
-            self._session.keep([part.given for part in parts], Fence(own.id, *mark))
+            self._session.keep([part.given for part in parts or ()] or given, Fence(own.id, *mark))
         return number
 
     def _has_slot(self, timeout: float | None) -> Flow[bool]:
@@ -284,18 +298,23 @@ class _CopyPublisher(BasePublisher):
     def _array(self, twin: LeaseState) -> Any:
         twin.released = False
         self._session.sent_states.discard(twin)
-        arrays = [one for _, one in twin.description.arrays] or [twin.description]
+        description = twin.description
+        arrays = [one for _, one in description.arrays] or [description]
         if not twin.memory.pool.on_cpu or not all(one.element.in_numpy for one in arrays):
             return Token(twin)
-        return [twin.array(part=one) for one in arrays]
+        return [twin.array(part=one) for one in arrays] if description.arrays else twin.array()
 
     def _on_streams(self, state: LeaseState, stream: Any) -> bool:
         return stream is not None and state.memory.pool.device[0] == _dlpack.CUDA
 
 
-def _copy(arrays: list[np.ndarray[Any, Any]], parts: list[_Part]) -> None:
-    for array, part in zip(arrays, parts, strict=True):
-        np.copyto(array, part.given)
+def _copy(array: Any, given: Any, parts: list[_Part] | None) -> None:
+    """Copy NumPy arrays into the array, or the arrays, of a slot."""
+    if parts is None:
+        np.copyto(array, given)
+    else:
+        for one, part in zip(array, parts, strict=True):
+            np.copyto(one, part.given)
 
 
 def _fill(state: LeaseState, parts: list[_Part], stream: Any) -> Flow[None]:

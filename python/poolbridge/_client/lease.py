@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Never, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-from poolbridge._array.arrays import ArrayExports
+from poolbridge._array.arrays import ArrayExports, check_one
 from poolbridge._array.copies import copy_into
 from poolbridge._array.leaseview import LeaseView, cuda_array_interface
 from poolbridge._client import operations as _operations
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 
 _UNTRACED: Final = nullcontext()
-_SHOWN: Final = 8  # arrays of a frame of several arrays that its text names
 
 
 def _publishes(lease: BaseLease, name: str, **_options: Any) -> Operation:
@@ -141,6 +139,7 @@ class BaseLease(ArrayExports):
             The lease has ended.
         """
         self._lease_state.check_usable()
+        check_one(self)
         chosen = "cuda" if device is None and self._on_gpu else device
         return LeaseView(self._lease_state, legacy=_operations.check_flag(legacy, "legacy"), device=chosen)
 
@@ -230,13 +229,6 @@ class BaseLease(ArrayExports):
         """
         copy_into(self._lease_state, source)
 
-    def __reduce__(self) -> Never:
-        raise TypeError(
-            "a lease cannot be copied or sent to another process: publish the buffer and send its name, for "
-            "client.get(name); or send lease.buffer_id and lease.generation, for client.lease(buffer_id, generation); "
-            "or publish it through a channel"
-        )
-
     def __getitem__(self, index: Any) -> Any:
         """Return elements without a copy; only for memory of the CPU. A returned array keeps the lease alive.
 
@@ -267,9 +259,9 @@ class BaseLease(ArrayExports):
             raise TypeError("this is one array, and not a frame of several arrays, which have names")
         return [name for name, _ in arrays]
 
-    def items(self) -> Iterator[tuple[str, LeaseView]]:
+    def items(self) -> list[tuple[str, LeaseView]]:
         """Return the name and the array of each array of a frame of several arrays; see `keys`."""
-        return ((name, self[name]) for name in self.keys())
+        return [(name, self[name]) for name in self.keys()]
 
     def _evidence(self) -> dict[str, Any]:
         """Return facts that show that the memory is mapped and is no copy, for ``poolsvc verify`` and for tests.
@@ -289,22 +281,17 @@ class BaseLease(ArrayExports):
         arrays = len(state.tokens)
         return f"{mode}, {arrays} {'arrays' if arrays > 1 else 'array'} alive" if arrays else mode
 
-    def _elements(self) -> str:
-        arrays = self._lease_state.description.arrays or (("", self._lease_state.description),)
-        shown_ = [f"{name and name + ': '}{one.element.name}{list(one.shape)}" for name, one in arrays[:_SHOWN]]
-        return ", ".join(shown_) + (f", … {len(arrays) - _SHOWN} more" if len(arrays) > _SHOWN else "")
-
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name is not None else ""
         return (
-            f"<poolbridge.{type(self).__name__}{name} {self._elements()} on {self.device}, "
+            f"<poolbridge.{type(self).__name__}{name} {self._described.text} on {self.device}, "
             f"{self.nbytes} bytes, pool {self.pool!r}, {self._state()}>"
         )
 
     def _repr_html_(self) -> str:
         rows = (
             ("name", self.name or ""),
-            ("elements", self._elements()),
+            ("elements", self._described.text),
             ("bytes", f"{self.nbytes:,}"),
             ("device", f"{self.device} ({self.kind})"),
             ("pool", self.pool),

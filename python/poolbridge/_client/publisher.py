@@ -79,35 +79,43 @@ def _publishes(publisher: BasePublisher, *, meta: Mapping[str, MetaValue] | None
 class LoanedArrays(dict[str, Any]):
     """The arrays of a frame of several arrays, by their names, which the program writes."""
 
-    def __setitem__(self, name: str, value: Any) -> Never:
-        raise TypeError(f"the arrays of a loan stay: write into the array, as in loan[{name!r}][:] = …")
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Refuse another array; ``loan[name] += 1`` sets the same array again."""
+        if self.get(name) is not value:
+            self._refuse()
+
+    def _refuse(self, *_: Any, **_arrays: Any) -> Never:
+        raise TypeError("the arrays of a loan stay: write into them, as in loan['name'][:] = …")
+
+    update = setdefault = __ior__ = pop = popitem = clear = __delitem__ = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
 
 
-def wrapped(lease: Any, wrap: Callable[[Any], Any], *, on_gpu: bool, check: bool = True) -> Any:
+def wrapped(lease: Any, wrap: Callable[[Any], Any], *, on_gpu: bool) -> tuple[Any, bool]:
     """Let `wrap` make an array of a lease, or a dict of the arrays of a frame of several arrays.
 
-    Raises
-    ------
-    InvalidArgumentError
-        `check` is true, and an array does not keep the lease.
+    Returns
+    -------
+    array
+        The array, or the dict.
+    kept
+        Whether the array, or each of the arrays, is in the lease's memory and keeps the lease.
     """
     lease._on_gpu = on_gpu  # noqa: SLF001
     state = state_of(lease)
     if not state.description.arrays:
         array = wrap(lease)
-        kept = state.tokens or state.unaccounted or not check
-    else:
-        array, kept = LoanedArrays(), True
-        for name, one in lease.items():
-            before = len(state.tokens)
-            array.update({name: wrap(one)})
-            del one
-            kept = kept and (len(state.tokens) >= before or not check)
-    if array is None or not kept:
-        raise InvalidArgumentError(
-            "wrap= returned no array of the lease's memory: expected an array that keeps the lease, not a copy"
-        )
-    return array
+        return array, bool(state.tokens or state.unaccounted) and array is not None
+    arrays, kept = {}, True
+    for name, _ in state.description.arrays:
+        one = lease[name]
+        before = len(state.tokens)
+        arrays[name] = wrap(one)
+        del one
+        kept = kept and len(state.tokens) >= before
+    return LoanedArrays(arrays), kept
 
 
 class BasePublisher(Uncopied):
@@ -238,10 +246,16 @@ class BasePublisher(Uncopied):
         twin.released = False
         twin.written = {}  # the array stays writeable after a publication, because later frames use the array again
         try:
-            return wrapped(self._lease_type(self._run, twin), self._wrap or np.asarray, on_gpu=self._slots.on_streams)
+            lease, on_gpu = self._lease_type(self._run, twin), self._slots.on_streams
+            array, kept = wrapped(lease, self._wrap or np.asarray, on_gpu=on_gpu)
         finally:
             twin.released = True
             twin.streams, twin.unordered = None, False  # `loan` names the streams that write the array
+        if not kept:
+            raise InvalidArgumentError(
+                "wrap= returned no array of the lease's memory: expected an array that keeps the lease, not a copy"
+            )
+        return array
 
     # Arenas
 
@@ -504,7 +518,7 @@ class BasePublisher(Uncopied):
 
     def __repr__(self) -> str:
         return (
-            f"<poolbridge.{type(self).__name__} of {self.dtype_name}{list(self.shape)} "
+            f"<poolbridge.{type(self).__name__} of {self._description.text} "
             f"in channel {self._channel.name!r}{', closed' if self._slots.closed else ''}>"
         )
 

@@ -64,7 +64,7 @@ def encode(whole: Description) -> bytes:
     return _packet.encode(Layout(arrays=tuple([NamedTensor(name, one.to_wire()) for name, one in whole.arrays])))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def decode(layout: bytes, whole: Description) -> Description:
     """Check the layout of a frame whose bytes are described by `whole`, and return the description with the arrays.
 

@@ -49,6 +49,7 @@ class ElementType:
         return self.code <= _BOOL and self.code != _BFLOAT
 
 
+_SHOWN: Final = 8  # arrays that a text names
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
 _E4M3FN, _E4M3FNUZ, _E5M2, _E5M2FNUZ, _E8M0FNU = 10, 11, 12, 13, 14
 
@@ -160,6 +161,13 @@ class Description:
     def span(self) -> tuple[int, int]:
         """The positions in the buffer of the elements' first byte and of the byte after their last byte."""
         return span_of(self.shape, self.strides, self.offset, self.element.itemsize)
+
+    @property
+    def text(self) -> str:
+        """The elements, for people, such as ``float32[2, 3]``; of several arrays, those of the first eight."""
+        arrays = self.arrays or (("", self),)
+        named = [f"{name}: {one.element.name}{list(one.shape)}" for name, one in arrays[:_SHOWN]]
+        return ", ".join(named).removeprefix(": ") + (f", … {len(arrays) - _SHOWN} more" * (len(arrays) > _SHOWN))
 
     def to_wire(self) -> Tensor:
         """Return the description as a message of the protocol.

@@ -52,6 +52,10 @@ _SOON: Final = 20e-6
 _ids = count(-1, -1)
 
 
+# The greatest number of arrays that a consumer keeps for frames of several arrays.
+_MOST_ARRAYS: Final = 16384
+
+
 class Kept:
     """An array that the consumer uses for each frame of one producer with one block and description.
 
@@ -142,6 +146,7 @@ class Consumer(Membership):
         keeps = not self.queue and (full or channel.full) in {"block", "fail"}
         self.most_unfenced = min(channel.capacity // _PLACES, _MOST_UNFENCED) if keeps else 0
         self.unsettled: set[int] = set()
+        self._kept_arrays = 0  # of frames of several arrays
         self.ended = False
         self.error: PoolbridgeError | None = None
         self.left = False
@@ -354,6 +359,11 @@ class Consumer(Membership):
         with self.session.lock:
             block = self.session.core.blocks.get(frame.block)
             if block is not None and not block.recalled and not self.left:
+                if kept.layout:  # the program may publish another layout with each frame
+                    self._kept_arrays += len(kept.array)
+                    if self._kept_arrays > _MOST_ARRAYS:
+                        self.native.forget()
+                        self._kept_arrays = len(kept.array)
                 self.native.keep(frame.producer, frame.block, frame.description_id, kept, frame.base)
 
     def forget(self, block: int) -> None:

@@ -169,7 +169,7 @@ class LeaseState(Uncopied):
 
     def is_released(self) -> LeaseReleasedError:
         """Return the error to raise when the program uses the lease after its end."""
-        what = f"{self.description.element.name}{list(self.description.shape)}"
+        what = self.description.text
         why = "been released or published as a frame"
         if self.session.closed:
             why = f"ended: {self.session.ended or 'the client is closed'}"

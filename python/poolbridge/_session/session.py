@@ -331,12 +331,15 @@ class Session(SessionMembers):
         self.disown(lender.grant)
 
     def keep_array(self, grant: Grant, place: tuple[Any, ...], made: tuple[Any, Any]) -> None:
-        """Keep an array in `arrays` of its block, for later frames; `place` is the key in `arrays`."""
+        """Keep an array in `arrays` of its block, for later frames; `place` is the key in `arrays`.
+
+        The last item of `place` has the arrays of a frame of several arrays.
+        """
         with self.lock:
             block = self.core.blocks.get(grant.block)
             if block is None or block.recalled:
                 return
-            if len(block.arrays) >= _MOST_PLACES:
+            if len(block.arrays) >= _MOST_PLACES // max(len(place[-1]), 1):
                 block.arrays.clear()
             arrays = block.arrays.setdefault(place, [])
             if len(arrays) >= _MOST_ARRAYS:
