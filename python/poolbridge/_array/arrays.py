@@ -168,6 +168,8 @@ class ArrayExports(NoBuffer):
             The tensor cannot be exported this way: `dl_device` is another GPU; NumPy asks for memory of a GPU without a
             copy; a copy is needed and `copy` is False; the lease is read-only and the consumer asks for a legacy
             capsule (a view with ``legacy=True`` allows this); or a stride is negative and the consumer is not NumPy.
+        TypeError
+            The frame has several arrays.
         ValueError
             The array API standard does not allow this value of `stream`.
         WaitTimeoutError
@@ -248,6 +250,7 @@ class ArrayExports(NoBuffer):
         ------
         TypeError
             The CPU does not reach the memory, or NumPy lacks the element type; `to_numpy` makes a copy in both cases.
+            Or the frame has several arrays.
         ValueError
             `copy` is False and `dtype` needs a copy.
         WaitTimeoutError, ContentFailedError
@@ -289,7 +292,7 @@ class ArrayExports(NoBuffer):
         Raises
         ------
         TypeError
-            The CPU does not reach the memory.
+            The CPU does not reach the memory, or the frame has several arrays.
         WaitTimeoutError, ContentFailedError
             The content was not complete within the client's ``timeout``, or will never be complete.
         LeaseReleasedError
@@ -319,6 +322,8 @@ class ArrayExports(NoBuffer):
         ------
         UnavailableError
             The elements are 8-bit floats, and the package ml_dtypes is not installed.
+        TypeError
+            The frame has several arrays.
         WaitTimeoutError, ContentFailedError
             The content was not complete within the client's ``timeout``, or will never be complete.
         LeaseReleasedError

@@ -135,6 +135,8 @@ class BaseLease(ArrayExports):
         ------
         InvalidArgumentError
             The device that `device` names cannot use the memory without a copy.
+        TypeError
+            The frame has several arrays, which are views.
         LeaseReleasedError
             The lease has ended.
         """
@@ -234,6 +236,13 @@ class BaseLease(ArrayExports):
 
         If the lease is of a frame of several arrays, return the array whose name is `index`, as a `LeaseView`, on the
         CPU or a GPU.
+
+        Raises
+        ------
+        KeyError
+            The frame has several arrays, and none of this name.
+        TypeError
+            The CPU does not reach the memory, or the frame has several arrays and `index` is no name.
         """
         named = self._lease_state.description.named
         if named and isinstance(index, str):

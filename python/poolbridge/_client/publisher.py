@@ -580,8 +580,9 @@ class Publisher(BasePublisher):
         Returns
         -------
         array
-            The array that ``wrap`` made, by default a `numpy.ndarray`, of the publisher's shape and dtype. The array's
-            content is undefined, and is often the content of an older frame.
+            The array that ``wrap`` made, by default a `numpy.ndarray`, of the publisher's shape and dtype. Its content
+            is undefined, and is often the content of an older frame. For frames of several arrays, a dict of arrays:
+            write into them, as in ``loan["image"][:] = …``.
 
         Raises
         ------
