@@ -86,8 +86,10 @@ func (t Tensor) validateArrays() error {
 	return nil
 }
 
-// One returns an error if t describes several arrays, which only a frame can have.
-func (t Tensor) One() error {
+// CheckOneArray returns an error if t describes several arrays, which only a frame can have.
+//
+// Errors: [ErrInvalid].
+func (t Tensor) CheckOneArray() error {
 	if t.Arrays == nil {
 		return nil
 	}

@@ -96,7 +96,7 @@ func (b *Blocks) ObtainUnmapped(ctx context.Context, try Attempt, r wire.Request
 
 // Allocate asks the service for a buffer, and makes l the write lease on it.
 func (b *Blocks) Allocate(ctx context.Context, l *Lease, try Attempt, pool *Pool, t mempool.Tensor) error {
-	if err := t.One(); err != nil {
+	if err := t.CheckOneArray(); err != nil {
 		return err
 	}
 	r := &wire.Alloc{Pool: pool.Info.ID, Tensor: convert.WireTensor(t)}

@@ -120,7 +120,7 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 	}
 	r := &wire.Publish{Lease: l.info.ID, Name: p.Name, Keep: p.Keep, Replace: p.Replace, Ready: convert.WireFence(ready), Event: p.Handle(ready)}
 	if p.Tensor != nil {
-		if err := p.Tensor.One(); err != nil {
+		if err := p.Tensor.CheckOneArray(); err != nil {
 			return err
 		}
 		t := convert.WireTensor(*p.Tensor)

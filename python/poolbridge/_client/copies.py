@@ -122,7 +122,7 @@ def named_arrays(given: Any) -> dict[str, Any] | None:
 
 
 class Copies:
-    """Publishes copies of arrays in one channel, and keeps a publisher for copies of one layout.
+    """Publishes copies of arrays in one channel, and keeps a publisher for copies of one form.
 
     While a call uses the publisher, it is not in `_kept`. If two threads or tasks publish at the same time, the second
     one finds no publisher, and uses a lease. If a signal handler raises an exception in between, the publisher is
@@ -139,7 +139,7 @@ class Copies:
         self._channel = channel
         self._kept: list[_CopyPublisher] = []  # at most one
         self._newest: ref[_CopyPublisher] | None = None
-        self._last: tuple[_Form | None, float] = None, 0.0  # the layout and the time of the last copy
+        self._last: tuple[_Form | None, float] = None, 0.0  # the form and the time of the last copy
 
     def publish(self, producer: Producer, given: Any, *, meta: bytes, timeout: float | None, stream: Any) -> Flow[int]:
         """Let a stream of the GPU, or the CPU, copy `given`, and publish the copy. Return the frame's number."""
@@ -195,13 +195,10 @@ class Copies:
             else:
                 kinds.append((name, source.element.name, source.shape))
             sources.append(None if plain else source)
-        try:
-            description = _packed(tuple(kinds))
-        except TypeError:  # a name that cannot be a key of the cache
-            description = _packed.__wrapped__(tuple(kinds))
+        description = _packed(tuple(kinds))
         described = [part for _, part in description.arrays]
         parts = [_Part(*part) for part in zip(described, arrays.values(), sources, strict=True)]
-        return _Form(description, on_gpu=any(part.on_gpu for part in parts if part.source is not None)), parts
+        return _Form(description, on_gpu=any(part.on_gpu for part in parts)), parts
 
     def _take(self, form: _Form, now: float) -> _CopyPublisher | None:
         """Return the publisher for a copy, which the caller has to put back; None: the copy needs a lease."""
@@ -216,7 +213,7 @@ class Copies:
         else:
             if publisher.form == form and (again or publisher.has_arenas):
                 return publisher
-            if not again:  # copies of two layouts in turn let the publisher of one of them live
+            if not again:  # copies of two forms in turn let the publisher of one of them live
                 self._put_back(publisher)
                 return None
         publisher = _CopyPublisher(self._session, self._channel, form)
@@ -229,7 +226,7 @@ class Copies:
 
 
 class _CopyPublisher(BasePublisher):
-    """Publishes copies of arrays of one layout. The program never gets an array of a slot."""
+    """Publishes copies of arrays of one form. The program never gets an array of a slot."""
 
     def __init__(self, session: Session, channel: ChannelIdentity, form: _Form) -> None:
         super().__init__(session, None, channel, form.description, None)
