@@ -174,7 +174,7 @@ class Copies:
                 state.end()
             raise
         if fence is not None:
-            self._session.keep([part.given for part in parts], fence)
+            self._session.returns.keep([part.given for part in parts], fence)
         return number
 
     def _parts(self, arrays: dict[str, Any]) -> tuple[_Form, list[_Part]]:
@@ -276,7 +276,7 @@ class _CopyPublisher(BasePublisher):
             raise
         own = self._session.timelines.own
         if mark is not COMPLETE and own is not None:
-            self._session.keep([part.given for part in parts or ()] or given, Fence(own.id, *mark))
+            self._session.returns.keep([part.given for part in parts or ()] or given, Fence(own.id, *mark))
         return number
 
     def _has_slot(self, timeout: float | None) -> Flow[bool]:

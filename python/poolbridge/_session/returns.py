@@ -1,4 +1,4 @@
-"""Gives memory back to the service when channels are done with it: leases of frames, and arenas of publishers.
+"""Gives memory back when channels are done with it: leases of frames, arenas of publishers, and arrays that are copied.
 
 An arena is a buffer that a publisher divides into slots, one for each frame.
 """
@@ -288,6 +288,7 @@ class Returns:
         self._slots: set[Slots] = set()  # of the publishers that have arenas
         self._leaving: list[Arena | Returned] = []  # to be released when nothing uses them and their fences are reached
         self._back: list[Returned] = []  # leases that came back, which `allocate` may use until the next `collect`
+        self._sources: list[tuple[Fence, object]] = []  # arrays from which streams copy until the fence is reached
         self._lent: dict[int, Arena] = {}  # those whose lease an array of the program has; by lease id
         self._over = False  # whether the session has ended
         self._scarce: dict[int, float] = {}  # until when somebody waits for memory of a pool, by pool id
@@ -411,6 +412,30 @@ class Returns:
         for producer in list(self._session.producers.values()):
             producer.collect()
         self._release_back()
+
+    def keep(self, source: object, fence: Fence) -> None:
+        """Keep an array from which a stream copies, until `fence` of this session is reached.
+
+        The caller does not hold the lock, because the array's destructor may wait.
+        """
+        with self._session.lock:
+            self._sources.append((fence, source))
+            copied = self._copied()
+            self.watch()
+        del copied
+
+    def _copied(self) -> list[object]:
+        """Take the sources out that have been copied. The caller drops them when it does not hold the lock."""
+        own = self._session.timelines.own
+        copied: list[object] = []
+        copying: list[tuple[Fence, object]] = []
+        for fence, source in self._sources:
+            if own is None or own.reached(fence.word, fence.value):
+                copied.append(source)
+            else:
+                copying.append((fence, source))
+        self._sources = copying
+        return copied
 
     def _sweep(self, pool: int = 0) -> None:
         """Release what came back. Let the free arenas of idle publishers go, and of all publishers of `pool`.
@@ -593,8 +618,8 @@ class Returns:
         return _REST if self._has_work() else None
 
     def _has_work(self) -> bool:
-        """Whether publishers have arenas, or leases came back, or a channel has leases of this session."""
-        if self._leaving or self._back or self._slots:
+        """Whether there is memory that is in use and that goes back when this use ends."""
+        if self._leaving or self._back or self._slots or self._sources:
             return True
         return any(producer.loans for producer in list(self._session.producers.values()))
 
@@ -610,8 +635,10 @@ class Returns:
 
     def _turn(self) -> float | None:
         with self._session.lock:
+            copied = self._copied()
             self._sweep()
             seconds = self._soon() if self._session.ended is None else None
             if seconds is None:
                 self._thread = None
-            return seconds
+        del copied
+        return seconds

@@ -6,7 +6,6 @@ The blocking client and the asyncio client both use a session. The session itsel
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -71,7 +70,6 @@ class Session(SessionMembers):
         self.tracer: Any = None
         self.concurrent = False  # whether other tasks of a thread work during an operation
         self.lost: set[int] = set()
-        self._kept: deque[tuple[int, int, object]] = deque()
         self._fault: ProtocolError | None = None  # a protocol error found while sending
         self._driver: Driver | None = None
 
@@ -399,16 +397,6 @@ class Session(SessionMembers):
         finally:
             os.close(fd)
 
-    def keep(self, source: object, fence: Fence) -> None:
-        """Keep the array `source` alive, from which a stream copies, until `fence` of this session is reached."""
-        self._kept.append((fence.word, fence.value, source))
-        self._drop_kept()
-
-    def _drop_kept(self) -> None:
-        own = self.timelines.own
-        while self._kept and (own is None or own.reached(*self._kept[0][:2])):
-            self._kept.popleft()
-
     def unsubscribe(self, consumer: Taker) -> None:
         """End a subscription. Never waits, never raises."""
         if _process.pid == self.pid and not consumer.left:
@@ -442,7 +430,6 @@ class Session(SessionMembers):
                 # Keep a copy of `error`, because the traceback of `error` would keep the arrays in its stack frames
                 # alive.
                 self.ended = type(error)(*error.args)
-                self._drop_kept()
                 self._end_members()
                 self.timelines.fail_promises("the connection of its producer ended before it completed its promise")
                 self._let_go()

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -141,6 +143,27 @@ def test_nothing_but_the_readers_streams_waits_for_the_copy(client, other, mine,
     finish(reader)
     finish(stream)
     assert (seen == 7).all()
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one array", "several arrays"])
+@pytest.mark.parametrize("before", [0, 3], ids=["in a lease", "in a slot"])
+def test_an_array_that_was_copied_is_let_go_without_another_call(client, other, mine, gate, several, before):
+    channel = client.create_channel("c", pool="gpu", capacity=4, mode="queue")
+    frames, stream, gone = other.subscribe("c"), new_stream(), threading.Event()
+
+    def publish():
+        given = OfAStream(mine, stream)
+        channel.publish({"a": given} if several else given, timeout=60)
+        return given
+
+    for _ in range(before):
+        publish()
+        next(frames).release()
+    gate.hold(stream)
+    weakref.finalize(publish(), gone.set)
+    assert not gone.is_set()
+    gate.open()
+    assert gone.wait(60)
 
 
 @pytest.mark.parametrize("client", [16 * N], indirect=True, ids=["no room for more slots"])
