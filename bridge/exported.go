@@ -24,17 +24,17 @@ type Exported struct {
 //
 // Errors: those of [Client.Get].
 func (c *Client) Export(ctx context.Context, name string) (*Exported, error) {
-	return c.export(ctx, session.Waiting, name)
+	return export(ctx, c, session.Waiting, name)
 }
 
 // TryExport is like [Client.Export], but does not wait until the name exists. TryExport still waits until the buffer's content is complete.
 //
 // Errors: those of [Client.TryGet].
 func (c *Client) TryExport(ctx context.Context, name string) (*Exported, error) {
-	return c.export(ctx, session.Once, name)
+	return export(ctx, c, session.Once, name)
 }
 
-func (c *Client) export(ctx context.Context, try session.Attempt, name string) (x *Exported, err error) {
+func export(ctx context.Context, c *Client, try session.Attempt, name string) (x *Exported, err error) {
 	x = &Exported{client: c}
 	r := &wire.Get{Name: name}
 	if x.info, x.data, err = c.session.Blocks.ObtainUnmapped(ctx, try, r, &r.Wait); err != nil {

@@ -2,7 +2,6 @@ package bridge
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
@@ -27,57 +26,47 @@ type LeaseOptions struct {
 //
 // Errors: [ErrNotFound] or [ErrBusy] at the deadline, [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) Get(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
-	return c.get(ctx, session.Waiting, name, o)
+	r := &wire.Get{Name: name, Write: o.Write}
+	return c.obtain(ctx, session.Waiting, Operation{Name: OpGet, Buffer: name}, r, &r.Wait)
 }
 
 // TryGet is like [Client.Get], but does not wait.
 //
 // Errors: [ErrNotFound], [ErrBusy], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) TryGet(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
-	return c.get(ctx, session.Once, name, o)
-}
-
-func (c *Client) get(ctx context.Context, try session.Attempt, name string, o LeaseOptions) (l *Lease, err error) {
-	if c.tracer != nil {
-		var end func(*Lease, error)
-		ctx, end = c.trace(ctx, &Operation{Name: OpGet, Buffer: name})
-		defer func() { end(l, err) }()
-	}
 	r := &wire.Get{Name: name, Write: o.Write}
-	return c.obtain(ctx, try, r, &r.Wait)
+	return c.obtain(ctx, session.Once, Operation{Name: OpGet, Buffer: name}, r, &r.Wait)
 }
 
 // Lease leases a buffer by its id and generation. It waits until all leases that exclude the new lease have ended.
 //
 // Errors: [ErrBusy] at the deadline, [ErrStale], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) Lease(ctx context.Context, buffer, generation uint64, o LeaseOptions) (*Lease, error) {
-	return c.leaseBuffer(ctx, session.Waiting, buffer, generation, o)
+	r := &wire.LeaseBuffer{Buffer: buffer, Generation: generation, Write: o.Write}
+	return c.obtain(ctx, session.Waiting, Operation{Name: OpLease}, r, &r.Wait)
 }
 
 // TryLease is like [Client.Lease], but does not wait.
 //
 // Errors: [ErrBusy], [ErrStale], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) TryLease(ctx context.Context, buffer, generation uint64, o LeaseOptions) (*Lease, error) {
-	return c.leaseBuffer(ctx, session.Once, buffer, generation, o)
-}
-
-func (c *Client) leaseBuffer(ctx context.Context, try session.Attempt, buffer, generation uint64, o LeaseOptions) (l *Lease, err error) {
-	if c.tracer != nil {
-		var end func(*Lease, error)
-		ctx, end = c.trace(ctx, &Operation{Name: OpLease})
-		defer func() { end(l, err) }()
-	}
 	r := &wire.LeaseBuffer{Buffer: buffer, Generation: generation, Write: o.Write}
-	return c.obtain(ctx, try, r, &r.Wait)
+	return c.obtain(ctx, session.Once, Operation{Name: OpLease}, r, &r.Wait)
 }
 
 // obtain asks the service for a lease. `limit` points to the request's field for the time limit.
-func (c *Client) obtain(ctx context.Context, try session.Attempt, r wire.Request, limit *uint64) (*Lease, error) {
-	l := &Lease{client: c}
-	if err := c.session.Blocks.Obtain(ctx, &l.held, try, r, limit); err != nil {
+func (c *Client) obtain(ctx context.Context, try session.Attempt, o Operation, r wire.Request, limit *uint64) (l *Lease, err error) {
+	if c.tracer != nil {
+		var end func(*Lease, error)
+		traced := o
+		ctx, end = c.trace(ctx, &traced)
+		defer func() { end(l, err) }()
+	}
+	made := &Lease{client: c}
+	if err := c.session.Blocks.Obtain(ctx, &made.held, try, r, limit); err != nil {
 		return nil, err
 	}
-	return l, nil
+	return made, nil
 }
 
 // Grant returns the description of the lease.
@@ -236,15 +225,4 @@ func (l *Lease) Release(incomplete bool) error {
 // Errors: those of Release; the context's error if ReleaseAfter had to wait.
 func (l *Lease) ReleaseAfter(ctx context.Context, queues ...Queue) error {
 	return l.client.release(ctx, &l.held, false, queues...)
-}
-
-func (c *Client) release(ctx context.Context, l *session.Lease, incomplete bool, after ...mempool.Queue) (err error) {
-	if c.tracer != nil {
-		end := c.traceRelease(ctx, l)
-		defer func() { end(err) }()
-	}
-	if err = l.Release(ctx, incomplete, after...); errors.Is(err, ErrReleased) && !errors.Is(err, ErrDisconnected) {
-		return nil // it has ended before
-	}
-	return err
 }

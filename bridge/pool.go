@@ -80,19 +80,16 @@ func widen(ids []uint32) []uint64 {
 //
 // Errors: [ErrNotFound] at the deadline, [ErrDenied], [ErrUnavailable] if this process cannot use the pool's device.
 func (c *Client) OpenPool(ctx context.Context, name string) (*Pool, error) {
-	return c.openPool(ctx, session.Waiting, name)
+	r := &wire.Open{Name: name}
+	p, _, err := c.open(ctx, session.Waiting, r, &r.Wait)
+	return p, err
 }
 
 // TryOpenPool is like [Client.OpenPool], but waits only if the service is still making the pool.
 //
 // Errors: [ErrNotFound], [ErrDenied], [ErrUnavailable] if this process cannot use the pool's device.
 func (c *Client) TryOpenPool(ctx context.Context, name string) (*Pool, error) {
-	return c.openPool(ctx, session.Once, name)
-}
-
-func (c *Client) openPool(ctx context.Context, try session.Attempt, name string) (*Pool, error) {
-	r := &wire.Open{Name: name}
-	p, _, err := c.open(ctx, try, r, &r.Wait)
+	p, _, err := c.open(ctx, session.Once, &wire.Open{Name: name}, nil)
 	return p, err
 }
 

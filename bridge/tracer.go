@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"sync"
 
@@ -138,9 +139,19 @@ func (s *subscription) traceReceive(ctx context.Context) (context.Context, func(
 	}
 }
 
-// traceRelease tells the tracer that the client begins to release a lease. If the caller has no context, traceRelease uses the context of
-// the operation that made the lease.
-func (t *tracing) traceRelease(ctx context.Context, l *session.Lease) func(error) {
+// release ends a lease, and tells the tracer. If the caller has no context, the tracer gets the context of the operation that made the lease.
+func (t *tracing) release(ctx context.Context, l *session.Lease, incomplete bool, after ...mempool.Queue) (err error) {
+	if t.tracer != nil {
+		o, traced := t.startRelease(ctx, l)
+		defer func() { t.tracer.TraceEnd(traced, o, err) }()
+	}
+	if err = l.Release(ctx, incomplete, after...); errors.Is(err, ErrReleased) && !errors.Is(err, ErrDisconnected) {
+		return nil // it has ended before
+	}
+	return err
+}
+
+func (t *tracing) startRelease(ctx context.Context, l *session.Lease) (*Operation, context.Context) {
 	o := &Operation{Name: OpRelease}
 	if h, ok := l.Holder().(*stream.Hand); ok {
 		o.Channel, o.Seq = h.Channel().Name, h.Number()
@@ -154,6 +165,5 @@ func (t *tracing) traceRelease(ctx context.Context, l *session.Lease) func(error
 	default:
 		ctx = context.Background()
 	}
-	ctx = t.tracer.TraceStart(ctx, o)
-	return func(err error) { t.tracer.TraceEnd(ctx, o, err) }
+	return o, t.tracer.TraceStart(ctx, o)
 }
