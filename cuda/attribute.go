@@ -2,13 +2,11 @@ package cuda
 
 import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
-// DeviceAttribute is the number of an attribute of a device
-// (CUdevice_attribute). [Device.Attribute] accepts every number. Only the
-// attributes that this project needs have constants.
+// DeviceAttribute is the number of an attribute of a device (CUdevice_attribute). [Device.Attribute] accepts every number. Only the attributes
+// that this project needs have constants.
 type DeviceAttribute int
 
-// These are the attributes that this project needs. The numbers are those of
-// the driver API.
+// These are the attributes that this project needs. The numbers are those of the driver API.
 const (
 	AttrMultiprocessorCount              DeviceAttribute = 16
 	AttrIntegrated                       DeviceAttribute = 18
@@ -39,12 +37,10 @@ func (d Device) Attribute(a DeviceAttribute) (int, error) {
 	return v, failure(st, "Attribute", d.ordinal)
 }
 
-// HostNUMANode returns the NUMA node of the host that is closest to the device,
-// or -1 if the system has no NUMA nodes.
+// HostNUMANode returns the NUMA node of the host that is closest to the device, or -1 if the system has no NUMA nodes.
 func (d Device) HostNUMANode() (int, error) { return d.Attribute(AttrHostNUMAID) }
 
-// ComputeCapability returns the version of the device's architecture, for
-// example 9 and 0 for Hopper.
+// ComputeCapability returns the version of the device's architecture, for example 9 and 0 for Hopper.
 func (d Device) ComputeCapability() (major, minor int, err error) {
 	if major, err = d.Attribute(AttrComputeCapabilityMajor); err != nil {
 		return 0, 0, err

@@ -4,10 +4,9 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Context is a CUDA context of a device. [Device.Retain] returns the primary
-// context, and [Device.NewContext] makes a separate context. Several parts of a
-// process can retain the primary context. The driver keeps it until each of
-// them has released it. A Context is safe for concurrent use.
+// Context is a CUDA context of a device. [Device.Retain] returns the primary context, and [Device.NewContext] makes a separate context. Several
+// parts of a process can retain the primary context. The driver keeps it until each of them has released it. A Context is safe for concurrent
+// use.
 type Context struct {
 	device Device
 	handle uintptr
@@ -15,9 +14,8 @@ type Context struct {
 	uses   life
 }
 
-// Retain retains the device's primary context, and creates it if it does not
-// exist yet. To create the context, the driver needs some tenths of a second
-// and some hundred MiB of device memory.
+// Retain retains the device's primary context, and creates it if it does not exist yet. To create the context, the driver needs some tenths of a
+// second and some hundred MiB of device memory.
 func (d Device) Retain() (*Context, error) {
 	if err := Init(); err != nil {
 		return nil, err
@@ -31,10 +29,9 @@ func (d Device) Retain() (*Context, error) {
 	return c, nil
 }
 
-// NewContext makes a separate context in addition to the primary context.
-// Programs rarely need a separate context. It has two disadvantages: Other
-// libraries do not use it. A program cannot open the legacy handle of a block
-// in it while memory of the same block is open in the primary context.
+// NewContext makes a separate context in addition to the primary context. Programs rarely need a separate context. It has two disadvantages:
+// Other libraries do not use it. A program cannot open the legacy handle of a block in it while memory of the same block is open in the primary
+// context.
 func (d Device) NewContext() (*Context, error) {
 	if err := Init(); err != nil {
 		return nil, err
@@ -51,10 +48,8 @@ func (d Device) NewContext() (*Context, error) {
 // Primary reports whether c is the device's primary context.
 func (c *Context) Primary() bool { return !c.second }
 
-// Close releases the context. Objects that were made from the context still
-// work: Close returns at once, and the driver's context is released when the
-// last of these objects is closed. If Close fails, the caller can call Close
-// again.
+// Close releases the context. Objects that were made from the context still work: Close returns at once, and the driver's context is released
+// when the last of these objects is closed. If Close fails, the caller can call Close again.
 func (c *Context) Close() error {
 	if c.uses.close() {
 		return c.release()
@@ -98,8 +93,7 @@ func (c *Context) fail(st driver.Status, op string) error {
 // Device returns the device of the context.
 func (c *Context) Device() Device { return c.device }
 
-// Synchronize waits until the device has done all work of this context. If this
-// work has failed, Synchronize returns the error.
+// Synchronize waits until the device has done all work of this context. If this work has failed, Synchronize returns the error.
 func (c *Context) Synchronize() error {
 	const op = "Context.Synchronize"
 	if err := c.enter(op); err != nil {
@@ -109,8 +103,7 @@ func (c *Context) Synchronize() error {
 	return c.fail(driver.CtxSynchronize(c.handle), op)
 }
 
-// MemInfo returns how many bytes of the device's memory are free, and how many
-// bytes the device's memory has in total.
+// MemInfo returns how many bytes of the device's memory are free, and how many bytes the device's memory has in total.
 func (c *Context) MemInfo() (free, total uint64, err error) {
 	const op = "Context.MemInfo"
 	if err := c.enter(op); err != nil {

@@ -2,8 +2,7 @@ package cuda
 
 import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
-// CopyHtoD copies from host memory to the device, and returns when the copy is
-// done. It does not wait for work that is queued in streams.
+// CopyHtoD copies from host memory to the device, and returns when the copy is done. It does not wait for work that is queued in streams.
 func (c *Context) CopyHtoD(dst DevicePtr, src []byte) error {
 	const op = "Context.CopyHtoD"
 	if err := c.enter(op); err != nil {
@@ -13,8 +12,7 @@ func (c *Context) CopyHtoD(dst DevicePtr, src []byte) error {
 	return c.fail(driver.CopyHtoD(c.handle, uint64(dst), src), op)
 }
 
-// CopyDtoH copies from the device to host memory, and returns when the copy is
-// done. It does not wait for work that is queued in streams.
+// CopyDtoH copies from the device to host memory, and returns when the copy is done. It does not wait for work that is queued in streams.
 func (c *Context) CopyDtoH(dst []byte, src DevicePtr) error {
 	const op = "Context.CopyDtoH"
 	if err := c.enter(op); err != nil {
@@ -24,8 +22,7 @@ func (c *Context) CopyDtoH(dst []byte, src DevicePtr) error {
 	return c.fail(driver.CopyDtoH(c.handle, dst, uint64(src)), op)
 }
 
-// CopyDtoD copies from memory of a device to memory of the same or another
-// device, and returns when the copy is done.
+// CopyDtoD copies from memory of a device to memory of the same or another device, and returns when the copy is done.
 func (c *Context) CopyDtoD(dst, src DevicePtr, bytes uint64) error {
 	const op = "Context.CopyDtoD"
 	if err := c.enter(op); err != nil {
@@ -35,9 +32,8 @@ func (c *Context) CopyDtoD(dst, src DevicePtr, bytes uint64) error {
 	return c.fail(driver.CopyDtoD(c.handle, uint64(dst), uint64(src), bytes), op)
 }
 
-// CopyHtoDAsync queues a copy of a range of src to dst. The range begins at
-// `offset` and is `bytes` bytes long. Until the copy is done, the caller must
-// not write src.
+// CopyHtoDAsync queues a copy of a range of src to dst. The range begins at `offset` and is `bytes` bytes long. Until the copy is done, the
+// caller must not write src.
 //
 // Errors: ErrInvalidValue if the range does not lie within src.
 func (s *Stream) CopyHtoDAsync(dst DevicePtr, src *Pinned, offset, bytes uint64) error {
@@ -54,9 +50,8 @@ func (s *Stream) CopyHtoDAsync(dst DevicePtr, src *Pinned, offset, bytes uint64)
 	return s.fail(driver.CopyHtoDAsync(s.ctx.handle, s.handle, uint64(dst), mem, bytes), op)
 }
 
-// CopyDtoHAsync queues a copy from src to a range of dst. The range begins at
-// `offset` and is `bytes` bytes long. Until the copy is done, the caller must
-// not read dst.
+// CopyDtoHAsync queues a copy from src to a range of dst. The range begins at `offset` and is `bytes` bytes long. Until the copy is done, the
+// caller must not read dst.
 //
 // Errors: ErrInvalidValue if the range does not lie within dst.
 func (s *Stream) CopyDtoHAsync(dst *Pinned, offset uint64, src DevicePtr, bytes uint64) error {
@@ -73,8 +68,7 @@ func (s *Stream) CopyDtoHAsync(dst *Pinned, offset uint64, src DevicePtr, bytes 
 	return s.fail(driver.CopyDtoHAsync(s.ctx.handle, s.handle, mem, uint64(src), bytes), op)
 }
 
-// CopyDtoDAsync queues a copy from memory of a device to memory of the same or
-// another device.
+// CopyDtoDAsync queues a copy from memory of a device to memory of the same or another device.
 func (s *Stream) CopyDtoDAsync(dst, src DevicePtr, bytes uint64) error {
 	const op = "Stream.CopyDtoDAsync"
 	if err := s.enter(op); err != nil {
@@ -84,8 +78,7 @@ func (s *Stream) CopyDtoDAsync(dst, src DevicePtr, bytes uint64) error {
 	return s.fail(driver.CopyDtoDAsync(s.ctx.handle, s.handle, uint64(dst), uint64(src), bytes), op)
 }
 
-// Memset8 queues work that sets every byte of a range to v. The range begins at
-// `dst` and is `bytes` bytes long.
+// Memset8 queues work that sets every byte of a range to v. The range begins at `dst` and is `bytes` bytes long.
 func (s *Stream) Memset8(dst DevicePtr, v uint8, bytes uint64) error {
 	const op = "Stream.Memset8"
 	if err := s.enter(op); err != nil {
@@ -95,8 +88,8 @@ func (s *Stream) Memset8(dst DevicePtr, v uint8, bytes uint64) error {
 	return s.fail(driver.Memset8(s.ctx.handle, s.handle, uint64(dst), v, bytes), op)
 }
 
-// Memset32 queues work that sets `count` words to `v`. A word has four bytes,
-// and the first word is at `dst`. The address `dst` must be a multiple of 4.
+// Memset32 queues work that sets `count` words to `v`. A word has four bytes, and the first word is at `dst`. The address `dst` must be a
+// multiple of 4.
 func (s *Stream) Memset32(dst DevicePtr, v uint32, count uint64) error {
 	const op = "Stream.Memset32"
 	if err := s.enter(op); err != nil {

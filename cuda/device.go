@@ -6,9 +6,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Device identifies a GPU with its ordinal in this process. It is a plain value
-// and owns no resources. Two Devices are equal if they are the same GPU. The
-// zero Device is the first GPU.
+// Device identifies a GPU with its ordinal in this process. It is a plain value and owns no resources. Two Devices are equal if they are the
+// same GPU. The zero Device is the first GPU.
 type Device struct {
 	ordinal int
 	handle  int32
@@ -37,8 +36,7 @@ func DeviceAt(ordinal int) (Device, error) {
 	return Device{ordinal: ordinal, handle: h}, nil
 }
 
-// Devices returns all GPUs that this process sees, in the order of their
-// ordinals.
+// Devices returns all GPUs that this process sees, in the order of their ordinals.
 func Devices() ([]Device, error) {
 	n, err := DeviceCount()
 	if err != nil {
@@ -108,8 +106,7 @@ func (d Device) TotalMem() (uint64, error) {
 	return n, failure(st, "TotalMem", d.ordinal)
 }
 
-// PCIBusID returns the device's address on the PCI bus, in the form
-// "domain:bus:device.function" with hexadecimal digits.
+// PCIBusID returns the device's address on the PCI bus, in the form "domain:bus:device.function" with hexadecimal digits.
 func (d Device) PCIBusID() (string, error) {
 	if err := Init(); err != nil {
 		return "", err
@@ -118,8 +115,7 @@ func (d Device) PCIBusID() (string, error) {
 	return id, failure(st, "PCIBusID", d.ordinal)
 }
 
-// CanAccessPeer reports whether `d` can access the memory of `peer`. The result
-// is false if `peer` is `d` itself.
+// CanAccessPeer reports whether `d` can access the memory of `peer`. The result is false if `peer` is `d` itself.
 func (d Device) CanAccessPeer(peer Device) (bool, error) {
 	if err := Init(); err != nil {
 		return false, err

@@ -37,11 +37,9 @@ func (e *Error) Error() string {
 // Unwrap returns the Result.
 func (e *Error) Unwrap() error { return e.Result }
 
-// Hopeless reports whether err means that the process can no longer use the
-// object whose method returned err. The reason is that the context is broken,
-// the GPU is gone, or the driver has shut down. If the failed call was a call
-// that destroys an object, the object may or may not be destroyed, and the
-// caller must not destroy it again.
+// Hopeless reports whether err means that the process can no longer use the object whose method returned err. The reason is that the context is
+// broken, the GPU is gone, or the driver has shut down. If the failed call was a call that destroys an object, the object may or may not be
+// destroyed, and the caller must not destroy it again.
 func Hopeless(err error) bool {
 	r, ok := errors.AsType[Result](err)
 	return ok && (r.Sticky() || r == ErrUnknown || r == ErrDeinitialized || r == ErrContextIsDestroyed || r == ErrDeviceUnavailable)
@@ -50,8 +48,7 @@ func Hopeless(err error) bool {
 // noDevice is the Device of an Error that concerns no device.
 const noDevice = -1
 
-// failure turns a status into an error, or returns nil for success. op names
-// the operation if the status does not name a driver call.
+// failure turns a status into an error, or returns nil for success. op names the operation if the status does not name a driver call.
 func failure(st driver.Status, op string, device int) error {
 	if st == 0 {
 		return nil
@@ -67,8 +64,7 @@ func newError(st driver.Status, op string, device int, detail string) error {
 	return &Error{Op: op, Device: device, Result: Result(st.Result()), Detail: detail}
 }
 
-// invalid returns the error for an argument that this package refused before it
-// called the driver.
+// invalid returns the error for an argument that this package refused before it called the driver.
 func invalid(op string, device int, why string) error {
 	return &Error{Op: op, Device: device, Result: ErrInvalidValue, Detail: why}
 }

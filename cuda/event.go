@@ -21,8 +21,7 @@ func (s EventSpec) Validate() error {
 	return nil
 }
 
-// IPCEventHandle is the handle with which other processes open an interprocess
-// event.
+// IPCEventHandle is the handle with which other processes open an interprocess event.
 type IPCEventHandle [64]byte
 
 // Event marks a point in a stream.
@@ -46,8 +45,8 @@ func (c *Context) NewEvent(spec EventSpec) (*Event, error) {
 
 // OpenEvent opens an interprocess event that another process made.
 //
-// Errors: ErrMapFailed if the processes belong to different users or do not
-// share /dev/shm; ErrInvalidContext if this process itself made the event.
+// Errors: ErrMapFailed if the processes belong to different users or do not share /dev/shm; ErrInvalidContext if this process itself made the
+// event.
 func (c *Context) OpenEvent(handle IPCEventHandle) (*Event, error) {
 	const op = "Context.OpenEvent"
 	if err := c.enter(op); err != nil {
@@ -57,9 +56,8 @@ func (c *Context) OpenEvent(handle IPCEventHandle) (*Event, error) {
 	return c.event(h, st, op)
 }
 
-// event makes an Event of a new handle. The caller has begun a use of the
-// context. This use ends when the Event is destroyed, or in this call if st is
-// an error.
+// event makes an Event of a new handle. The caller has begun a use of the context. This use ends when the Event is destroyed, or in this call if
+// st is an error.
 func (c *Context) event(h uintptr, st driver.Status, op string) (*Event, error) {
 	if st != 0 {
 		defer c.leave()
@@ -70,12 +68,10 @@ func (c *Context) event(h uintptr, st driver.Status, op string) (*Event, error) 
 	return e, nil
 }
 
-// Close destroys the event. If a stream waits for the event, Close does not end
-// this wait: the stream waits until the recorded work is done.
+// Close destroys the event. If a stream waits for the event, Close does not end this wait: the stream waits until the recorded work is done.
 func (e *Event) Close() error { return e.close() }
 
-// Record makes the event record all work that is in the queue of the stream at
-// the time of the call.
+// Record makes the event record all work that is in the queue of the stream at the time of the call.
 func (e *Event) Record(s *Stream) error {
 	const op = "Event.Record"
 	if err := e.enter(op); err != nil {
@@ -90,8 +86,7 @@ func (e *Event) Record(s *Stream) error {
 	return e.fail(driver.EventRecord(e.ctx.handle, e.handle, h), op)
 }
 
-// Query reports whether the work that the event recorded is done. Query returns
-// true if the event has recorded nothing.
+// Query reports whether the work that the event recorded is done. Query returns true if the event has recorded nothing.
 func (e *Event) Query() (bool, error) {
 	const op = "Event.Query"
 	if err := e.enter(op); err != nil {
@@ -111,10 +106,8 @@ func (e *Event) Synchronize() error {
 	return e.fail(driver.EventSynchronize(e.ctx.handle, e.handle), op)
 }
 
-// ElapsedTime returns how much later the event `e` happened on the GPU than the
-// event `start`. Both events must have been made with the option Timing, and
-// the work that they recorded must be done. The resolution is about half a
-// microsecond.
+// ElapsedTime returns how much later the event `e` happened on the GPU than the event `start`. Both events must have been made with the option
+// Timing, and the work that they recorded must be done. The resolution is about half a microsecond.
 //
 // Errors: ErrNotReady, ErrInvalidHandle.
 func (e *Event) ElapsedTime(start *Event) (time.Duration, error) {
@@ -131,8 +124,7 @@ func (e *Event) ElapsedTime(start *Event) (time.Duration, error) {
 	return time.Duration(float64(ms) * float64(time.Millisecond)), e.fail(st, op)
 }
 
-// IPCHandle returns the handle with which other processes open the event. The
-// event must have been made with the option Interprocess.
+// IPCHandle returns the handle with which other processes open the event. The event must have been made with the option Interprocess.
 func (e *Event) IPCHandle() (IPCEventHandle, error) {
 	const op = "Event.IPCHandle"
 	if err := e.enter(op); err != nil {

@@ -8,9 +8,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// MinDriverVersion is the oldest driver version that this package works with.
-// The package needs two features that CUDA 12.0 added: cuGetProcAddress_v2, and
-// stream memory operations that need no module parameter of the kernel driver.
+// MinDriverVersion is the oldest driver version that this package works with. The package needs two features that CUDA 12.0 added:
+// cuGetProcAddress_v2, and stream memory operations that need no module parameter of the kernel driver.
 const MinDriverVersion = 12000
 
 var (
@@ -19,14 +18,11 @@ var (
 	ready  atomic.Bool // cuInit has succeeded with a driver that is new enough
 )
 
-// Init opens the driver library and initialises the driver. Every function of
-// this package that needs the driver calls Init, so a program calls Init itself
-// only to find out early whether there is a driver. A program may call Init any
-// number of times. If Init fails, the program can call it again, and Init tries
-// again.
+// Init opens the driver library and initialises the driver. Every function of this package that needs the driver calls Init, so a program calls
+// Init itself only to find out early whether there is a driver. A program may call Init any number of times. If Init fails, the program can call
+// it again, and Init tries again.
 //
-// Errors: ErrNoDriver, ErrDriverTooOld, and the errors of cuInit, most often
-// ErrNoDevice and ErrSystemNotReady.
+// Errors: ErrNoDriver, ErrDriverTooOld, and the errors of cuInit, most often ErrNoDevice and ErrSystemNotReady.
 func Init() error {
 	if ready.Load() {
 		return nil
@@ -73,8 +69,7 @@ func load() error {
 	return nil
 }
 
-// DriverVersion returns the newest CUDA version that the driver supports, for
-// example 13000 for CUDA 13.0. DriverVersion needs no GPU.
+// DriverVersion returns the newest CUDA version that the driver supports, for example 13000 for CUDA 13.0. DriverVersion needs no GPU.
 //
 // Errors: ErrNoDriver.
 func DriverVersion() (int, error) {

@@ -6,15 +6,13 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// life counts the calls that are using an object. So one goroutine can close
-// the object while other goroutines are still using it: the goroutine whose use
-// ends last destroys the object.
+// life counts the calls that are using an object. So one goroutine can close the object while other goroutines are still using it: the goroutine
+// whose use ends last destroys the object.
 type life struct{ state atomic.Int64 }
 
 const lifeClosed = 1 << 62
 
-// enter begins a use of the object. If the object is closed, enter returns
-// false and no use begins.
+// enter begins a use of the object. If the object is closed, enter returns false and no use begins.
 func (l *life) enter() bool {
 	for {
 		n := l.state.Load()
@@ -27,14 +25,11 @@ func (l *life) enter() bool {
 	}
 }
 
-// leave ends a use of the object. If last is true, the object is closed and
-// this was its last use: the caller must destroy the object.
+// leave ends a use of the object. If last is true, the object is closed and this was its last use: the caller must destroy the object.
 func (l *life) leave() (last bool) { return l.state.Add(-1) == lifeClosed }
 
-// close closes the object, so that no further use can begin. If last is true,
-// nothing uses the object, and the caller must destroy it. If last is false,
-// either the object is already destroyed, or the goroutine that ends the last
-// use destroys it.
+// close closes the object, so that no further use can begin. If last is true, nothing uses the object, and the caller must destroy it. If last
+// is false, either the object is already destroyed, or the goroutine that ends the last use destroys it.
 func (l *life) close() (last bool) {
 	for {
 		n := l.state.Load()
@@ -50,16 +45,14 @@ func (l *life) close() (last bool) {
 // reopen undoes a close that returned true.
 func (l *life) reopen() { l.state.Store(0) }
 
-// owned is the common part of all objects that a method of a context makes. The
-// context stays in use until the object is destroyed.
+// owned is the common part of all objects that a method of a context makes. The context stays in use until the object is destroyed.
 type owned struct {
 	ctx     *Context
 	uses    life
 	destroy func() error
 }
 
-// own begins the object's life. The constructor has begun a use of ctx; this use
-// ends when the object is closed. op names the constructor.
+// own begins the object's life. The constructor has begun a use of ctx; this use ends when the object is closed. op names the constructor.
 func (o *owned) own(ctx *Context, op string, destroy func() error) {
 	o.ctx, o.destroy = ctx, destroy
 	opened(&o.uses, op)
@@ -78,9 +71,8 @@ func (o *owned) leave() {
 	}
 }
 
-// end destroys the object. If the driver returns an error, the object stays
-// open, so that the caller can call Close again. After a hopeless error (see
-// [Hopeless]), the object counts as destroyed.
+// end destroys the object. If the driver returns an error, the object stays open, so that the caller can call Close again. After a hopeless
+// error (see [Hopeless]), the object counts as destroyed.
 func (o *owned) end() error {
 	err := o.destroy()
 	if err != nil && !Hopeless(err) {

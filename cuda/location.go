@@ -6,8 +6,7 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// DevicePtr is a CUdeviceptr: an address that the GPU uses. If the memory
-// belongs to a pool on the host, the CPU uses the same address.
+// DevicePtr is a CUdeviceptr: an address that the GPU uses. If the memory belongs to a pool on the host, the CPU uses the same address.
 type DevicePtr uint64
 
 // String returns the address in hex.
@@ -22,8 +21,7 @@ const (
 	LocationHostNUMA LocationKind = 3 // a NUMA node of the host
 )
 
-// Location says where memory is: on a GPU or on a NUMA node. For the methods of
-// a [Context], the zero Location means the device of the context.
+// Location says where memory is: on a GPU or on a NUMA node. For the methods of a [Context], the zero Location means the device of the context.
 type Location struct {
 	Kind LocationKind
 	ID   int // the ordinal of the GPU, or the number of the NUMA node
@@ -32,8 +30,7 @@ type Location struct {
 // DeviceLocation returns the Location of the memory of a GPU.
 func DeviceLocation(d Device) Location { return Location{LocationDevice, d.ordinal} }
 
-// HostNUMALocation returns the Location of the memory of a NUMA node of the
-// host.
+// HostNUMALocation returns the Location of the memory of a NUMA node of the host.
 func HostNUMALocation(node int) Location { return Location{LocationHostNUMA, node} }
 
 // String returns a text like "cuda:0" or "numa:0".
@@ -62,8 +59,7 @@ func (l Location) Validate() error {
 	return nil
 }
 
-// in converts the location to the type that the driver uses. It converts the
-// zero Location to the device of the context c.
+// in converts the location to the type that the driver uses. It converts the zero Location to the device of the context c.
 func (l Location) in(c *Context) driver.Location {
 	if l.Kind == 0 {
 		l = DeviceLocation(c.device)

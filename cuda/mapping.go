@@ -11,11 +11,9 @@ type Mapping struct {
 	unmapped bool // the memory is unmapped, but the address range is still reserved
 }
 
-// MapPhysical maps the whole memory p at a new address. The device of the
-// context and the devices in the parameter `others` get the access that `flags`
-// describes. The driver enforces AccessReadOnly: a driver call that would write
-// read-only memory fails with ErrInvalidValue. A kernel that writes read-only
-// memory fails with ErrIllegalAddress and breaks the context of its process.
+// MapPhysical maps the whole memory p at a new address. The device of the context and the devices in the parameter `others` get the access that
+// `flags` describes. The driver enforces AccessReadOnly: a driver call that would write read-only memory fails with ErrInvalidValue. A kernel
+// that writes read-only memory fails with ErrIllegalAddress and breaks the context of its process.
 func (c *Context) MapPhysical(p *Physical, flags AccessFlags, others ...Device) (*Mapping, error) {
 	const op = "Context.MapPhysical"
 	if err := p.enter(op); err != nil {
@@ -43,9 +41,8 @@ func (c *Context) MapPhysical(p *Physical, flags AccessFlags, others ...Device) 
 
 // mapSomewhere maps the whole memory p at a new address.
 //
-// After an imported host pool has been destroyed, the driver reserves its addresses again but grants no access
-// to memory there (docs/measured.md). Then mapSomewhere keeps such ranges, so that the driver reserves others,
-// until one works.
+// After an imported host pool has been destroyed, the driver reserves its addresses again but grants no access to memory there
+// (docs/measured.md). Then mapSomewhere keeps such ranges, so that the driver reserves others, until one works.
 func (c *Context) mapSomewhere(p *Physical, flags AccessFlags) (uint64, driver.Status) {
 	const tries = 1 << 14
 	var refused []uint64
@@ -66,8 +63,7 @@ func (c *Context) mapSomewhere(p *Physical, flags AccessFlags) (uint64, driver.S
 	}
 }
 
-// Close unmaps the memory. Before the call, all work that uses the mapping must
-// be done. If Close fails, the caller can call it again.
+// Close unmaps the memory. Before the call, all work that uses the mapping must be done. If Close fails, the caller can call it again.
 func (m *Mapping) Close() error { return m.close() }
 
 // unmap continues where an earlier failed call stopped.

@@ -11,8 +11,7 @@ const (
 	poolUsedMemHigh      = 8
 )
 
-// The methods in this file work only in the process that made the pool. For an
-// imported pool, they return ErrInvalidValue.
+// The methods in this file work only in the process that made the pool. For an imported pool, they return ErrInvalidValue.
 
 // UsedMem returns how many bytes are allocated from the pool.
 func (p *MemPool) UsedMem() (uint64, error) { return p.attribute("MemPool.UsedMem", poolUsedMem) }
@@ -22,8 +21,7 @@ func (p *MemPool) UsedMemHigh() (uint64, error) {
 	return p.attribute("MemPool.UsedMemHigh", poolUsedMemHigh)
 }
 
-// ReservedMem returns how many bytes of memory the pool has now: allocated and
-// unused bytes together.
+// ReservedMem returns how many bytes of memory the pool has now: allocated and unused bytes together.
 func (p *MemPool) ReservedMem() (uint64, error) {
 	return p.attribute("MemPool.ReservedMem", poolReservedMem)
 }
@@ -33,8 +31,7 @@ func (p *MemPool) ReservedMemHigh() (uint64, error) {
 	return p.attribute("MemPool.ReservedMemHigh", poolReservedMemHigh)
 }
 
-// ReleaseThreshold returns a number of bytes. If the pool has more bytes of
-// memory than this number when a stream, an event or the context is
+// ReleaseThreshold returns a number of bytes. If the pool has more bytes of memory than this number when a stream, an event or the context is
 // synchronised, the driver may free unused memory of the pool.
 func (p *MemPool) ReleaseThreshold() (uint64, error) {
 	return p.attribute("MemPool.ReleaseThreshold", poolReleaseThreshold)

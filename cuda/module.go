@@ -21,9 +21,8 @@ type Function struct {
 
 // LoadModule compiles PTX code and loads the result.
 //
-// Errors: ErrInvalidPTX or another error of the compiler (the field Detail of
-// the [*Error] has the compiler's text); ErrUnsupportedPTXVersion if the driver
-// is too old for the version of the PTX.
+// Errors: ErrInvalidPTX or another error of the compiler (the field Detail of the [*Error] has the compiler's text); ErrUnsupportedPTXVersion if
+// the driver is too old for the version of the PTX.
 func (c *Context) LoadModule(ptx []byte) (*Module, error) {
 	const op = "Context.LoadModule"
 	if err := c.enter(op); err != nil {
@@ -40,8 +39,7 @@ func (c *Context) LoadModule(ptx []byte) (*Module, error) {
 	return m, nil
 }
 
-// Close unloads the module and its functions. Before the call, all launches of
-// these functions must be done.
+// Close unloads the module and its functions. Before the call, all launches of these functions must be done.
 func (m *Module) Close() error { return m.close() }
 
 // Function returns the kernel with this name.
@@ -60,20 +58,15 @@ func (m *Module) Function(name string) (*Function, error) {
 	return &Function{module: m, handle: h}, nil
 }
 
-// Dim3 is the size of a grid in blocks, or the size of a block in threads. If
-// X, Y or Z is 0, it counts as 1.
+// Dim3 is the size of a grid in blocks, or the size of a block in threads. If X, Y or Z is 0, it counts as 1.
 type Dim3 struct{ X, Y, Z uint32 }
 
-// Launch queues a kernel. sharedBytes is the size of the dynamic shared memory
-// of each block. args are the arguments of the kernel, in the order of its
-// parameters. An argument is a DevicePtr, an integer of 4 or 8 bytes, or a
-// float of 4 or 8 bytes. It must have exactly the size of the parameter in the
-// kernel.
+// Launch queues a kernel. sharedBytes is the size of the dynamic shared memory of each block. args are the arguments of the kernel, in the order
+// of its parameters. An argument is a DevicePtr, an integer of 4 or 8 bytes, or a float of 4 or 8 bytes. It must have exactly the size of the
+// parameter in the kernel.
 //
-// Errors: ErrInvalidValue if the driver refuses the launch, if an argument has
-// another type, or if there are more than 32 arguments. If the kernel fails
-// while it runs, Launch does not return this error: a later call does, for
-// example [Stream.Synchronize].
+// Errors: ErrInvalidValue if the driver refuses the launch, if an argument has another type, or if there are more than 32 arguments. If the
+// kernel fails while it runs, Launch does not return this error: a later call does, for example [Stream.Synchronize].
 func (s *Stream) Launch(f *Function, grid, block Dim3, sharedBytes uint32, args ...any) error {
 	const op = "Stream.Launch"
 	if err := s.enter(op); err != nil {
@@ -103,8 +96,7 @@ func (s *Stream) Launch(f *Function, grid, block Dim3, sharedBytes uint32, args 
 	return s.fail(driver.Launch(s.ctx.handle, s.handle, f.handle, &dims, sharedBytes, &slots, len(args)), op)
 }
 
-// slot returns the bytes of a kernel argument as the low bytes of a 64-bit
-// word.
+// slot returns the bytes of a kernel argument as the low bytes of a 64-bit word.
 func slot(a any) (uint64, bool) {
 	switch v := a.(type) {
 	case DevicePtr:

@@ -6,8 +6,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Pinned is page-locked host memory. The GPU can access it at the full speed of
-// the bus. Asynchronous copies between host and device need such memory.
+// Pinned is page-locked host memory. The GPU can access it at the full speed of the bus. Asynchronous copies between host and device need such
+// memory.
 type Pinned struct {
 	owned
 	mem  uintptr
@@ -34,12 +34,10 @@ func (c *Context) NewPinned(bytes uint64) (*Pinned, error) {
 	return p, nil
 }
 
-// Close frees the memory. After that, the program must not use the slice from
-// Bytes any more.
+// Close frees the memory. After that, the program must not use the slice from Bytes any more.
 func (p *Pinned) Close() error { return p.close() }
 
-// Bytes returns the memory as a slice. The memory is not on the Go heap. After
-// Close, the program must not use the slice any more.
+// Bytes returns the memory as a slice. The memory is not on the Go heap. After Close, the program must not use the slice any more.
 func (p *Pinned) Bytes() []byte { return hostBytes(p.mem, p.size) }
 
 // Size returns the memory's size in bytes.
@@ -56,10 +54,8 @@ func (p *Pinned) use(op string, offset, bytes uint64) (uintptr, error) {
 	return p.mem + uintptr(offset), p.enter(op)
 }
 
-// HostBytes returns the memory at the address p as a slice for the CPU. The
-// memory must belong to a pool on a NUMA node of the host, because the CPU and
-// the GPU access such memory at the same address. An access to other memory, or
-// to freed memory, crashes the process.
+// HostBytes returns the memory at the address p as a slice for the CPU. The memory must belong to a pool on a NUMA node of the host, because the
+// CPU and the GPU access such memory at the same address. An access to other memory, or to freed memory, crashes the process.
 func (p DevicePtr) HostBytes(bytes uint64) []byte { return hostBytes(uintptr(p), bytes) }
 
 // hostBytes makes a slice of memory that is not on the Go heap.

@@ -23,9 +23,8 @@ type PointerAttributes struct {
 	MemPool          uintptr     // the CUmemoryPool that the memory is from, 0 for none
 }
 
-// PointerAttributes returns what the driver knows about an address. If the
-// driver does not know the address, this is not an error: MemoryType of the
-// result is then 0.
+// PointerAttributes returns what the driver knows about an address. If the driver does not know the address, this is not an error: MemoryType of
+// the result is then 0.
 func (c *Context) PointerAttributes(ptr DevicePtr) (PointerAttributes, error) {
 	const op = "Context.PointerAttributes"
 	if err := c.enter(op); err != nil {

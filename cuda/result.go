@@ -6,10 +6,8 @@ import (
 	"github.com/poolbridge/poolbridge/cuda/internal/driver"
 )
 
-// Result is a CUresult. It is also an error, and programs compare errors with
-// the Err constants by [errors.Is]. A negative Result is an error that this
-// package itself finds, not the driver. The names and the descriptions come
-// from a table in this package, so they need no driver.
+// Result is a CUresult. It is also an error, and programs compare errors with the Err constants by [errors.Is]. A negative Result is an error
+// that this package itself finds, not the driver. The names and the descriptions come from a table in this package, so they need no driver.
 type Result int32
 
 // Success means no error. No function of this package returns it as an error.
@@ -23,8 +21,7 @@ const (
 	ErrClosed         Result = driver.ResultClosed         // the object was closed
 )
 
-// The driver returns these errors. They have the same numbers and the same
-// order as in cuda.h.
+// The driver returns these errors. They have the same numbers and the same order as in cuda.h.
 const (
 	ErrInvalidValue                 Result = 1   // invalid argument
 	ErrOutOfMemory                  Result = 2   // out of memory
@@ -133,8 +130,7 @@ const (
 	ErrUnknown                      Result = 999 // unknown error
 )
 
-// Name returns the name that NVIDIA's reference gives to the result, for
-// example "CUDA_ERROR_OUT_OF_MEMORY".
+// Name returns the name that NVIDIA's reference gives to the result, for example "CUDA_ERROR_OUT_OF_MEMORY".
 func (r Result) Name() string {
 	if t, ok := results[r]; ok {
 		return t.name
@@ -142,8 +138,7 @@ func (r Result) Name() string {
 	return "CUDA_ERROR_" + strconv.Itoa(int(r))
 }
 
-// Description returns a short text that says what the result means. If the
-// result is unknown, it returns "".
+// Description returns a short text that says what the result means. If the result is unknown, it returns "".
 func (r Result) Description() string { return results[r].description }
 
 // Error returns the name and the description of the result.
@@ -154,9 +149,8 @@ func (r Result) Error() string {
 	return r.Name()
 }
 
-// Sticky reports whether the result means that the context is broken: every
-// later call in this context fails in the same way, until the process is
-// started again.
+// Sticky reports whether the result means that the context is broken: every later call in this context fails in the same way, until the process
+// is started again.
 func (r Result) Sticky() bool {
 	switch r {
 	case ErrECCUncorrectable, ErrNVLinkUncorrectable, ErrContained, ErrIllegalAddress, ErrLaunchTimeout,

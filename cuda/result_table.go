@@ -1,7 +1,6 @@
 package cuda
 
-// results has the name and the description of every Result. It does not need
-// the driver.
+// results has the name and the description of every Result. It does not need the driver.
 var results = map[Result]struct{ name, description string }{
 	Success: {"CUDA_SUCCESS", "no error"},
 

@@ -8,16 +8,14 @@ import (
 
 // Stream is a queue of work on a device. Work in one stream runs in order.
 //
-// If a method has a parameter of type *Stream, nil stands for the legacy
-// default stream of the context.
+// If a method has a parameter of type *Stream, nil stands for the legacy default stream of the context.
 type Stream struct {
 	owned
 	handle uintptr
 }
 
-// NewStream creates a stream. The work of the stream does not wait for work of
-// the legacy default stream. The driver can make NewStream wait until all
-// streams of the context are idle: measured on an H100, in one of 43 calls.
+// NewStream creates a stream. The work of the stream does not wait for work of the legacy default stream. The driver can make NewStream wait
+// until all streams of the context are idle: measured on an H100, in one of 43 calls.
 func (c *Context) NewStream() (*Stream, error) {
 	const op = "Context.NewStream"
 	if err := c.enter(op); err != nil {
@@ -33,9 +31,8 @@ func (c *Context) NewStream() (*Stream, error) {
 	return s, nil
 }
 
-// WrapStream makes a Stream of an existing CUstream of this context. The
-// CUstream still belongs to the code that made it, and Close does not destroy
-// it.
+// WrapStream makes a Stream of an existing CUstream of this context. The CUstream still belongs to the code that made it, and Close does not
+// destroy it.
 func (c *Context) WrapStream(handle uintptr) (*Stream, error) {
 	const op = "Context.WrapStream"
 	if err := c.enter(op); err != nil {
@@ -46,12 +43,10 @@ func (c *Context) WrapStream(handle uintptr) (*Stream, error) {
 	return s, nil
 }
 
-// Close destroys the stream. The device still does all work that is queued in
-// the stream.
+// Close destroys the stream. The device still does all work that is queued in the stream.
 func (s *Stream) Close() error { return s.close() }
 
-// Handle returns the CUstream, so that other libraries in this process can use
-// the stream.
+// Handle returns the CUstream, so that other libraries in this process can use the stream.
 func (s *Stream) Handle() uintptr { return s.handle }
 
 // use begins a use of the stream, which may be nil, and returns its handle.
@@ -69,8 +64,7 @@ func (s *Stream) done() {
 	}
 }
 
-// Synchronize waits until all work in the stream is done, and returns errors of
-// that work. While it waits, it blocks an OS thread.
+// Synchronize waits until all work in the stream is done, and returns errors of that work. While it waits, it blocks an OS thread.
 func (s *Stream) Synchronize() error {
 	const op = "Stream.Synchronize"
 	if err := s.enter(op); err != nil {
@@ -90,9 +84,8 @@ func (s *Stream) Query() (bool, error) {
 	return finished(s.fail(driver.StreamQuery(s.ctx.handle, s.handle), op))
 }
 
-// WaitEvent makes later work in the stream wait until the work that the event
-// recorded is done. Only the last call of [Event.Record] before WaitEvent
-// counts.
+// WaitEvent makes later work in the stream wait until the work that the event recorded is done. Only the last call of [Event.Record] before
+// WaitEvent counts.
 func (s *Stream) WaitEvent(e *Event) error {
 	const op = "Stream.WaitEvent"
 	if err := s.enter(op); err != nil {
@@ -106,11 +99,9 @@ func (s *Stream) WaitEvent(e *Event) error {
 	return s.fail(driver.StreamWaitEvent(s.ctx.handle, s.handle, e.handle), op)
 }
 
-// WriteValue64 queues a write of the 64-bit word v to the address ptr. The
-// device writes the word after it has done the earlier work in the stream. A
-// thread that reads this word also sees everything that the earlier work wrote.
-// The address must be a multiple of 8, and must be in registered host memory or
-// in memory from [Context.Malloc].
+// WriteValue64 queues a write of the 64-bit word v to the address ptr. The device writes the word after it has done the earlier work in the
+// stream. A thread that reads this word also sees everything that the earlier work wrote. The address must be a multiple of 8, and must be in
+// registered host memory or in memory from [Context.Malloc].
 //
 // Errors: ErrInvalidValue if ptr is in memory of a pool.
 func (s *Stream) WriteValue64(ptr DevicePtr, v uint64) error {
@@ -122,10 +113,8 @@ func (s *Stream) WriteValue64(ptr DevicePtr, v uint64) error {
 	return s.fail(driver.StreamWriteValue64(s.ctx.handle, s.handle, uint64(ptr), v), op)
 }
 
-// WaitValue64GEQ makes later work in the stream wait until the 64-bit word at
-// the address ptr is v or more. The comparison is cyclic: int64(word-v) >= 0.
-// There is no timeout: if the process that should write the word dies, the
-// stream waits until another process writes it.
+// WaitValue64GEQ makes later work in the stream wait until the 64-bit word at the address ptr is v or more. The comparison is cyclic:
+// int64(word-v) >= 0. There is no timeout: if the process that should write the word dies, the stream waits until another process writes it.
 func (s *Stream) WaitValue64GEQ(ptr DevicePtr, v uint64) error {
 	const op = "Stream.WaitValue64GEQ"
 	if err := s.enter(op); err != nil {
@@ -135,8 +124,7 @@ func (s *Stream) WaitValue64GEQ(ptr DevicePtr, v uint64) error {
 	return s.fail(driver.StreamWaitValue64(s.ctx.handle, s.handle, uint64(ptr), v), op)
 }
 
-// finished returns what the error of a query means: whether the work is done,
-// or that the query failed.
+// finished returns what the error of a query means: whether the work is done, or that the query failed.
 func finished(err error) (bool, error) {
 	if errors.Is(err, ErrNotReady) {
 		return false, nil

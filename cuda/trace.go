@@ -15,15 +15,12 @@ var (
 	open    sync.Map // *life to string: the method that made the object, and its caller's line
 )
 
-// TraceObjects starts a record of the objects that are made and not closed yet,
-// with the line of code that made each object. Tests call TraceObjects in
-// TestMain.
+// TraceObjects starts a record of the objects that are made and not closed yet, with the line of code that made each object. Tests call
+// TraceObjects in TestMain.
 func TraceObjects() { tracing.Store(true) }
 
-// OpenObjects lists the objects that were made after the call of TraceObjects
-// and are not closed. Each entry names the method that made the object, and the
-// line of code that called the method. If the list is empty, every object was
-// closed.
+// OpenObjects lists the objects that were made after the call of TraceObjects and are not closed. Each entry names the method that made the
+// object, and the line of code that called the method. If the list is empty, every object was closed.
 func OpenObjects() []string {
 	var list []string
 	open.Range(func(_, made any) bool {
@@ -47,8 +44,7 @@ func ended(l *life) {
 	}
 }
 
-// caller returns the first line of the call stack that is outside of this
-// package.
+// caller returns the first line of the call stack that is outside of this package.
 func caller() string {
 	pcs := make([]uintptr, 16)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])

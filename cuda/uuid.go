@@ -6,23 +6,20 @@ import (
 	"strings"
 )
 
-// UUID identifies a GPU, or a part of a GPU. The UUID is the same in all
-// processes and containers, and after a reboot. The ordinal of a GPU can differ
-// between processes, because CUDA_VISIBLE_DEVICES renumbers the GPUs.
+// UUID identifies a GPU, or a part of a GPU. The UUID is the same in all processes and containers, and after a reboot. The ordinal of a GPU can
+// differ between processes, because CUDA_VISIBLE_DEVICES renumbers the GPUs.
 type UUID [16]byte
 
 const uuidPrefix = "GPU-"
 
-// String returns the UUID in the form that NVIDIA's tools print: "GPU-" and
-// 8-4-4-4-12 hex digits.
+// String returns the UUID in the form that NVIDIA's tools print: "GPU-" and 8-4-4-4-12 hex digits.
 func (u UUID) String() string {
 	h := hex.EncodeToString(u[:])
 	return uuidPrefix + h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// ParseUUID reads a UUID in the form that [UUID.String] returns. The text may
-// also have the prefix "MIG-" or no prefix, and its digits may be upper or
-// lower case.
+// ParseUUID reads a UUID in the form that [UUID.String] returns. The text may also have the prefix "MIG-" or no prefix, and its digits may be
+// upper or lower case.
 func ParseUUID(s string) (UUID, error) {
 	var u UUID
 	t := strings.TrimPrefix(strings.TrimPrefix(s, uuidPrefix), "MIG-")

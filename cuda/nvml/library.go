@@ -19,8 +19,7 @@ type Library struct {
 
 // Open loads and initialises the library.
 //
-// Errors: ErrUnavailable if the machine does not have the library, or does not have a driver that
-// the library can use.
+// Errors: ErrUnavailable if the machine does not have the library, or does not have a driver that the library can use.
 func Open() (*Library, error) { return open(nvml.New()) }
 
 func open(api nvml.Interface) (*Library, error) {
@@ -43,8 +42,8 @@ func (l *Library) DriverVersion() (string, error) {
 	return v, failure("nvmlSystemGetDriverVersion", r)
 }
 
-// Devices returns all GPUs that this process may see, in the order of their addresses on the PCI
-// bus. The environment variable CUDA_VISIBLE_DEVICES has no effect on this list.
+// Devices returns all GPUs that this process may see, in the order of their addresses on the PCI bus. The environment variable
+// CUDA_VISIBLE_DEVICES has no effect on this list.
 func (l *Library) Devices() ([]Device, error) {
 	n, r := l.api.DeviceGetCount()
 	if r != nvml.SUCCESS {
@@ -72,9 +71,8 @@ func (l *Library) DeviceByUUID(uuid cuda.UUID) (Device, error) {
 	return device{l.api, d}, nil
 }
 
-// has returns an error if the library has no function with the name in the parameter `symbol`. A
-// method calls the function `has` before it calls a function of the library that may be missing,
-// because a call of a missing function ends the process.
+// has returns an error if the library has no function with the name in the parameter `symbol`. A method calls the function `has` before it calls
+// a function of the library that may be missing, because a call of a missing function ends the process.
 func has(api nvml.Interface, symbol string) error {
 	if err := api.Extensions().LookupSymbol(symbol); err != nil {
 		return &Error{Op: symbol, Detail: err.Error(), kind: ErrNotSupported}
@@ -100,8 +98,7 @@ func failure(op string, r nvml.Return) error {
 	return e
 }
 
-// words returns the text of a return code. It does not call the library, because perhaps the
-// library is not loaded.
+// words returns the text of a return code. It does not call the library, because perhaps the library is not loaded.
 func words(r nvml.Return) string {
 	if r == nvml.ERROR_LIBRARY_NOT_FOUND {
 		return "libnvidia-ml.so.1 cannot be opened"

@@ -1,13 +1,11 @@
-// Package nvml asks NVIDIA's management library (NVML) for facts that the driver API does not
-// report: which processes use a GPU, and how the GPU is configured.
+// Package nvml asks NVIDIA's management library (NVML) for facts that the driver API does not report: which processes use a GPU, and how the GPU
+// is configured.
 //
-// This package is separate from package cuda, so that a program can use package cuda without NVML.
-// A build with the tag nonvml or without cgo has the same API, but every call of Open returns
-// [ErrUnavailable].
+// This package is separate from package cuda, so that a program can use package cuda without NVML. A build with the tag nonvml or without cgo
+// has the same API, but every call of Open returns [ErrUnavailable].
 //
-// This package uses the Go module go-nvml. The library may be missing when a program starts. So a
-// program that contains this package must resolve a symbol of the library only when the program
-// first uses the symbol. To make sure of this, link the program with
+// This package uses the Go module go-nvml. The library may be missing when a program starts. So a program that contains this package must
+// resolve a symbol of the library only when the program first uses the symbol. To make sure of this, link the program with
 //
 //	go build -ldflags '-extldflags=-Wl,-z,lazy'
 //

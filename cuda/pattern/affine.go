@@ -6,22 +6,21 @@ import (
 	"math"
 )
 
-// Affine is a pattern of float32. Element i is float32(Scale·i + Offset), and the multiplication
-// and the addition are each rounded to float64, as in NumPy.
+// Affine is a pattern of float32. Element i is float32(Scale·i + Offset), and the multiplication and the addition are each rounded to float64,
+// as in NumPy.
 type Affine struct {
 	Scale  float64 `json:"scale"`
 	Offset float64 `json:"offset"`
-	// Tolerance is the greatest difference that Verify allows between an element in memory and its
-	// value in the pattern. If Tolerance is 0, the two must be equal; 0 and −0 are equal.
+	// Tolerance is the greatest difference that Verify allows between an element in memory and its value in the pattern. If Tolerance is 0, the two
+	// must be equal; 0 and −0 are equal.
 	Tolerance float64 `json:"tolerance,omitempty"`
 }
 
 // At returns element i.
 func (p Affine) At(i uint64) float32 { return affine(p.Scale, float64(i), p.Offset) }
 
-// affine returns scale·x + offset. The conversion to float64 makes the compiler round after the
-// multiplication. Without the conversion, the compiler may use one fused operation, which rounds
-// only once and can give another result.
+// affine returns scale·x + offset. The conversion to float64 makes the compiler round after the multiplication. Without the conversion, the
+// compiler may use one fused operation, which rounds only once and can give another result.
 func affine(scale, x, offset float64) float32 { return float32(float64(scale*x) + offset) }
 
 func (p Affine) String() string {

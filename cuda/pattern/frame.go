@@ -5,14 +5,12 @@ import (
 	"fmt"
 )
 
-// Frame is a pattern of uint32 for frames of a stream. Every element depends on the number of the
-// frame, which is Seq. If two frames have different numbers, and the difference is less than 2^32,
-// then for every i the two elements i differ. So a verification notices if memory has the elements
-// of another frame, or elements of two frames.
+// Frame is a pattern of uint32 for frames of a stream. Every element depends on the number of the frame, which is Seq. If two frames have
+// different numbers, and the difference is less than 2^32, then for every i the two elements i differ. So a verification notices if memory has
+// the elements of another frame, or elements of two frames.
 //
-// Element i is mix(i·0x9e3779b1 + low(Seq)·0x85ebca77 + high(Seq)·0xc2b2ae3d), modulo 2^32.
-// low(Seq) and high(Seq) are the low and the high 32 bits of Seq. mix(x) is:
-// x ^= x>>15; x *= 0x2c1b3c6d; x ^= x>>13.
+// Element i is mix(i·0x9e3779b1 + low(Seq)·0x85ebca77 + high(Seq)·0xc2b2ae3d), modulo 2^32. low(Seq) and high(Seq) are the low and the high 32
+// bits of Seq. mix(x) is: x ^= x>>15; x *= 0x2c1b3c6d; x ^= x>>13.
 type Frame struct {
 	Seq uint64 `json:"seq"`
 }

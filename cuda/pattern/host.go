@@ -7,13 +7,11 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// partBytes is how many bytes of host memory one core processes in one task. The number is a
-// multiple of every element size. The number is so large that the work of a task takes much more
-// time than starting the task.
+// partBytes is how many bytes of host memory one core processes in one task. The number is a multiple of every element size. The number is so
+// large that the work of a task takes much more time than starting the task.
 const partBytes = 4 << 20
 
-// Fill writes the pattern into mem. It uses all cores of the CPU. The CPU must be able to access
-// mem.
+// Fill writes the pattern into mem. It uses all cores of the CPU. The CPU must be able to access mem.
 //
 // Errors: [ErrSize], and the errors of p.Validate.
 func Fill(mem []byte, p Pattern) error {
@@ -25,11 +23,9 @@ func Fill(mem []byte, p Pattern) error {
 	return nil
 }
 
-// Verify compares mem with the pattern. It uses all cores of the CPU. The CPU must be able to
-// access mem.
+// Verify compares mem with the pattern. It uses all cores of the CPU. The CPU must be able to access mem.
 //
-// Errors: [ErrSize], and the errors of p.Validate. If elements are wrong, Verify does not return an
-// error: the report has the wrong elements.
+// Errors: [ErrSize], and the errors of p.Validate. If elements are wrong, Verify does not return an error: the report has the wrong elements.
 func Verify(mem []byte, p Pattern) (Report, error) {
 	n, err := elements(p, len(mem))
 	if err != nil {
@@ -49,8 +45,8 @@ func Verify(mem []byte, p Pattern) (Report, error) {
 	return r, nil
 }
 
-// split divides mem, which has n elements, into parts, and calls f for each part. In each call of
-// f, the argument `first` is the index of the first element of the part.
+// split divides mem, which has n elements, into parts, and calls f for each part. In each call of f, the argument `first` is the index of the
+// first element of the part.
 func split(mem []byte, n, elementBytes uint64, f func(part []byte, first uint64)) {
 	if len(mem) <= partBytes {
 		f(mem, 0)

@@ -13,12 +13,11 @@ import (
 //go:embed kernels.ptx
 var ptx []byte
 
-// PTX returns the PTX code of the kernels. A program that does not call [Load] can load this code
-// itself.
+// PTX returns the PTX code of the kernels. A program that does not call [Load] can load this code itself.
 func PTX() []byte { return bytes.Clone(ptx) }
 
-// These constants name kernels in the PTX code. The first two constants are prefixes: the name of a
-// kernel is such a prefix, followed by the name of a pattern.
+// These constants name kernels in the PTX code. The first two constants are prefixes: the name of a kernel is such a prefix, followed by the
+// name of a pattern.
 const (
 	fillPrefix    = "poolbridge_fill_"
 	verifyPrefix  = "poolbridge_verify_"
@@ -30,13 +29,11 @@ const (
 // patterns has one pattern of each type that has kernels.
 var patterns = []Pattern{Affine{}, Masked{}, Frame{}, Fibonacci{}}
 
-// Kernels fills, transforms and verifies memory with a GPU. The functions Fill and Verify and the
-// method [Transform.Apply] do the same with the CPU. Several goroutines may use the same Kernels at
-// the same time.
+// Kernels fills, transforms and verifies memory with a GPU. The functions Fill and Verify and the method [Transform.Apply] do the same with the
+// CPU. Several goroutines may use the same Kernels at the same time.
 //
-// The parameters ptr and n of a method are the address of the memory and the number of its
-// elements. The address must be a multiple of the element size. If the GPU cannot access the
-// memory, the kernel fails, and then all later calls in the context fail too. If the parameter s is
+// The parameters ptr and n of a method are the address of the memory and the number of its elements. The address must be a multiple of the
+// element size. If the GPU cannot access the memory, the kernel fails, and then all later calls in the context fail too. If the parameter s is
 // nil, the method uses the legacy default stream.
 type Kernels struct {
 	ctx       *cuda.Context // retained by Load, so that the caller may close its own context first
@@ -48,11 +45,9 @@ type Kernels struct {
 	close     func() error
 }
 
-// Load lets the driver compile the kernels for the GPU of the context. The driver may take the
-// compiled kernels from its cache.
+// Load lets the driver compile the kernels for the GPU of the context. The driver may take the compiled kernels from its cache.
 //
-// Errors: cuda.ErrNotSupported if the driver cannot run kernels, cuda.ErrJITCompilerNotFound and
-// other errors of the compiler.
+// Errors: cuda.ErrNotSupported if the driver cannot run kernels, cuda.ErrJITCompilerNotFound and other errors of the compiler.
 func Load(ctx *cuda.Context) (_ *Kernels, err error) {
 	k := &Kernels{functions: map[string]*cuda.Function{}}
 	k.close = sync.OnceValue(k.end)
@@ -102,8 +97,8 @@ func (k *Kernels) find() error {
 	return nil
 }
 
-// Close unloads the kernels. It waits until all verifications have ended. The caller must call it
-// only when all other work of the kernels is done.
+// Close unloads the kernels. It waits until all verifications have ended. The caller must call it only when all other work of the kernels is
+// done.
 func (k *Kernels) Close() error { return k.close() }
 
 // end undoes the steps of Load that succeeded.

@@ -6,9 +6,8 @@ import (
 	"math"
 )
 
-// Pattern defines the value of every element of memory. The patterns are [Affine], [Masked],
-// [Frame], [Fibonacci], and the results of [From]. A program can copy patterns, and compare them
-// with ==.
+// Pattern defines the value of every element of memory. The patterns are [Affine], [Masked], [Frame], [Fibonacci], and the results of [From]. A
+// program can copy patterns, and compare them with ==.
 type Pattern interface {
 	fmt.Stringer
 	// Validate returns an error if a field of the pattern has a value that is not allowed.
@@ -17,25 +16,22 @@ type Pattern interface {
 	ElementBytes() uint64
 	// Bits returns the bytes that element i has in memory. They are the low bytes of the result.
 	Bits(i uint64) uint64
-	// Format returns the value of an element as a text, for error messages. The parameter bits has
-	// the bytes of the element, as in the result of Bits.
+	// Format returns the value of an element as a text, for error messages. The parameter bits has the bytes of the element, as in the result of
+	// Bits.
 	Format(bits uint64) string
 
 	// fill writes elements, beginning with index first. mem holds whole elements.
 	fill(mem []byte, first uint64)
 	// check adds the wrong elements of mem to r. Their Index is the index in the pattern.
 	check(mem []byte, first uint64, r *Report)
-	// kernel returns the base name of the pattern's kernels, the index of the first element, and
-	// the other parameters.
+	// kernel returns the base name of the pattern's kernels, the index of the first element, and the other parameters.
 	kernel() (name string, first uint64, params []any)
 }
 
-// maxIndex is the greatest index of an element. A float64 can represent every integer up to this
-// number exactly.
+// maxIndex is the greatest index of an element. A float64 can represent every integer up to this number exactly.
 const maxIndex = 1 << 53
 
-// ErrSize means that the size of the memory is not a multiple of the element size, or that the
-// index of an element is greater than 2^53.
+// ErrSize means that the size of the memory is not a multiple of the element size, or that the index of an element is greater than 2^53.
 var ErrSize = errors.New("pattern: memory does not hold whole elements")
 
 // elements returns how many elements of p a given number of bytes holds.

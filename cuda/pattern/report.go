@@ -16,8 +16,7 @@ type Report struct {
 	Elements uint64
 	// Count is how many of the compared elements were wrong.
 	Count uint64
-	// First has the wrong elements with the lowest indices, in the order of the indices. It has at
-	// most eight elements.
+	// First has the wrong elements with the lowest indices, in the order of the indices. It has at most eight elements.
 	First []Mismatch
 }
 
@@ -36,8 +35,7 @@ func (r Report) Err() error {
 	return &MismatchError{r}
 }
 
-// add adds the mismatch m to r. The index of m must be greater than the indices of all mismatches
-// that were added before.
+// add adds the mismatch m to r. The index of m must be greater than the indices of all mismatches that were added before.
 func (r *Report) add(m Mismatch) {
 	r.Count++
 	if len(r.First) < maxMismatches {

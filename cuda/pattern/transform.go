@@ -6,8 +6,8 @@ import (
 	"math"
 )
 
-// Transform changes float32 elements in place. An element x becomes float32(Scale·x + Offset). The
-// computation is in float64, and its results are rounded in the same way as those of [Affine].
+// Transform changes float32 elements in place. An element x becomes float32(Scale·x + Offset). The computation is in float64, and its results
+// are rounded in the same way as those of [Affine].
 type Transform struct {
 	Scale  float64 `json:"scale"`
 	Offset float64 `json:"offset"`

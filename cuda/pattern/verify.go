@@ -7,11 +7,11 @@ import (
 	"github.com/poolbridge/poolbridge/cuda"
 )
 
-// Verify compares n elements at ptr with the pattern, and returns the result. It queues the
-// comparison in the stream, and waits until the stream has done it.
+// Verify compares n elements at ptr with the pattern, and returns the result. It queues the comparison in the stream, and waits until the stream
+// has done it.
 //
-// Errors: the same as for [Kernels.Fill], and errors of earlier work in the stream. If elements are
-// wrong, Verify does not return an error: the report has the wrong elements.
+// Errors: the same as for [Kernels.Fill], and errors of earlier work in the stream. If elements are wrong, Verify does not return an error: the
+// report has the wrong elements.
 func (k *Kernels) Verify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern) (Report, error) {
 	v, err := k.StartVerify(s, ptr, n, p)
 	if err != nil {
@@ -28,8 +28,7 @@ type Verification struct {
 	report  Report
 }
 
-// StartVerify queues a comparison of n elements at ptr with the pattern. The caller must call the
-// method Wait of the result once.
+// StartVerify queues a comparison of n elements at ptr with the pattern. The caller must call the method Wait of the result once.
 //
 // Errors: the same as for [Kernels.Fill].
 func (k *Kernels) StartVerify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pattern) (*Verification, error) {
@@ -57,8 +56,7 @@ func (k *Kernels) StartVerify(s *cuda.Stream, ptr cuda.DevicePtr, n uint64, p Pa
 	return v, nil
 }
 
-// Wait waits until the stream of the comparison has done all its work, and returns the result of
-// the comparison.
+// Wait waits until the stream of the comparison has done all its work, and returns the result of the comparison.
 //
 // Errors: the errors of the stream's work.
 func (v *Verification) Wait() (Report, error) {
@@ -73,8 +71,7 @@ func (v *Verification) Wait() (Report, error) {
 	return v.report, nil
 }
 
-// These constants describe the type "struct result" in kernels.cu. It has a count and a lock, and
-// then an index and a value for each mismatch.
+// These constants describe the type "struct result" in kernels.cu. It has a count and a lock, and then an index and a value for each mismatch.
 const (
 	resultHead  = 16
 	resultBytes = resultHead + 16*maxMismatches
@@ -82,8 +79,8 @@ const (
 	resultSlots = 16  // number of verifications at the same time
 )
 
-// results is memory for the results of verifications. The kernels write the results to device
-// memory, and StartVerify queues the copies of the results to host memory.
+// results is memory for the results of verifications. The kernels write the results to device memory, and StartVerify queues the copies of the
+// results to host memory.
 type results struct {
 	ctx    *cuda.Context
 	device cuda.DevicePtr
@@ -115,8 +112,7 @@ func (r *results) close() error {
 	return errors.Join(r.host.Close(), r.ctx.MFree(r.device))
 }
 
-// clear queues work that writes the values that a kernel expects: a count of 0, and the greatest
-// value as every index.
+// clear queues work that writes the values that a kernel expects: a count of 0, and the greatest value as every index.
 func (r *results) clear(s *cuda.Stream, at cuda.DevicePtr) error {
 	if err := s.Memset8(at, 0, resultHead); err != nil {
 		return err

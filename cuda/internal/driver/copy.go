@@ -15,9 +15,8 @@ package driver
 #cgo nocallback pb_memset32
 #include "driver.h"
 
-// The driver's synchronous copies may return before the last data has arrived ("API synchronization
-// behavior" in NVIDIA's reference). So this function also waits for the legacy stream. When it returns, another
-// stream or process can read the data.
+// The driver's synchronous copies may return before the last data has arrived ("API synchronization behavior" in NVIDIA's reference). So this
+// function also waits for the legacy stream. When it returns, another stream or process can read the data.
 static pb_status pb_copy_htod(uintptr_t ctx, uint64_t dst, const void *src, uint64_t n) {
 	PB_ENTER(ctx);
 	pb_status st = PB_CALL(cuMemcpyHtoD, dst, src, n);

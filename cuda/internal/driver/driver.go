@@ -20,9 +20,8 @@ import "C"
 
 import "unsafe"
 
-// Load opens libcuda.so.1 and looks up its functions. If Load fails, the result `why` is a text
-// that says why. Only one goroutine at a time may call Load, and no goroutine may call it after it
-// has succeeded.
+// Load opens libcuda.so.1 and looks up its functions. If Load fails, the result `why` is a text that says why. Only one goroutine at a time may
+// call Load, and no goroutine may call it after it has succeeded.
 func Load() (why string, ok bool) {
 	var buf [512]byte
 	if C.pb_load((*C.char)(unsafe.Pointer(&buf[0])), C.size_t(len(buf))) != 0 {

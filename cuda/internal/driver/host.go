@@ -53,8 +53,8 @@ static pb_status pb_host_unregister(uintptr_t ctx, uintptr_t mem) {
 */
 import "C"
 
-// HostAlloc calls cuMemHostAlloc with the flags for portable and mapped memory. It returns the
-// address for the CPU (mem) and the address for the GPU (ptr).
+// HostAlloc calls cuMemHostAlloc with the flags for portable and mapped memory. It returns the address for the CPU (mem) and the address for the
+// GPU (ptr).
 func HostAlloc(ctx uintptr, n uint64) (mem uintptr, ptr uint64, _ Status) {
 	var m C.uintptr_t
 	var p C.uint64_t
@@ -67,8 +67,8 @@ func HostFree(ctx, mem uintptr) Status {
 	return Status(C.pb_host_free(C.uintptr_t(ctx), C.uintptr_t(mem)))
 }
 
-// HostRegister calls cuMemHostRegister. If flags contain CU_MEMHOSTREGISTER_DEVICEMAP, the result
-// ptr is the address that the GPU uses. Otherwise ptr is 0.
+// HostRegister calls cuMemHostRegister. If flags contain CU_MEMHOSTREGISTER_DEVICEMAP, the result ptr is the address that the GPU uses.
+// Otherwise ptr is 0.
 func HostRegister(ctx, mem uintptr, n uint64, flags uint32) (ptr uint64, _ Status) {
 	var p C.uint64_t
 	st := C.pb_host_register(C.uintptr_t(ctx), &p, C.uintptr_t(mem), C.uint64_t(n), C.uint(flags))

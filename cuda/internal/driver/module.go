@@ -31,9 +31,8 @@ static pb_status pb_module_function(uintptr_t ctx, uintptr_t *f, uintptr_t m, co
 	return pb_leave(PB_CALL(cuModuleGetFunction, (CUfunction *)f, (CUmodule)m, name));
 }
 
-// Each argument has a slot of eight bytes. The driver reads as many bytes of the slot as the kernel
-// declares. CUDA runs only on little-endian machines, so a narrower value is at the beginning of
-// its slot.
+// Each argument has a slot of eight bytes. The driver reads as many bytes of the slot as the kernel declares. CUDA runs only on little-endian
+// machines, so a narrower value is at the beginning of its slot.
 static pb_status pb_launch(uintptr_t ctx, uintptr_t s, uintptr_t f, const unsigned *dims, unsigned shared, uint64_t *args, int n) {
 	void *params[PB_MAX_ARGS];
 	for (int i = 0; i < n && i < PB_MAX_ARGS; i++)
@@ -46,8 +45,8 @@ import "C"
 
 import "unsafe"
 
-// ModuleLoad calls cuModuleLoadDataEx. The image must end with a zero byte. If the call fails, the
-// result `log` is the error text of the driver's compiler.
+// ModuleLoad calls cuModuleLoadDataEx. The image must end with a zero byte. If the call fails, the result `log` is the error text of the
+// driver's compiler.
 func ModuleLoad(ctx uintptr, image []byte) (m uintptr, log string, _ Status) {
 	var mod C.uintptr_t
 	var buf [4096]byte
@@ -72,13 +71,12 @@ func ModuleFunction(ctx, m uintptr, name string) (uintptr, Status) {
 	return uintptr(f), Status(st)
 }
 
-// Launch calls cuLaunchKernel. dims has the three dimensions of the grid, and then the three
-// dimensions of the block. The first n elements of args are the kernel's arguments.
+// Launch calls cuLaunchKernel. dims has the three dimensions of the grid, and then the three dimensions of the block. The first n elements of
+// args are the kernel's arguments.
 func Launch(ctx, s, f uintptr, dims *[6]uint32, shared uint32, args *[MaxLaunchArgs]uint64, n int) Status {
 	return Status(C.pb_launch(C.uintptr_t(ctx), C.uintptr_t(s), C.uintptr_t(f),
 		(*C.uint)(unsafe.Pointer(dims)), C.uint(shared), (*C.uint64_t)(unsafe.Pointer(args)), C.int(n)))
 }
 
-// This line compiles only if the Go constant MaxLaunchArgs and the C constant PB_MAX_ARGS are
-// equal.
+// This line compiles only if the Go constant MaxLaunchArgs and the C constant PB_MAX_ARGS are equal.
 var _ [MaxLaunchArgs]struct{} = [C.PB_MAX_ARGS]struct{}{}

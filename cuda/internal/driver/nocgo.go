@@ -2,8 +2,8 @@
 
 package driver
 
-// This file is for builds without cgo and for systems that are not Linux. Such a build has no
-// driver, and every function except Load and callName returns this status.
+// This file is for builds without cgo and for systems that are not Linux. Such a build has no driver, and every function except Load and
+// callName returns this status.
 const noDriver = Status(uint32(1<<32 + ResultNoDriver))
 
 func callName(int) string { return "" }

@@ -20,9 +20,8 @@ struct pb_pointer {
 };
 
 static pb_status pb_pointer_info(uintptr_t ctx, struct pb_pointer *p, uint64_t ptr) {
-	// The driver writes a boolean as a byte or as an int, depending on the driver's version. All
-	// fields are 0 before the call, and the byte is the lowest byte of the int. So the int has the
-	// right value in both cases.
+	// The driver writes a boolean as a byte or as an int, depending on the driver's version. All fields are 0 before the call, and the byte is the
+	// lowest byte of the int. So the int has the right value in both cases.
 	int attrs[] = {
 		CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
 		CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, CU_POINTER_ATTRIBUTE_MAPPED,

@@ -89,8 +89,7 @@ static pb_status pb_pool_free(uintptr_t ctx, uint64_t ptr, uintptr_t s) {
 */
 import "C"
 
-// PoolCreate calls cuMemPoolCreate. If the release threshold in p is not 0, PoolCreate also sets it
-// in the pool.
+// PoolCreate calls cuMemPoolCreate. If the release threshold in p is not 0, PoolCreate also sets it in the pool.
 func PoolCreate(ctx uintptr, p PoolProps) (uintptr, Status) {
 	var pool C.uintptr_t
 	st := C.pb_pool_create(C.uintptr_t(ctx), &pool, C.int(p.Location.Type), C.int(p.Location.ID),

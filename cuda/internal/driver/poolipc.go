@@ -51,8 +51,7 @@ import "C"
 
 import "unsafe"
 
-// PoolExportFD calls cuMemPoolExportToShareableHandle. The file descriptor that it returns is
-// closed on exec.
+// PoolExportFD calls cuMemPoolExportToShareableHandle. The file descriptor that it returns is closed on exec.
 func PoolExportFD(ctx, pool uintptr) (int, Status) {
 	var fd C.int
 	st := C.pb_pool_export_fd(C.uintptr_t(ctx), &fd, C.uintptr_t(pool))

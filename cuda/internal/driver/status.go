@@ -1,10 +1,8 @@
-// Package driver is a small layer between package cuda and libcuda.so.1. Each Go function calls one
-// C function. The parameters and results are plain data: numbers, bytes and texts. The only state
-// of the package is the table of function pointers.
+// Package driver is a small layer between package cuda and libcuda.so.1. Each Go function calls one C function. The parameters and results are
+// plain data: numbers, bytes and texts. The only state of the package is the table of function pointers.
 //
-// A handle is a uintptr, except the handle of memory from VMMCreate or VMMImport, which is a
-// uint64. An address that the GPU uses is a uint64, and a size is a number of bytes. A function
-// that takes a ctx pushes that context, does its work and pops the context within one cgo call.
+// A handle is a uintptr, except the handle of memory from VMMCreate or VMMImport, which is a uint64. An address that the GPU uses is a uint64,
+// and a size is a number of bytes. A function that takes a ctx pushes that context, does its work and pops the context within one cgo call.
 package driver
 
 import "bytes"
@@ -17,9 +15,8 @@ const (
 	ResultClosed         = -4
 )
 
-// Status is the result of a function of this package. It is 0 if the function succeeded. Otherwise
-// it contains two numbers: the number of the driver call that failed, and the CUresult of that
-// call.
+// Status is the result of a function of this package. It is 0 if the function succeeded. Otherwise it contains two numbers: the number of the
+// driver call that failed, and the CUresult of that call.
 type Status int64
 
 // Result returns the CUresult, or one of the negative results of this package.

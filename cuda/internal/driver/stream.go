@@ -77,8 +77,7 @@ func StreamWaitEvent(ctx, s, e uintptr) Status {
 	return Status(C.pb_stream_wait_event(C.uintptr_t(ctx), C.uintptr_t(s), C.uintptr_t(e)))
 }
 
-// StreamWriteValue64 calls cuStreamWriteValue64. The GPU makes a memory barrier before it writes
-// the value.
+// StreamWriteValue64 calls cuStreamWriteValue64. The GPU makes a memory barrier before it writes the value.
 func StreamWriteValue64(ctx, s uintptr, ptr, v uint64) Status {
 	return Status(C.pb_stream_write64(C.uintptr_t(ctx), C.uintptr_t(s), C.uint64_t(ptr), C.uint64_t(v)))
 }

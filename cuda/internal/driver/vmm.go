@@ -76,9 +76,8 @@ static pb_status pb_vmm_access(uint64_t ptr, uint64_t n, int dev, int flags) {
 	return PB_CALL(cuMemSetAccess, ptr, n, &desc, 1);
 }
 
-// pb_vmm_map reserves an address range, maps the memory there and grants access to it. If a step
-// fails, pb_vmm_map undoes the earlier steps. If the driver calls the range mapped, pb_vmm_map leaves it
-// reserved and returns its address.
+// pb_vmm_map reserves an address range, maps the memory there and grants access to it. If a step fails, pb_vmm_map undoes the earlier steps. If
+// the driver calls the range mapped, pb_vmm_map leaves it reserved and returns its address.
 static pb_status pb_vmm_map(uintptr_t ctx, uint64_t *ptr, uint64_t h, uint64_t n, int dev, int flags) {
 	CUdeviceptr p = 0;
 	*ptr = 0;
@@ -123,8 +122,7 @@ func VMMGranularity(ctx uintptr, dev int32) (uint64, Status) {
 	return uint64(n), Status(st)
 }
 
-// VMMCreate calls cuMemCreate. The memory is on the device dev, and VMMExport can export this
-// memory.
+// VMMCreate calls cuMemCreate. The memory is on the device dev, and VMMExport can export this memory.
 func VMMCreate(ctx uintptr, dev int32, n uint64) (uint64, Status) {
 	var h C.uint64_t
 	st := C.pb_vmm_create(C.uintptr_t(ctx), &h, C.int(dev), C.uint64_t(n))
@@ -136,8 +134,7 @@ func VMMRelease(ctx uintptr, h uint64) Status {
 	return Status(C.pb_vmm_release(C.uintptr_t(ctx), C.uint64_t(h)))
 }
 
-// VMMExport calls cuMemExportToShareableHandle. The file descriptor that it returns is closed on
-// exec.
+// VMMExport calls cuMemExportToShareableHandle. The file descriptor that it returns is closed on exec.
 func VMMExport(ctx uintptr, h uint64) (int, Status) {
 	var fd C.int
 	st := C.pb_vmm_export(C.uintptr_t(ctx), &fd, C.uint64_t(h))
@@ -151,8 +148,8 @@ func VMMImport(ctx uintptr, fd int) (uint64, Status) {
 	return uint64(h), Status(st)
 }
 
-// VMMMap reserves an address range, maps the memory of the handle h to this range, and gives the
-// device access. If the driver calls the range mapped, the caller must release the range.
+// VMMMap reserves an address range, maps the memory of the handle h to this range, and gives the device access. If the driver calls the range
+// mapped, the caller must release the range.
 func VMMMap(ctx uintptr, h, n uint64, dev int32, flags int) (uint64, Status) {
 	var ptr C.uint64_t
 	st := C.pb_vmm_map(C.uintptr_t(ctx), &ptr, C.uint64_t(h), C.uint64_t(n), C.int(dev), C.int(flags))
