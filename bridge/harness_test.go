@@ -8,10 +8,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/poolbridge/poolbridge/bridge/internal/harness"
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
+	"github.com/poolbridge/poolbridge/tests/harness"
 )
 
 const (

@@ -4,5 +4,5 @@
 // Go's poller does the waiting, so a goroutine that waits for a packet blocks no thread. An error of the kernel wraps an *os.SyscallError.
 // If a caller must distinguish the error, the error also wraps one of this package's Err variables.
 //
-// Each received descriptor belongs to an [FD] until the receiver closes or takes it. [TraceFDs] finds descriptors that nobody closed.
+// Each received descriptor belongs to an [FD] until the receiver closes or takes it.
 package seqpacket

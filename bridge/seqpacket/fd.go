@@ -8,13 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FD owns a file descriptor. The owner of an FD must close the FD or take the descriptor. An FD that is neither closed nor taken is a leak:
-// see [TraceFDs].
+// FD owns a file descriptor. The owner of an FD must close the FD or take the descriptor. An FD that is neither closed nor taken is a leak.
 //
 // The caller must not use the result of Raw while another goroutine may close the FD.
 type FD struct {
 	raw atomic.Int64 // -1 once closed or taken
 }
+
+// A test sets these functions to learn which FDs were made, and which were closed or taken.
+var onNew, onEnd = func(*FD, int) {}, func(*FD) {}
 
 // NewFD makes an FD that owns raw. It panics if raw is negative.
 func NewFD(raw int) *FD {
@@ -23,7 +25,7 @@ func NewFD(raw int) *FD {
 	}
 	f := new(FD)
 	f.raw.Store(int64(raw))
-	trace(f, raw)
+	onNew(f, raw)
 	return f
 }
 
@@ -35,7 +37,7 @@ func (f *FD) Raw() int { return int(f.raw.Load()) }
 func (f *FD) Take() int {
 	raw := f.raw.Swap(-1)
 	if raw >= 0 {
-		untrace(f)
+		onEnd(f)
 	}
 	return int(raw)
 }

@@ -60,9 +60,9 @@ func TestNilFDCloses(t *testing.T) {
 
 func TestTracerFindsAPlantedLeak(t *testing.T) {
 	_, w := pipe(t)
-	leaks := strings.Join(LeakedFDs(), "\n")
+	leaks := strings.Join(leakedFDs(), "\n")
 	require.Contains(t, leaks, "seqpacket.pipe")
 	require.Contains(t, leaks, "TestTracerFindsAPlantedLeak")
 	require.NoError(t, w.Close())
-	require.NotContains(t, strings.Join(LeakedFDs(), "\n"), "TestTracerFindsAPlantedLeak")
+	require.NotContains(t, strings.Join(leakedFDs(), "\n"), "TestTracerFindsAPlantedLeak")
 }

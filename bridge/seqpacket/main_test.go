@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(flightEnv) != "" {
 		os.Exit(flight())
 	}
-	TraceFDs()
+	traceFDs()
 	before := openFiles()
 	code := m.Run()
 	if code == 0 {
@@ -37,7 +37,7 @@ func leaks(before int) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	if l := LeakedFDs(); len(l) > 0 {
+	if l := leakedFDs(); len(l) > 0 {
 		fmt.Fprintln(os.Stderr, "leaked:", strings.Join(l, "\n"))
 		return 1
 	}

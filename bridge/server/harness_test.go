@@ -10,9 +10,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/poolbridge/poolbridge/bridge"
-	"github.com/poolbridge/poolbridge/bridge/internal/harness"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
+	"github.com/poolbridge/poolbridge/tests/harness"
 )
 
 const (

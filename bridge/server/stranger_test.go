@@ -9,11 +9,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/poolbridge/poolbridge/bridge/internal/harness"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
+	"github.com/poolbridge/poolbridge/tests/harness"
 )
 
 // as connects a client that counts as a client of another user: the kernel would report this process's user.

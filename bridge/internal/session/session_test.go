@@ -9,10 +9,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/poolbridge/poolbridge/bridge/internal/harness"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/tests/harness"
 )
 
 func TestWaitsThatWereNotInVainCount(t *testing.T) {

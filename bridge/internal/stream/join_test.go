@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
-	"github.com/poolbridge/poolbridge/bridge/internal/harness"
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/server"
@@ -18,6 +17,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
+	"github.com/poolbridge/poolbridge/tests/harness"
 )
 
 // rig is a service with the pool "p" of two blocks and the channel "c", which keeps one frame, and a session with both.

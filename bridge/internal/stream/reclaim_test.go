@@ -5,10 +5,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/poolbridge/poolbridge/bridge/internal/harness"
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/tests/harness"
 )
 
 func (r *rig) publish(t *testing.T) {
