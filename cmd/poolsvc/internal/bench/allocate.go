@@ -20,7 +20,7 @@ const pipelined = 16
 func allocate(ctx context.Context, s *scene) error {
 	room := s.poolSpec(allocateBytes * (pipelined + 4))
 	return s.withService(ctx, func(svc *service) error {
-		src, err := dial(ctx, svc.socket)
+		src, err := dial(ctx, svc.Socket)
 		if err != nil {
 			return err
 		}

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,8 +8,8 @@ import (
 	"io"
 	"os/exec"
 	"runtime/debug"
-	"strings"
 
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/child"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
@@ -96,65 +95,16 @@ func (b *bare) carryOut(ctx context.Context, task bareTask) (err error) {
 	return nil
 }
 
-// bareProcess is a process that runs Bare.
-type bareProcess struct {
-	cmd    *exec.Cmd
-	in     io.WriteCloser
-	out    *json.Decoder
-	stderr bytes.Buffer
-}
-
-// startBare starts a process that runs Bare, and keeps the other end of its standard input. The started process ends when its standard
-// input ends, so it does not outlive this process.
-func startBare(ctx context.Context, poolsvc string) (*bareProcess, error) {
-	p := &bareProcess{cmd: exec.CommandContext(ctx, poolsvc, BareCommand)}
-	p.cmd.Stderr = &p.stderr
-	var err error
-	if p.in, err = p.cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	p.out = json.NewDecoder(out)
-	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("%s cannot be started: %w", poolsvc, err)
-	}
-	return p, nil
-}
-
-// rss lets the process do a task, and returns the physical memory of the process after the task.
-func (p *bareProcess) rss(task bareTask) (uint64, error) {
-	if err := json.NewEncoder(p.in).Encode(task); err != nil {
-		return 0, p.lost(err)
-	}
+// rssAfter lets a process that runs Bare do a task, and returns the physical memory of the process after the task.
+func rssAfter(p *child.Process, task bareTask) (uint64, error) {
 	var blocks int
-	if err := p.out.Decode(&blocks); err != nil {
-		return 0, p.lost(err)
+	if err := p.Ask(task, &blocks); err != nil {
+		return 0, err
 	}
 	if blocks != task.Blocks {
-		return 0, p.lost(fmt.Errorf("it has %d blocks, not the %d it was told to make", blocks, task.Blocks))
+		return 0, p.Lost(fmt.Errorf("it has %d blocks, not the %d it was told to make", blocks, task.Blocks))
 	}
-	return rssOf(p.cmd.Process.Pid)
-}
-
-// lost ends the process, and returns an error that says why the process did not answer.
-func (p *bareProcess) lost(err error) error {
-	return fmt.Errorf("a process that only uses CUDA, to tell what of the service's memory is the driver's: %w",
-		errors.Join(err, p.stop()))
-}
-
-// stop ends the process.
-func (p *bareProcess) stop() error {
-	if p.cmd.ProcessState != nil { // the process has ended already
-		return nil
-	}
-	err := errors.Join(p.in.Close(), p.cmd.Wait()) // the process ends when its input ends
-	if said := strings.TrimSpace(p.stderr.String()); err != nil && said != "" {
-		return fmt.Errorf("%w: %s", err, said)
-	}
-	return err
+	return rssOf(p.Cmd.Process.Pid)
 }
 
 // driverBytes measures how much of a service's physical memory belongs to CUDA, for each number of blocks in the list `blocks`. To do so,
@@ -165,18 +115,18 @@ func (s *scene) driverBytes(ctx context.Context, pool mempool.PoolSpec, blocks [
 	if s.kind == mempool.Host {
 		return nil, nil
 	}
-	p, err := startBare(ctx, s.Poolsvc)
+	p, err := child.Start("a process that only uses CUDA, to tell what of the service's memory is the driver's,", exec.CommandContext(ctx, s.Poolsvc, BareCommand))
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, p.stop()) }()
-	before, err := p.rss(bareTask{})
+	defer func() { err = errors.Join(err, p.Stop()) }()
+	before, err := rssAfter(p, bareTask{})
 	if err != nil {
 		return nil, err
 	}
 	driver := make(map[int]uint64, len(blocks))
 	for _, n := range blocks {
-		rss, err := p.rss(bareTask{Pool: &pool, Bytes: ballastBytes, Blocks: n})
+		rss, err := rssAfter(p, bareTask{Pool: &pool, Bytes: ballastBytes, Blocks: n})
 		if err != nil {
 			return nil, err
 		}

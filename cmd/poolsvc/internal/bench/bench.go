@@ -131,7 +131,7 @@ func (o Options) steps() (names []string) {
 }
 
 // measure runs the workloads of one kind of memory, if this machine has the kind.
-func (s *scene) measure(ctx context.Context, p *probed) error {
+func (s *scene) measure(ctx context.Context, p *verify.Roster) error {
 	device := s.Device
 	if s.kind == mempool.Host {
 		device = ""

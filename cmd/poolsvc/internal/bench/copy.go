@@ -33,7 +33,7 @@ func copies(ctx context.Context, s *scene) error {
 	}
 	s.add(alone, copyWorkload, copyBytes, bandwidth)
 	return s.withService(ctx, func(svc *service) error {
-		src, err := dial(ctx, svc.socket)
+		src, err := dial(ctx, svc.Socket)
 		if err != nil {
 			return err
 		}

@@ -92,7 +92,7 @@ func TestAWorkerThatWaitsForANameEndsWithItsMeasurement(t *testing.T) {
 	_, err = s.transferByName(ctx, src, w, 100, "taken ")
 	require.ErrorIs(t, err, mempool.ErrExists)
 	require.NoError(t, w.abandon())
-	assert.NotNil(t, w.cmd.ProcessState)
+	assert.NotNil(t, w.Cmd.ProcessState)
 }
 
 func TestALastCopyThatFailsIsAnError(t *testing.T) {

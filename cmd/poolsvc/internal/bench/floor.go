@@ -24,7 +24,7 @@ func (s *scene) streamOfBytes(ctx context.Context, src *source) (err error) {
 	}
 	defer func() { err = errors.Join(err, w.stop()) }()
 	task := bytesTask{Task: "bytes", Count: mostPaced}
-	if err := w.begin(task); err != nil {
+	if err := w.Send(task); err != nil {
 		return err
 	}
 	if err := w.ack(); err != nil {

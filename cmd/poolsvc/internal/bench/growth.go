@@ -34,7 +34,7 @@ func growth(ctx context.Context, s *scene) error {
 	return s.withService(ctx, func(svc *service) error {
 		g := &grown{scene: s, svc: svc, driver: driver}
 		var err error
-		if g.producer, err = dial(ctx, svc.socket); err != nil {
+		if g.producer, err = dial(ctx, svc.Socket); err != nil {
 			return err
 		}
 		if err = g.producer.makePool(ctx, pool); err == nil {
@@ -46,7 +46,7 @@ func growth(ctx context.Context, s *scene) error {
 
 // transfer measures transfers. It makes a new producer and a new pool for these transfers.
 func (g *grown) transfer(ctx context.Context, w *worker, channel string) (d Durations, err error) {
-	src, err := dial(ctx, g.svc.socket)
+	src, err := dial(ctx, g.svc.Socket)
 	if err != nil {
 		return d, err
 	}
@@ -104,7 +104,7 @@ func (g *grown) steps(ctx context.Context) error {
 // grow adds buffers and sessions until their numbers are `buffers` and `sessions`.
 func (g *grown) grow(ctx context.Context, buffers, sessions int) error {
 	for len(g.clients) < sessions {
-		c, err := dial(ctx, g.svc.socket)
+		c, err := dial(ctx, g.svc.Socket)
 		if err != nil {
 			return err
 		}
@@ -145,7 +145,7 @@ func (g *grown) step(ctx context.Context, buffers, sessions int) error {
 	}); err != nil {
 		return err
 	}
-	w, err := startWorker(ctx, g.Python, g.svc.socket)
+	w, err := startWorker(ctx, g.Python, g.svc.Socket)
 	if err != nil {
 		return err
 	}

@@ -55,7 +55,7 @@ func (s *scene) startConsumer(ctx context.Context, src *source, task framesTask)
 func (c pyConsumer) begin(_ context.Context, channel string) error {
 	task := c.task
 	task.Channel = channel
-	return c.worker.begin(task)
+	return c.Send(task)
 }
 
 func (c pyConsumer) ready() error {

@@ -19,7 +19,7 @@ func pythonStreams(ctx context.Context, s *scene) error {
 		return nil
 	}
 	return s.withService(ctx, func(svc *service) error {
-		args := []string{"--socket", svc.socket, "--kind", string(s.kind), "--seconds", fmt.Sprint(s.Time.Seconds())}
+		args := []string{"--socket", svc.Socket, "--kind", string(s.kind), "--seconds", fmt.Sprint(s.Time.Seconds())}
 		for _, n := range streamConsumers {
 			if n <= s.MaxConsumers {
 				args = append(args, "--consumers", strconv.Itoa(n))

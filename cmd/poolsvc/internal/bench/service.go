@@ -1,46 +1,21 @@
 package bench
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
+
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/child"
 )
 
 // service is a poolsvc process that the bench measures.
-type service struct {
-	cmd    *exec.Cmd
-	socket string
-	stderr bytes.Buffer
-}
-
-func startService(ctx context.Context, poolsvc, socket string) (*service, error) {
-	s := &service{cmd: exec.CommandContext(ctx, poolsvc, "serve", "--socket", socket), socket: socket}
-	s.cmd.Stderr = &s.stderr
-	if err := s.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("%s cannot be started: %w", poolsvc, err)
-	}
-	return s, nil
-}
-
-func (s *service) stop() error {
-	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		return err
-	}
-	if err := s.cmd.Wait(); err != nil {
-		return fmt.Errorf("the service ended badly: %w: %s", err, s.stderr.String())
-	}
-	return nil
-}
+type service struct{ *child.Service }
 
 // rss returns the service's physical memory in bytes, without the pages of the pools.
-func (s *service) rss() (uint64, error) { return rssOf(s.cmd.Process.Pid) }
+func (s *service) rss() (uint64, error) { return rssOf(s.PID()) }
 
 // rssOf returns the physical memory of a process in bytes, without the memory that the process shares by memfd: the
 // pages of the pools.
@@ -65,7 +40,7 @@ func rssOf(pid int) (sum uint64, err error) {
 
 // cpu returns the CPU time of all threads of the service together.
 func (s *service) cpu() (time.Duration, error) {
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", s.cmd.Process.Pid))
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", s.PID()))
 	if err != nil {
 		return 0, err
 	}

@@ -28,7 +28,7 @@ type connectTask struct {
 // process, which has used neither poolbridge nor the GPU before, and later connections of a process that has used both.
 func startUp(ctx context.Context, s *scene) error {
 	return s.withService(ctx, func(svc *service) error {
-		src, err := dial(ctx, svc.socket)
+		src, err := dial(ctx, svc.Socket)
 		if err != nil {
 			return err
 		}

@@ -63,7 +63,7 @@ type consumer interface {
 // its way.
 func stream(ctx context.Context, s *scene) error {
 	return s.withService(ctx, func(svc *service) error {
-		src, err := dial(ctx, svc.socket)
+		src, err := dial(ctx, svc.Socket)
 		if err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/child"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -33,7 +34,7 @@ type consumeTask struct {
 // is back in the pool.
 func transfer(ctx context.Context, s *scene) error {
 	return s.withService(ctx, func(svc *service) error {
-		src, err := dial(ctx, svc.socket)
+		src, err := dial(ctx, svc.Socket)
 		if err != nil {
 			return err
 		}
@@ -105,11 +106,11 @@ func (s *scene) makeRoomForOne(ctx context.Context, src *source, spec mempool.Po
 
 // withService runs a service in a separate process while f runs.
 func (s *scene) withService(ctx context.Context, f func(*service) error) error {
-	svc, err := startService(ctx, s.Poolsvc, s.newSocket())
+	svc, err := child.Serve(ctx, s.Poolsvc, s.newSocket())
 	if err != nil {
 		return err
 	}
-	return errors.Join(f(svc), svc.stop())
+	return errors.Join(f(&service{svc}), svc.Stop())
 }
 
 // transferTo transfers buffers to a worker through a channel. The pool of the buffers can hold only one buffer.
@@ -120,7 +121,7 @@ func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes ui
 	}
 	// failed closes the channel first, because the worker waits for frames until the channel is closed.
 	failed := func(err error) error { return w.failed(errors.Join(err, ch.Close(ctx))) }
-	if err := w.begin(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Credit: transferCredit, Each: true, Leases: leases,
+	if err := w.Send(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Credit: transferCredit, Each: true, Leases: leases,
 		OnDevice: s.kind != mempool.Host}); err != nil {
 		return d, failed(err)
 	}
@@ -168,7 +169,7 @@ func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes ui
 
 // transferByName publishes buffers under names that begin with prefix. The worker asks for each name.
 func (s *scene) transferByName(ctx context.Context, src *source, w *worker, bytes uint64, prefix string) (Durations, error) {
-	if err := w.begin(consumeTask{Task: "consume", Prefix: prefix, Consumer: s.consumer}); err != nil {
+	if err := w.Send(consumeTask{Task: "consume", Prefix: prefix, Consumer: s.consumer}); err != nil {
 		return Durations{}, err
 	}
 	if err := w.ack(); err != nil { // the worker is ready

@@ -1,28 +1,24 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/child"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/verify"
 )
 
-// worker is a Python process that does tasks. Tasks and answers are JSON objects, one on each line. After each step of a task, the worker
-// sends one byte through a socket.
+// worker is a Python process that does tasks. After each step of a task, the worker sends one byte through a socket.
 type worker struct {
-	cmd    *exec.Cmd
-	in     io.WriteCloser
-	out    *json.Decoder
-	stderr bytes.Buffer
-	acks   *os.File // this process's end of the socket
+	*child.Process
+	acks *os.File // this process's end of the socket
 }
 
 // ackLimit is the time after the start of a worker in which all its acknowledgements must arrive.
@@ -39,41 +35,23 @@ func startWorker(ctx context.Context, python, socket string) (*worker, error) {
 	}
 	theirs := os.NewFile(uintptr(fds[1]), "acknowledgements")
 	defer theirs.Close()
-	w := &worker{acks: os.NewFile(uintptr(fds[0]), "acknowledgements"), cmd: exec.CommandContext(ctx, python, "-m", "poolbridge.bench", "--worker", "3", "--socket", socket)}
-	err = w.acks.SetReadDeadline(time.Now().Add(ackLimit))
-	w.cmd.ExtraFiles = []*os.File{theirs}
-	w.cmd.Stderr = &w.stderr
-	if err == nil {
-		w.in, err = w.cmd.StdinPipe()
-	}
-	var out io.ReadCloser
-	if err == nil {
-		out, err = w.cmd.StdoutPipe()
-	}
-	if err == nil {
-		w.out = json.NewDecoder(out)
-		err = w.cmd.Start()
+	w := &worker{acks: os.NewFile(uintptr(fds[0]), "acknowledgements")}
+	if err = w.acks.SetReadDeadline(time.Now().Add(ackLimit)); err == nil {
+		cmd := exec.CommandContext(ctx, python, "-m", "poolbridge.bench", "--worker", "3", "--socket", socket)
+		cmd.ExtraFiles = []*os.File{theirs}
+		w.Process, err = child.Start("a worker", cmd)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%s cannot be started: %w", python, err), w.acks.Close())
+		return nil, errors.Join(err, w.acks.Close())
 	}
 	return w, nil
 }
 
-// begin sends a task to the worker.
-func (w *worker) begin(task any) error {
-	line, err := json.Marshal(task)
-	if err == nil {
-		_, err = w.in.Write(append(line, '\n'))
-	}
-	return err
-}
-
-// end reads the answer to the task that begin has sent.
+// end reads the answer to the task that was sent.
 func (w *worker) end(answer any) error {
 	var raw json.RawMessage
-	if err := w.out.Decode(&raw); err != nil {
-		return w.lost(err)
+	if err := w.Receive(&raw); err != nil {
+		return err
 	}
 	var status struct {
 		OK    bool
@@ -90,8 +68,8 @@ func (w *worker) end(answer any) error {
 
 // do lets the worker do a task, and reads the answer.
 func (w *worker) do(task, answer any) error {
-	if err := w.begin(task); err != nil {
-		return w.lost(err)
+	if err := w.Send(task); err != nil {
+		return err
 	}
 	return w.end(answer)
 }
@@ -104,7 +82,7 @@ func (w *worker) ack() error {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("the worker was not done within %v", ackLimit)
 	case err != nil:
-		return w.lost(err)
+		return w.Lost(err)
 	case one[0] == 0:
 		return errors.New("the worker failed and gave up its task")
 	}
@@ -113,56 +91,30 @@ func (w *worker) ack() error {
 
 // failed returns err, joined with the worker's error if the worker answered its task with an error.
 func (w *worker) failed(err error) error {
-	_ = w.in.Close()
+	w.CloseInput()
 	if answer := w.end(new(struct{})); answer != nil {
 		return errors.Join(err, answer)
 	}
 	return err
 }
 
-// lost returns an error that says why the worker does not answer.
-func (w *worker) lost(err error) error {
-	_ = w.in.Close()
-	err = errors.Join(err, w.cmd.Wait())
-	lines := strings.Split(strings.TrimSpace(w.stderr.String()), "\n")
-	return fmt.Errorf("the worker is gone: %w: %s", err, strings.Join(lines[max(0, len(lines)-5):], "\n"))
-}
-
 // stop ends the worker.
-func (w *worker) stop() error {
-	_ = w.in.Close() // the worker ends when its input ends
-	err := w.cmd.Wait()
-	err = errors.Join(err, w.acks.Close())
-	if err != nil {
-		return fmt.Errorf("a worker ended badly: %w: %s", err, w.stderr.String())
-	}
-	return nil
-}
+func (w *worker) stop() error { return errors.Join(w.Stop(), w.acks.Close()) }
 
 // abandon kills the worker, because the worker may wait for ever.
 func (w *worker) abandon() error {
-	_ = w.cmd.Process.Kill() // Kill fails if the worker has ended
-	_ = w.cmd.Wait()         // the worker was killed, or the method `lost` has already reported why it ended
+	w.Kill()
 	return w.acks.Close()
 }
 
-// probed says what the Python interpreter of the workers has.
-type probed struct {
-	Python    string              `json:"python"`
-	Packages  map[string]string   `json:"packages"`
-	Native    bool                `json:"native"`
-	Consumers map[string][]string `json:"consumers"`
-	Missing   map[string]string   `json:"missing"`
-}
-
-func probe(ctx context.Context, python string) (*probed, error) {
+func probe(ctx context.Context, python string) (*verify.Roster, error) {
 	w, err := startWorker(ctx, python, "")
 	if err != nil {
 		return nil, err
 	}
-	var p probed
-	if err := w.do(map[string]string{"task": "probe"}, &p); err != nil {
+	var r verify.Roster
+	if err := w.do(map[string]string{"task": "probe"}, &r); err != nil {
 		return nil, fmt.Errorf("%s cannot run poolbridge's workers (is the package installed there?): %w", python, err)
 	}
-	return &p, w.stop()
+	return &r, w.stop()
 }

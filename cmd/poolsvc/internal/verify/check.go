@@ -127,7 +127,7 @@ func (c chosen) direction() string {
 }
 
 // choose returns the checks that the options ask for.
-func (o Options) choose(r *roster) ([]chosen, error) {
+func (o Options) choose(r *Roster) ([]chosen, error) {
 	list, err := o.matching(o.Only, r)
 	if err != nil || len(list) > 0 {
 		return list, err
@@ -143,7 +143,7 @@ func (o Options) choose(r *roster) ([]chosen, error) {
 }
 
 // matching returns the checks that match one of the globs, or all checks if there are no globs.
-func (o Options) matching(globs []string, r *roster) (list []chosen, err error) {
+func (o Options) matching(globs []string, r *Roster) (list []chosen, err error) {
 	wanted, err := glob(globs)
 	if err != nil {
 		return nil, err

@@ -94,7 +94,7 @@ func meet(ctx context.Context, w *worker, t wait, appear func(met func() error) 
 	met := false
 	err := appear(func() error { met = true; return <-waited })
 	if !met {
-		_ = w.cmd.Process.Kill() // what it waits for does not come
+		_ = w.Cmd.Process.Kill() // what it waits for does not come
 		err = errors.Join(err, <-waited)
 	}
 	return err

@@ -189,7 +189,7 @@ func deadOwner(ctx context.Context, s *scene) error {
 	if err != nil {
 		return err
 	}
-	defer owner.kill()
+	defer owner.Kill()
 	p := affine(megabyte, 1, 100)
 	var handle []byte
 	if err := owner.do(ctx, ownLegacy{device, p}, &handle); err != nil {
@@ -207,7 +207,7 @@ func deadOwner(ctx context.Context, s *scene) error {
 	if err := w.do(ctx, t, nil); err != nil {
 		return fmt.Errorf("while the owner lives: %w", err)
 	}
-	owner.kill()
+	owner.Kill()
 	switch err := w.do(ctx, t, nil); {
 	case err == nil:
 		return errors.New("the handle of a dead process was opened")

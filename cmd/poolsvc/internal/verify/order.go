@@ -160,7 +160,7 @@ func inTransit(event bool, run func(ctx context.Context, t *transit, next *Patte
 				}
 			}
 			if err != nil {
-				t.worker.kill() // because its kernel may be held
+				t.worker.Kill() // because its kernel may be held
 			}
 			return err
 		})

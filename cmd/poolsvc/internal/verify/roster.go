@@ -20,8 +20,8 @@ const (
 	missingOnes = "python"
 )
 
-// roster says which libraries the Python interpreter has.
-type roster struct {
+// Roster says which libraries the Python interpreter has.
+type Roster struct {
 	Python   string            `json:"python"`
 	Packages map[string]string `json:"packages"`
 	// Native says whether the Python package has its native module.
@@ -34,7 +34,7 @@ type roster struct {
 
 // audition starts a worker for each library that the Python interpreter has, all at the same time. It asks each worker which kinds of
 // memory its library can use. If a worker ends because its library crashes, only this library is missing in the checks.
-func (s *stage) audition() (*roster, error) {
+func (s *stage) audition() (*Roster, error) {
 	first, err := s.start("", nil)
 	if err != nil {
 		return nil, fmt.Errorf("%s cannot be started: %w", s.options.Python, err)
@@ -43,10 +43,10 @@ func (s *stage) audition() (*roster, error) {
 	if err = first.exchange(s.ctx, assignment{Task: "libraries"}, &libraries); err == nil && len(libraries) == 0 {
 		err = errors.New("it cannot say what it has")
 	}
-	if err = errors.Join(err, first.stop()); err != nil {
+	if err = errors.Join(err, first.Stop()); err != nil {
 		return nil, fmt.Errorf("%s cannot run poolbridge's workers (is the package installed there?): %w", s.options.Python, err)
 	}
-	found := make([]roster, len(libraries))
+	found := make([]Roster, len(libraries))
 	var each errgroup.Group
 	for i, library := range libraries {
 		each.Go(func() error {
@@ -68,7 +68,7 @@ func (s *stage) audition() (*roster, error) {
 }
 
 // broken returns what is known of a library whose worker did not answer.
-func broken(library string, err error) (r roster) {
+func broken(library string, err error) (r Roster) {
 	r.Missing = make(map[string]string)
 	for _, kind := range mempool.Kinds() {
 		r.Missing[string(kind)] = fmt.Sprintf("%s cannot be imported: %v", library, err)
@@ -77,8 +77,8 @@ func broken(library string, err error) (r roster) {
 }
 
 // enrol makes one roster of what the workers of the libraries found. The preferred library comes first.
-func enrol(found []roster) *roster {
-	r := &roster{Packages: make(map[string]string), Consumers: make(map[string][]string), Missing: make(map[string]string)}
+func enrol(found []Roster) *Roster {
+	r := &Roster{Packages: make(map[string]string), Consumers: make(map[string][]string), Missing: make(map[string]string)}
 	for _, one := range found {
 		r.Python, r.Native = cmp.Or(r.Python, one.Python), r.Native || one.Native
 		maps.Copy(r.Packages, one.Packages)
@@ -97,12 +97,12 @@ func enrol(found []roster) *roster {
 }
 
 // consumersOf returns the consumers that can use memory of a kind. Go is the first.
-func (r *roster) consumersOf(kind mempool.Kind) []string {
+func (r *Roster) consumersOf(kind mempool.Kind) []string {
 	return append([]string{goConsumer}, r.Consumers[string(kind)]...)
 }
 
 // missing says why some or all libraries of the interpreter cannot use memory of a kind. If all can use it, missing returns "".
-func (r *roster) missing(kind mempool.Kind) string {
+func (r *Roster) missing(kind mempool.Kind) string {
 	if why := r.Missing[string(kind)]; why != "" {
 		return why
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 func TestWhatLibrariesSayOfThemselvesMakesOneRoster(t *testing.T) {
-	r := enrol([]roster{
+	r := enrol([]Roster{
 		{Python: "3.12", Native: true, Packages: map[string]string{"numpy": "2"}, Consumers: map[string][]string{"host": {"numpy"}, "pinned": {"numpy"}}},
 		{Python: "3.12", Native: true, Packages: map[string]string{"torch": "3"}, Consumers: map[string][]string{"host": {"torch"}, "device": {}},
 			Missing: map[string]string{"device": "torch is installed without support for CUDA"}},

@@ -99,7 +99,7 @@ func (s *scene) end() {
 func (s *stage) dismiss(w *worker) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !w.gone {
+	if !w.Gone() {
 		s.idle[w.consumer] = append(s.idle[w.consumer], w)
 	}
 }
@@ -111,22 +111,22 @@ func (s *scene) alone(env []string, f func(*worker) error, args ...string) error
 		return err
 	}
 	if err := f(w); err != nil {
-		w.kill()
+		w.Kill()
 		return err
 	}
-	return w.stop()
+	return w.Stop()
 }
 
 // close ends all workers, and gives up the GPUs.
 func (s *stage) close() (err error) {
 	for _, workers := range s.idle {
 		for _, w := range workers {
-			_ = w.in.Close() // all workers end at the same time
+			w.CloseInput() // all workers end at the same time
 		}
 	}
 	for _, workers := range s.idle {
 		for _, w := range workers {
-			err = errors.Join(err, w.stop())
+			err = errors.Join(err, w.Stop())
 		}
 	}
 	return errors.Join(err, s.gpus.close())

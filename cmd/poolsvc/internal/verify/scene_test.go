@@ -52,10 +52,10 @@ func TestAWorkerIsUsedAgainUnlessItIsGone(t *testing.T) {
 	again, err := second.hire(goConsumer)
 	require.NoError(t, err)
 	assert.Same(t, one, again)
-	again.kill()
+	again.Kill()
 	second.end()
 	third, err := first.hire(goConsumer)
 	require.NoError(t, err)
 	assert.Same(t, two, third, "the worker that was killed is not used again")
-	third.kill()
+	third.Kill()
 }

@@ -231,8 +231,8 @@ func (s *scene) flowing(ctx context.Context, mode mempool.ChannelMode, run func(
 		for _, w := range s.hired {
 			switch {
 			case err != nil:
-				w.kill()
-			case !w.gone:
+				w.Kill()
+			case !w.Gone():
 				err = w.do(ctx, leave{}, nil)
 			}
 		}
@@ -465,7 +465,7 @@ func consumerKilled(ctx context.Context, s *scene) error {
 				return err
 			}
 		}
-		victim.kill()
+		victim.Kill()
 		err = together(ctx,
 			func(ctx context.Context) error { return f.publish(ctx, f.producer, ringSlots+1, streamFrames) },
 			func(ctx context.Context) error { return f.takeFrames(ctx, f.other, 2, streamFrames, take{}) })
@@ -506,7 +506,7 @@ func producerKilled(ctx context.Context, s *scene) error {
 				return err
 			}
 		}
-		victim.kill()
+		victim.Kill()
 		if err := f.takeFrames(ctx, f.one, 2, ringSlots, take{}); err != nil {
 			return err
 		}
@@ -538,7 +538,7 @@ func stageReplaced(ctx context.Context, s *scene) error {
 				return err
 			}
 		}
-		victim.kill()
+		victim.Kill()
 		var got []uint64
 		err = together(ctx, func(ctx context.Context) error {
 			return errors.Join(in.publish(ctx, in.producer, ringSlots+1, streamFrames), in.channel.Close(ctx))

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/child"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -95,13 +96,13 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		return report, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	served, err := serve(ctx, o.Self, filepath.Join(dir, "run", "poolsvc.sock"))
+	served, err := child.Serve(ctx, o.Self, filepath.Join(dir, "run", "poolsvc.sock"))
 	if err != nil {
 		return report, err
 	}
-	defer func() { err = errors.Join(err, served.stop()) }()
-	s := &stage{ctx: ctx, options: o, socket: served.socket, dir: dir, idle: make(map[string][]*worker)}
-	if s.client, err = served.dial(ctx); err != nil {
+	defer func() { err = errors.Join(err, served.Stop()) }()
+	s := &stage{ctx: ctx, options: o, socket: served.Socket, dir: dir, idle: make(map[string][]*worker)}
+	if s.client, err = served.Dial(ctx); err != nil {
 		return report, err
 	}
 	defer func() { err = errors.Join(err, s.close(), s.client.Close()) }()

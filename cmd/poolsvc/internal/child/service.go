@@ -1,0 +1,83 @@
+package child
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"syscall"
+	"time"
+
+	"github.com/poolbridge/poolbridge/bridge"
+)
+
+// dialLimit is how long the service may take to begin to listen.
+const dialLimit = 30 * time.Second
+
+// Service is a service in a process of its own, as in real use. The driver cannot open some kinds of memory in the process that made the
+// memory.
+type Service struct {
+	Socket string
+	cmd    *exec.Cmd
+	stderr bytes.Buffer
+	ended  chan struct{} // closed when the process has ended; err says how it ended
+	err    error
+}
+
+// Serve starts a service on a socket. The service is killed when ctx ends.
+func Serve(ctx context.Context, program, socket string) (*Service, error) {
+	s := &Service{cmd: exec.CommandContext(ctx, program, "serve", "--socket", socket), Socket: socket, ended: make(chan struct{})}
+	s.cmd.Stderr = &s.stderr
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // the kernel ends the service if this process is killed
+	if err := s.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("starting the service: %w", err)
+	}
+	go func() {
+		s.err = s.cmd.Wait()
+		close(s.ended)
+	}()
+	return s, nil
+}
+
+// PID returns the id of the process.
+func (s *Service) PID() int { return s.cmd.Process.Pid }
+
+// Dial waits until the service listens, and connects to the service.
+func (s *Service) Dial(ctx context.Context) (*bridge.Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialLimit)
+	defer cancel()
+	ctx, give := context.WithCancelCause(ctx)
+	defer give(nil)
+	go func() {
+		select {
+		case <-s.ended:
+			give(s.failure("the service did not start"))
+		case <-ctx.Done():
+		}
+	}()
+	return bridge.Dialer{Wait: true}.Dial(ctx, s.Socket)
+}
+
+// Stop ends the service, and returns an error if the service did not end normally.
+func (s *Service) Stop() error {
+	select {
+	case <-s.ended:
+		return s.failure("the service ended too early")
+	default:
+	}
+	err := s.cmd.Process.Signal(syscall.SIGTERM)
+	<-s.ended
+	if s.err != nil {
+		return errors.Join(err, s.failure("the service did not end well"))
+	}
+	return err
+}
+
+var errEndedWell = errors.New("exit status 0")
+
+// failure returns an error that says how the service ended. The service must have ended.
+func (s *Service) failure(what string) error {
+	return fmt.Errorf("%s (%w): %s", what, cmp.Or(s.err, errEndedWell), lastLines(s.stderr.String()))
+}
