@@ -81,11 +81,9 @@ func lookAt(ctx context.Context, client *bridge.Client, name string) (*members, 
 	if now.channel.ID == 0 {
 		return nil, fmt.Errorf("there is no channel %q that you may use: poolsvc channels shows all that you may use", name)
 	}
-	for m, err := range client.Members(ctx, now.channel.ID) {
-		if err != nil {
-			return nil, err
-		}
-		now.all = append(now.all, m)
+	var err error
+	if now.all, err = display.All(client.Members(ctx, now.channel.ID)); err != nil {
+		return nil, err
 	}
 	slices.SortStableFunc(now.all, func(a, b mempool.MemberInfo) int { // producers, then the consumers that are furthest behind
 		return cmp.Or(cmp.Compare(b.Role, a.Role), cmp.Compare(b.Lag, a.Lag))
@@ -118,7 +116,7 @@ func (now *members) json(before *members) map[string]any {
 
 func (now *members) print(out io.Writer, before *members) error {
 	ch := now.channel
-	fmt.Fprintf(display.Safe(out), "%s: %s of %d frames, %s when it is full; %s\n\n", ch.Name, ch.Mode, ch.Capacity, ch.Full, shownState(ch))
+	fmt.Fprintf(display.Safe(out), "%s: %s of %d frames, %s when it is full; %s\n\n", ch.Name, ch.Mode, ch.Capacity, ch.Full, display.State(ch))
 	t := table{head: "PROGRAM\tPID\tUSER\tROLE\tLAG\tFRAMES/S\tFRAMES\tLAST\tBLOCKS"}
 	for _, m := range now.all {
 		rate, lag, last, blocks := "-", "-", "-", "-"

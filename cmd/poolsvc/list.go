@@ -108,14 +108,6 @@ func short(text string) string {
 	return display.Printable(text)
 }
 
-// waits says what a session waits for, and how long the session has waited.
-func (l *listed) waits(what string, since time.Time) string {
-	if what == "" {
-		return "-"
-	}
-	return what + " (" + display.Age(l.now.Sub(since)) + ")"
-}
-
 func (l *listed) pool(id uint64) string {
 	if name, ok := l.pools[id]; ok {
 		return name
@@ -136,7 +128,7 @@ func newLists() []*cobra.Command {
 			head: "SESSION\tUSER\tPID\tPROGRAM\tAGE\tLEASES\tBYTES\tBLOCKS\tMEMBERS\tWAITS FOR",
 			row: func(s mempool.SessionInfo, l *listed) string {
 				return fmt.Sprintf("%d\t%d\t%d\t%s\t%s\t%d\t%s\t%d\t%d\t%s", s.ID, s.UID, s.PID, display.Printable(s.Program), display.Age(l.now.Sub(s.Began)), s.Leases,
-					display.Size(s.Bytes), s.Blocks, s.Members, l.waits(s.WaitsFor, s.Since))
+					display.Size(s.Bytes), s.Blocks, s.Members, display.Waits(s.WaitsFor, l.now.Sub(s.Since)))
 			},
 			blocks:     func(s mempool.SessionInfo, l *listed) bool { return l.blocking[s.ID] },
 			json:       jsonSessionInfo,
@@ -155,7 +147,7 @@ are frames that consumers missed; in a queue, also those that were delivered too
 			head:    "CHANNEL\tID\tPOOL\tMODE\tCAPACITY\tFULL\tPRODUCERS\tCONSUMERS\tFRAMES\tDROPPED\tUSED\tWAITING\tSLOWEST\tSTATE",
 			row: func(ch mempool.ChannelInfo, l *listed) string {
 				return fmt.Sprintf("%s\t%d\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s", ch.Name, ch.ID, l.pool(ch.Pool), ch.Mode, ch.Capacity, ch.Full, ch.Producers,
-					ch.Consumers, ch.Published, ch.Dropped, ch.Used, min(ch.Waiting, uint64(ch.Capacity)), l.who(ch.Slowest), shownState(ch))
+					ch.Consumers, ch.Published, ch.Dropped, ch.Used, min(ch.Waiting, uint64(ch.Capacity)), l.who(ch.Slowest), display.State(ch))
 			},
 			named:  true,
 			blocks: func(ch mempool.ChannelInfo, _ *listed) bool { return ch.Blocked },
@@ -210,7 +202,7 @@ the client calls itself. WAITS FOR is what the session has waited for longest.`,
 			head:    "LEASE\tSESSION\tUSER\tPID\tCOMMAND\tAGE\tTO\tPOOL\tBUFFER\tBYTES\tWAITS FOR",
 			row: func(e mempool.LeaseInfo, l *listed) string {
 				return fmt.Sprintf("%d\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s", e.ID, e.Session, e.UID, e.PID, short(l.command(e.PID, e.UID, e.Program)),
-					display.Age(l.now.Sub(e.Began)), access(e), l.pool(e.Pool), e.Buffer, display.Size(e.Bytes), l.waits(e.WaitsFor, e.Since))
+					display.Age(l.now.Sub(e.Began)), access(e), l.pool(e.Pool), e.Buffer, display.Size(e.Bytes), display.Waits(e.WaitsFor, l.now.Sub(e.Since)))
 			},
 			json: func(e mempool.LeaseInfo, l *listed) map[string]any {
 				out := jsonLeaseInfo(e, l)
@@ -242,20 +234,16 @@ func (l listing[T]) command() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			with := &listed{now: time.Now(), pools: make(map[uint64]string), programs: make(map[uint64]string), commands: make(map[int32]string),
-				blocking: make(map[uint64]bool)}
+			with := &listed{now: time.Now(), pools: make(map[uint64]string), programs: make(map[uint64]string), commands: make(map[int32]string)}
 			for _, p := range stats.Pools {
 				with.pools[p.Pool.ID] = p.Pool.Name
 			}
 			if l.blocks != nil && !v.json {
-				for ch, err := range client.Channels(ctx) {
-					if err != nil {
-						return err
-					}
-					if ch.Blocked {
-						with.blocking[ch.Slowest] = true
-					}
+				channels, err := display.All(client.Channels(ctx))
+				if err != nil {
+					return err
 				}
+				with.blocking = display.Blocking(channels)
 			}
 			if l.named && !v.json {
 				for s, err := range client.Sessions(ctx) {
@@ -265,15 +253,11 @@ func (l listing[T]) command() *cobra.Command {
 					with.programs[s.ID] = s.Program
 				}
 			}
-			var entries []T
-			for e, err := range l.entries(client, ctx) {
-				if err != nil {
-					return err
-				}
-				if l.passes(c, &f, e, with) {
-					entries = append(entries, e)
-				}
+			entries, err := display.All(l.entries(client, ctx))
+			if err != nil {
+				return err
 			}
+			entries = slices.DeleteFunc(entries, func(e T) bool { return !l.passes(c, &f, e, with) })
 			if len(entries) == 0 && v.watch == 0 {
 				if err := l.exist(ctx, c, client, &f, with); err != nil {
 					return err
@@ -424,14 +408,6 @@ func state(ch mempool.ChannelInfo) string {
 		return "closed"
 	}
 	return "open"
-}
-
-// shownState returns the state of a channel as a word for people. If the channel is open and cannot take another frame, the word is "full".
-func shownState(ch mempool.ChannelInfo) string {
-	if !ch.Closed && ch.Used >= uint64(ch.Capacity) {
-		return "full"
-	}
-	return state(ch)
 }
 
 // shape returns the shape of a tensor. The result is never nil, so JSON shows [] instead of null.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -100,34 +101,29 @@ func askStatus(ctx context.Context, client *bridge.Client, held time.Duration) (
 				p.Pool.Name, display.Size(used), display.Size(p.Pool.MaxBytes)))
 		}
 	}
-	var slow []mempool.ChannelInfo
-	for ch, err := range client.Channels(ctx) {
-		if err != nil {
-			return s, err
-		}
-		if ch.Blocked {
-			slow = append(slow, ch)
-		}
+	channels, err := display.All(client.Channels(ctx))
+	if err != nil {
+		return s, err
+	}
+	for _, ch := range channels {
 		warnings, err := hanging(ctx, client, ch, held)
 		if err != nil {
 			return s, err
 		}
 		s.Warnings = append(s.Warnings, warnings...)
 	}
+	slow := slices.DeleteFunc(channels, func(ch mempool.ChannelInfo) bool { return !ch.Blocked })
 	if len(slow) == 0 {
 		return s, nil
 	}
-	programs := make(map[uint64]mempool.SessionInfo)
-	for one, err := range client.Sessions(ctx) {
-		if err != nil {
-			return s, err
-		}
-		programs[one.ID] = one
+	sessions, err := display.All(client.Sessions(ctx))
+	if err != nil {
+		return s, err
 	}
 	for _, ch := range slow {
 		who := fmt.Sprintf("session %d", ch.Slowest)
-		if one, ok := programs[ch.Slowest]; ok {
-			who = named(one.ID, one.Program, one.PID)
+		if i := slices.IndexFunc(sessions, func(one mempool.SessionInfo) bool { return one.ID == ch.Slowest }); i >= 0 {
+			who = display.Session(ch.Slowest, sessions[i].Program, sessions[i].PID)
 		}
 		if ch.Mode == mempool.Broadcast {
 			s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: %s has %d of %d frames to take or to release, and blocks the producers", ch.Name, who, ch.Used, ch.Capacity))
@@ -143,11 +139,6 @@ func askStatus(ctx context.Context, client *bridge.Client, held time.Duration) (
 	return s, nil
 }
 
-// named names a session in a warning.
-func named(id uint64, program string, pid int32) string {
-	return fmt.Sprintf("session %d (%s, pid %d)", id, display.Printable(program), pid)
-}
-
 // hanging warns of the workers of a queue whose sessions have ended, but not their processes, and of those that have had a frame for the time
 // `held`. While frames wait for a worker, every frame may be old when a worker takes it. So a worker then hangs only if another worker has
 // taken a frame that was published so much later.
@@ -158,17 +149,15 @@ func hanging(ctx context.Context, client *bridge.Client, ch mempool.ChannelInfo,
 	now := time.Now()
 	var workers []mempool.MemberInfo
 	var newest time.Time
-	for m, err := range client.Members(ctx, ch.ID) {
-		if errors.Is(err, bridge.ErrClosed) || errors.Is(err, bridge.ErrDenied) { // the queue has ended meanwhile, or is in a pool for other users
-			return nil, nil
-		}
-		if err != nil {
-			return nil, err
-		}
+	members, err := display.All(client.Members(ctx, ch.ID))
+	if errors.Is(err, bridge.ErrClosed) || errors.Is(err, bridge.ErrDenied) { // the queue has ended meanwhile, or is in a pool for other users
+		return nil, nil
+	}
+	for _, m := range members {
 		switch {
 		case m.Ended:
 			warnings = append(warnings, fmt.Sprintf("channel %s: %s has ended, but its process still has %s, which other workers get when you end the process", ch.Name,
-				named(m.Session, m.Program, m.PID), count.Of(m.Lag, "frame")))
+				display.Session(m.Session, m.Program, m.PID), count.Of(m.Lag, "frame")))
 		case m.Role == "consumer" && !m.LastAt.IsZero():
 			workers = append(workers, m)
 			if m.LastAt.After(newest) {
@@ -182,8 +171,8 @@ func hanging(ctx context.Context, client *bridge.Client, ch mempool.ChannelInfo,
 	for _, m := range workers {
 		if m.Lag > 0 && newest.Sub(m.LastAt) >= held {
 			warnings = append(warnings, fmt.Sprintf("channel %s: %s may hang: it has not acknowledged %s that it took; the newest was published %s ago "+
-				"(poolsvc channel show %s)", ch.Name, named(m.Session, m.Program, m.PID), count.Of(m.Lag, "frame"), display.Age(now.Sub(m.LastAt)), ch.Name))
+				"(poolsvc channel show %s)", ch.Name, display.Session(m.Session, m.Program, m.PID), count.Of(m.Lag, "frame"), display.Age(now.Sub(m.LastAt)), ch.Name))
 		}
 	}
-	return warnings, nil
+	return warnings, err
 }

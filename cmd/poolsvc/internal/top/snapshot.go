@@ -63,17 +63,11 @@ func (s *Source) ask(ctx context.Context, of uint64) (now snapshot, err error) {
 	if now.stats, err = s.client.Stats(ctx); err != nil {
 		return now, err
 	}
-	for one, err := range s.client.Sessions(ctx) {
-		if err != nil {
-			return now, err
-		}
-		now.sessions = append(now.sessions, one)
+	if now.sessions, err = display.All(s.client.Sessions(ctx)); err != nil {
+		return now, err
 	}
-	for one, err := range s.client.Channels(ctx) {
-		if err != nil {
-			return now, err
-		}
-		now.channels = append(now.channels, one)
+	if now.channels, err = display.All(s.client.Channels(ctx)); err != nil {
+		return now, err
 	}
 	if now.events, err = s.news(ctx); err != nil || of == 0 {
 		return now, err
@@ -143,7 +137,7 @@ func (s *snapshot) who(session uint64) string {
 
 // brief returns a short text for an event.
 func brief(e mempool.HistoryEvent) string {
-	who := fmt.Sprintf("session %d (%s, pid %d)", e.Session, display.Printable(e.Program), e.PID)
+	who := display.Session(e.Session, e.Program, e.PID)
 	switch e.Kind {
 	case mempool.SessionBegan:
 		return who + " began"

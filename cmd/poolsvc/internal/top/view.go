@@ -198,14 +198,9 @@ func (m *Model) drawSessions() []string {
 			share = fmt.Sprintf("%.0f%%", 100*float64(o.Bytes)/float64(total))
 		}
 		rows = append(rows, []string{strconv.FormatUint(o.ID, 10), strconv.Itoa(int(o.PID)), strconv.Itoa(int(o.UID)), display.Printable(o.Program),
-			display.Age(m.now.at.Sub(o.Began)), strconv.Itoa(o.Leases), display.Size(o.Bytes), share, m.waits(o)})
+			display.Age(m.now.at.Sub(o.Began)), strconv.Itoa(o.Leases), display.Size(o.Bytes), share, display.Waits(o.WaitsFor, m.now.at.Sub(o.Since))})
 	}
-	blocking := make(map[uint64]bool)
-	for _, ch := range m.now.channels {
-		if ch.Blocked {
-			blocking[ch.Slowest] = true
-		}
-	}
+	blocking := display.Blocking(m.now.channels)
 	align := "rrRlRRrRW"
 	if m.width < 80 { // the other columns have more use there
 		align = "rrRlRRrRL"
@@ -219,34 +214,20 @@ func (m *Model) drawSessions() []string {
 	return m.mark(sessionsPane, rows, lines)
 }
 
-// waits says what a session waits for, and how long the session has waited.
-func (m *Model) waits(o mempool.SessionInfo) string {
-	if o.WaitsFor == "" {
-		return "-"
-	}
-	return display.Printable(o.WaitsFor) + " (" + display.Age(m.now.at.Sub(o.Since)) + ")"
-}
-
 func (m *Model) drawChannels() []string {
 	rows := [][]string{m.head(channelsPane, "CHANNEL", "POOL", "MODE", "FULL", "FRAMES/S", "FRAMES", "DROPPED", "USED", "SLOWEST", "P/C", "STATE")}
 	rates := m.rates()
 	list := m.channels()
 	for _, ch := range list {
-		rate, slowest, state := "-", "-", "open"
+		rate, slowest := "-", "-"
 		if r, ok := rates[ch.ID]; ok {
 			rate = strconv.FormatFloat(r, 'f', 0, 64)
 		}
 		if ch.Slowest != 0 {
 			slowest = m.now.who(ch.Slowest)
 		}
-		switch {
-		case ch.Closed:
-			state = "closed"
-		case ch.Used >= uint64(ch.Capacity):
-			state = "full"
-		}
 		rows = append(rows, []string{display.Printable(ch.Name), m.now.pool(ch.Pool), string(ch.Mode), string(ch.Full), rate, strconv.FormatUint(ch.Published, 10),
-			strconv.FormatUint(ch.Dropped, 10), fmt.Sprintf("%d/%d", ch.Used, ch.Capacity), slowest, fmt.Sprintf("%d/%d", ch.Producers, ch.Consumers), state})
+			strconv.FormatUint(ch.Dropped, 10), fmt.Sprintf("%d/%d", ch.Used, ch.Capacity), slowest, fmt.Sprintf("%d/%d", ch.Producers, ch.Consumers), display.State(ch)})
 	}
 	lines := table(rows, "lLLLrRrrlRl", m.width)
 	for i, ch := range list {
@@ -326,7 +307,7 @@ func (m *Model) drawDetails() []string {
 		fmt.Sprintf("pid %d, user %d, began %s (%s ago)", o.PID, o.UID, o.Began.Format(time.DateTime), display.Age(m.now.at.Sub(o.Began))),
 		fmt.Sprintf("%s, %s in pools, %s mapped, member of channels: %d", count.Of(o.Leases, "lease"), display.Size(o.Bytes), count.Of(o.Blocks, "block"), o.Members)}
 	if o.WaitsFor != "" {
-		lines = append(lines, "waits for "+m.waits(o))
+		lines = append(lines, "waits for "+display.Waits(o.WaitsFor, m.now.at.Sub(o.Since)))
 	}
 	rows := [][]string{{"BUFFER", "POOL", "DTYPE", "SHAPE", "BYTES", "COUNTS", "USE", "NAMES"}}
 	rest := o.Bytes // what counts for the session, without the buffers that are listed

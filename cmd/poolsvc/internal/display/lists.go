@@ -1,0 +1,55 @@
+package display
+
+import (
+	"fmt"
+	"iter"
+	"time"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// All returns the entries of a list of the service.
+func All[T any](entries iter.Seq2[T, error]) (list []T, err error) {
+	for one, err := range entries {
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, one)
+	}
+	return list, nil
+}
+
+// Blocking returns the sessions that block producers of the channels.
+func Blocking(channels []mempool.ChannelInfo) map[uint64]bool {
+	blocking := make(map[uint64]bool)
+	for _, ch := range channels {
+		if ch.Blocked {
+			blocking[ch.Slowest] = true
+		}
+	}
+	return blocking
+}
+
+// State returns the state of a channel as a word: closed, full, where the next frame waits, fails or drops another, or open.
+func State(ch mempool.ChannelInfo) string {
+	switch {
+	case ch.Closed:
+		return "closed"
+	case ch.Used >= uint64(ch.Capacity):
+		return "full"
+	}
+	return "open"
+}
+
+// Waits says what a session waits for, and how long the session has waited.
+func Waits(what string, waited time.Duration) string {
+	if what == "" {
+		return "-"
+	}
+	return Printable(what) + " (" + Age(waited) + ")"
+}
+
+// Session returns the id of a session with its program and its process.
+func Session(id uint64, program string, pid int32) string {
+	return fmt.Sprintf("session %d (%s, pid %d)", id, Printable(program), pid)
+}
