@@ -16,8 +16,7 @@ from link_queue import QueueLink
 from link_shm import NewSharedMemoryLink, SharedMemoryLink
 from link_socket import SocketLink
 from link_torch import TorchDeviceLink, TorchFileLink, TorchLink
-
-from poolbridge._bench.sample import Result, summarize
+from sample import Result, summarize
 
 LINKS: Final[tuple[type[Link], ...]] = (
     QueueLink,

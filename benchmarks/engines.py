@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from poolbridge._bench.sample import Result, summarize
+from sample import Result, summarize
+
 from poolbridge.errors import UnavailableError
 
 SIZES = (1 << 20, 64 << 20)

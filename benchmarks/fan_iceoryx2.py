@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from fan import Fan
 
-from poolbridge._bench.fan import Fan, put_number
+from poolbridge._bench.arrays import put_number
 
 _LOOK = 0.1  # seconds after which a sleeping consumer checks for a frame, if no event wakes the consumer
 

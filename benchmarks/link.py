@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from poolbridge._bench.fan import HEAD
+from poolbridge._bench.arrays import HEAD
 
 
 class Link(ABC):

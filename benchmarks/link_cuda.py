@@ -8,9 +8,10 @@ from multiprocessing.queues import Queue
 from typing import Any
 
 from allocator import Allocator
+from fan import missing_gpu
 from link import InTurn, Link
 
-from poolbridge._bench.gpu import missing_gpu, preferred_consumer
+from poolbridge._bench.arrays import preferred_consumer
 from poolbridge._libraries.consumers import load
 
 

@@ -8,10 +8,11 @@ from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
 from allocator import Allocator
+from fan import missing_gpu
 from link import InTurn
 from link_shm import bytes_of
 
-from poolbridge._bench.gpu import missing_gpu, preferred_consumer
+from poolbridge._bench.arrays import preferred_consumer
 from poolbridge._cuda.cuda import call
 from poolbridge._libraries.consumers import load
 

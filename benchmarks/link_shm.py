@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from link import InTurn, Link, numbered
 
-from poolbridge._bench.fan import HEAD, number_of
+from poolbridge._bench.arrays import HEAD, number_of
 
 
 def bytes_of(segment: SharedMemory) -> np.ndarray[Any, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from link import Link, numbered
 
-from poolbridge._bench.fan import HEAD, number_of
+from poolbridge._bench.arrays import HEAD, number_of
 
 _LENGTHS = struct.Struct("<QQ")
 _SOCKET_BUFFER = 1 << 20

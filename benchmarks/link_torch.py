@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from link import InTurn
 
-from poolbridge._bench.fan import HEAD, number_of
+from poolbridge._bench.arrays import HEAD, number_of
 
 
 class TorchLink(InTurn):

@@ -22,10 +22,10 @@ from typing import Any, Final
 import alternatives
 import engines
 from fan_iceoryx2 import IceoryxFan
+from sample import Result
+from streams import measure_streams
 
 import poolbridge
-from poolbridge._bench.sample import Result
-from poolbridge._bench.streams import measure_streams
 
 OURS: Final = "poolbridge"
 SINGLE, STREAM = "transfer", "stream/go-python/1 consumer"

@@ -27,7 +27,6 @@ func newBench() *cobra.Command {
 
 Times are medians and percentiles in microseconds; p99.9 needs 1,000 measurements. Transfers are measured in three ways: with arrays
 that are made once for a block, with a new array and "a lease each", and "by name". The service runs in its own process.
-Python streams have one Python process that sends and others that receive; the results are the medians of five rounds.
 
 On a machine that does other work, the figures change from run to run. benchmarks/run.py in a checkout of poolbridge measures other
 systems beside poolbridge.`,

@@ -1,8 +1,8 @@
-"""Runs the parts of ``poolsvc bench`` that are written in Python: the program ``python -m poolbridge.bench``."""
+"""Does tasks for ``poolsvc bench`` in Python, as the program ``python -m poolbridge.bench``."""
 
 from __future__ import annotations
 
-from poolbridge._bench.main import main
+from poolbridge._bench.worker import main
 
 __all__ = ["main"]
 

@@ -17,15 +17,15 @@ from typing import ClassVar
 import alternatives as _bench_alternatives
 import engines as _bench_engines
 import pytest
+import streams as _bench_streams
 from alternatives import LINKS
 from fan_iceoryx2 import IceoryxFan
+from fan_poolbridge import ChannelFan, QueueFan
 from link import Link
 from run import doubtful, ratios
+from sample import percentile, summarize
 
 import poolbridge
-from poolbridge._bench import streams as _bench_streams
-from poolbridge._bench.fan_poolbridge import ChannelFan, QueueFan
-from poolbridge._bench.sample import percentile, summarize
 from poolbridge._sys.native import NATIVE
 
 BENCHMARKS = Path(_bench_alternatives.__file__).parent

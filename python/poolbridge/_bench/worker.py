@@ -1,24 +1,23 @@
 """The worker of ``poolsvc bench``: a Python process that takes part in a measurement of this command.
 
-Tasks and answers are lines of JSON on standard input and output, as for ``poolbridge.worker``. An acknowledgement
-within a task is one byte on a socket that the worker inherits.
+Tasks and answers are those of `_libraries.tasks`. An acknowledgement within a task is one byte on a socket that the
+worker inherits.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import argparse
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import poolbridge
-from poolbridge._bench.fan import HEAD, number_of
-from poolbridge._bench.gpu import preferred_consumer, stream_of
+from poolbridge._bench.arrays import number_of, preferred_consumer, put_number, stream_of
 from poolbridge._libraries import consumers as _consumers
+from poolbridge._libraries.tasks import serve
 
 if TYPE_CHECKING:
     from poolbridge._client.client import Client
@@ -134,7 +133,7 @@ class BenchWorker:
                 time.sleep(pause)
             array = publisher.loan(_TIMEOUT, stream=stream)
             if not on_device:
-                array[: HEAD.itemsize].view(HEAD)[0] = len(stamps) + 1
+                put_number(array, len(stamps) + 1)
             stamps.append(clock())
             publisher.publish(timeout=_TIMEOUT)
         del array
@@ -170,16 +169,13 @@ class BenchWorker:
             client.close()
         return {"samples": samples, "elapsed": time.perf_counter_ns() - begun}
 
-    def carry_out(self, line: str) -> dict[str, Any]:
-        """Carry out one task and return its answer. If the task raises an error, the answer reports the error."""
+    def carry_out(self, task: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Carry out one task and return its answer."""
         try:
-            task = json.loads(line)
-            if task["task"] not in _TASKS:
-                raise ValueError(f"unknown task {task['task']!r}")
-            return {"ok": True, **getattr(self, task["task"])(task)}
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            return _TASKS[task](self, arguments)
+        except Exception:
             self._acknowledge.send(_FAILED)  # tells the process that waits for an acknowledgement to read the answer
-            return {"ok": False, "error": {"type": type(error).__name__, "message": str(error)}}
+            raise
 
     def close(self) -> None:
         """Disconnect."""
@@ -188,20 +184,29 @@ class BenchWorker:
         self._acknowledge.close()
 
 
-_TASKS = ("probe", "consume", "frames", "bytes", "publish", "allocate", "connect")
+_TASKS: Final[dict[str, Callable[[BenchWorker, dict[str, Any]], dict[str, Any]]]] = {
+    "probe": BenchWorker.probe,
+    "consume": BenchWorker.consume,
+    "frames": BenchWorker.frames,
+    "bytes": BenchWorker.bytes,
+    "publish": BenchWorker.publish,
+    "allocate": BenchWorker.allocate,
+    "connect": BenchWorker.connect,
+}
 
 
-def work(path: str, fd: int) -> int:
-    """Answer the tasks on standard input. `fd` is the descriptor of the socket for acknowledgements."""
-    worker = BenchWorker(path, socket.socket(fileno=fd))
-    # Only answers may go to standard output. Libraries may print there, so their output goes to standard error.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Answer the tasks on standard input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m poolbridge.bench",
+        description="Carry out the tasks of `poolsvc bench`, one JSON object a line.",
+    )
+    parser.add_argument("--socket", required=True, help="the service's socket")
+    parser.add_argument("--acks", metavar="FD", type=int, required=True, help="the socket for acknowledgements")
+    given = parser.parse_args(arguments)
+    worker = BenchWorker(given.socket, socket.socket(fileno=given.acks))
     try:
-        with answers:
-            for line in sys.stdin:
-                answers.write(json.dumps(worker.carry_out(line)) + "\n")
-                answers.flush()
+        serve(worker.carry_out)
     finally:
         worker.close()
     return 0

@@ -1,23 +1,20 @@
-"""Runs the worker of ``poolsvc verify``, which reads tasks as lines of JSON and answers each with a line of JSON.
+"""Runs the worker of ``poolsvc verify``, which does the tasks of `TASKS`; see `_libraries.tasks`.
 
-A line is ``{"task": NAME, "with": {ARGUMENT: VALUE, …}}``. The answer is ``{"answer": RESULT, "error": null}`` or
-``{"error": {"type": …, "code": …, "message": …}}``. `TASKS` has the functions of the tasks; the types in Go with the
-same names describe their arguments. The worker ends at the end of its input.
+The types in Go with the same names describe the arguments of the tasks. The worker ends at the end of its input.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import poolbridge
 from poolbridge._libraries import consumers as _consumers
+from poolbridge._libraries.tasks import serve
 from poolbridge._verify import (
     contexts as _contexts,
     early as _early,
@@ -121,23 +118,6 @@ TASKS: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-def carry_out(worker: Worker, line: str) -> dict[str, Any]:
-    """Do a task. If it raises an exception, the answer describes the exception."""
-    try:
-        task = json.loads(line)
-        return {"answer": TASKS[task["task"]](worker, **task["with"] or {}), "error": None}
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
-        code = error.code if isinstance(error, poolbridge.PoolbridgeError) else ""
-        return {"error": {"type": type(error).__name__, "code": code, "message": str(error)}}
-
-
-def serve(worker: Worker, tasks: IO[str], answers: IO[str]) -> None:
-    """Answer tasks until the end of the input."""
-    for line in tasks:
-        answers.write(json.dumps(carry_out(worker, line)) + "\n")
-        answers.flush()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Answer the tasks on standard input."""
     parser = argparse.ArgumentParser(
@@ -150,12 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     worker = Worker(options.socket, options.library, options.device)
     warnings.simplefilter("ignore", poolbridge.ReadOnlyWarning)  # the tasks write only what they lease for writing
-    # Only answers may go to standard output. Array libraries may print to it, so their output goes to standard error.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
     try:
-        with answers:
-            serve(worker, sys.stdin, answers)
+        serve(lambda task, given: TASKS[task](worker, **given))
     finally:
         worker.disconnect()
     return 0

@@ -18,17 +18,7 @@ const pipelined = 16
 
 // allocate measures workload (d): the time to allocate and release a buffer, without any use of the buffer.
 func allocate(ctx context.Context, s *scene) error {
-	room := s.poolSpec(allocateBytes * (pipelined + 4))
-	return s.withService(ctx, func(svc *service) error {
-		src, err := dial(ctx, svc.Socket)
-		if err != nil {
-			return err
-		}
-		if err = src.makePool(ctx, room); err == nil {
-			err = s.allocateOutside(ctx, src)
-		}
-		return errors.Join(err, src.close())
-	})
+	return s.withPool(ctx, s.poolSpec(allocateBytes*(pipelined+4)), func(src *source) error { return s.allocateOutside(ctx, src) })
 }
 
 // allocateOutside measures allocations from a service in another process, by clients in Go and in Python.
@@ -101,6 +91,6 @@ func (s *scene) allocateInPython(ctx context.Context, src *source) (Durations, e
 		return Durations{}, err
 	}
 	var a samples
-	err = w.do(map[string]any{"task": "allocate", "pool": poolName, "bytes": allocateBytes, "seconds": s.Time.Seconds()}, &a)
+	err = w.do("allocate", map[string]any{"pool": poolName, "bytes": allocateBytes, "seconds": s.Time.Seconds()}, &a)
 	return a.durations(), errors.Join(err, w.stop())
 }

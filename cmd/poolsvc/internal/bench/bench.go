@@ -51,10 +51,7 @@ type scene struct {
 
 // add adds a result to the report and shows it.
 func (s *scene) add(d Durations, workload string, bytes uint64, system string) {
-	s.addResult(d.result(workload, string(s.kind), bytes, system))
-}
-
-func (s *scene) addResult(r Result) {
+	r := d.result(workload, string(s.kind), bytes, system)
 	s.report.Results = append(s.report.Results, r)
 	r.print(s.Progress)
 }

@@ -60,17 +60,6 @@ func TestStopwatchForgetsTheWarmUp(t *testing.T) {
 	assert.NotContains(t, d.Each, time.Duration(0))
 }
 
-func TestAResultSaysWhatAFrameTakesOfTheCPU(t *testing.T) {
-	cpu, share := 12.5, 0.25
-	r := Result{Workload: "stream/python-python/1 consumer", Kind: "host", Bytes: streamBytes, System: ours, PerSecond: 9000, CPU: &cpu, ServiceShare: &share}
-	var out strings.Builder
-	r.print(&out)
-	r.ServiceShare = nil
-	r.print(&out)
-	assert.Contains(t, out.String(), "poolbridge (12.5 µs of the CPU for each frame, the service 25.0 % of one)\n")
-	assert.Contains(t, out.String(), "poolbridge (12.5 µs of the CPU for each frame)\n")
-}
-
 func TestOptionsNameWhatThereIs(t *testing.T) {
 	assert.NoError(t, Options{Time: 1, Only: Workloads()}.Validate())
 	assert.ErrorContains(t, Options{Time: 1, Only: []string{"speed"}}.Validate(), "transfer")

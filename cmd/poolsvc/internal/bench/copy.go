@@ -32,20 +32,12 @@ func copies(ctx context.Context, s *scene) error {
 		return fmt.Errorf("%s: %w", bandwidth, err)
 	}
 	s.add(alone, copyWorkload, copyBytes, bandwidth)
-	return s.withService(ctx, func(svc *service) error {
-		src, err := dial(ctx, svc.Socket)
-		if err != nil {
-			return err
+	return s.withPool(ctx, s.poolSpec(copyBytes*(copyCapacity+4)), func(src *source) error {
+		d, err := s.copyFrames(ctx, src)
+		if err == nil {
+			s.add(d, copyWorkload, copyBytes, ours)
 		}
-		var d Durations
-		if err = src.makePool(ctx, s.poolSpec(copyBytes*(copyCapacity+4))); err == nil {
-			d, err = s.copyFrames(ctx, src)
-		}
-		if err = errors.Join(err, src.close()); err != nil {
-			return err
-		}
-		s.add(d, copyWorkload, copyBytes, ours)
-		return nil
+		return err
 	})
 }
 

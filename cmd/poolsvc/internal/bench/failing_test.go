@@ -44,7 +44,7 @@ func TestAMeasurementThatFailsLeavesNoChannelOpenThatConsumersWouldWaitFor(t *te
 			return err
 		},
 		"a producer in Python fails": func(gone *worker) error {
-			_, err := s.publishOnce(ctx, src, gone, idler{}, 0)
+			_, err := s.publishBy(ctx, src, gone, []consumer{idler{}}, 0)
 			return err
 		},
 		"a transfer fails": func(gone *worker) error {

@@ -11,8 +11,7 @@ const byteBySocket = "a byte through a socket"
 
 // bytesTask lets a worker receive single bytes and return the time at which each byte arrived.
 type bytesTask struct {
-	Task  string `json:"task"`
-	Count int    `json:"count"`
+	Count int `json:"count"`
 }
 
 // streamOfBytes measures how long it takes until a sleeping worker has read one byte from a socket. A frame cannot reach a sleeping
@@ -23,8 +22,8 @@ func (s *scene) streamOfBytes(ctx context.Context, src *source) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.stop()) }()
-	task := bytesTask{Task: "bytes", Count: mostPaced}
-	if err := w.Send(task); err != nil {
+	task := bytesTask{Count: mostPaced}
+	if err := w.begin("bytes", task); err != nil {
 		return err
 	}
 	if err := w.ack(); err != nil {

@@ -9,7 +9,6 @@ import (
 
 // framesTask lets a worker make an array of each frame of a channel until the channel is closed. The worker acknowledges the first frame.
 type framesTask struct {
-	Task     string `json:"task"`
 	Channel  string `json:"channel"`
 	Consumer string `json:"consumer"`
 	Credit   int    `json:"credit"`
@@ -47,7 +46,7 @@ func (s *scene) startLeasingConsumer(ctx context.Context, src *source) (consumer
 }
 
 func (s *scene) startConsumer(ctx context.Context, src *source, task framesTask) (consumer, error) {
-	task.Task, task.Consumer, task.Credit, task.OnDevice = "frames", s.consumer, streamCapacity, s.kind != mempool.Host
+	task.Consumer, task.Credit, task.OnDevice = s.consumer, streamCapacity, s.kind != mempool.Host
 	w, err := startWorker(ctx, s.Python, src.socket)
 	return pyConsumer{w, task}, err
 }
@@ -55,7 +54,7 @@ func (s *scene) startConsumer(ctx context.Context, src *source, task framesTask)
 func (c pyConsumer) begin(_ context.Context, channel string) error {
 	task := c.task
 	task.Channel = channel
-	return c.Send(task)
+	return c.worker.begin("frames", task)
 }
 
 func (c pyConsumer) ready() error {

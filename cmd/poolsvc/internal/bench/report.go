@@ -23,15 +23,6 @@ type Result struct {
 	// PerSecond is the number of operations per second. To compute it, the bench also counts the time between operations.
 	PerSecond float64 `json:"per_second"`
 	Samples   int     `json:"samples"`
-	// CPU is the CPU time in microseconds that one frame of a stream took in all processes together. ServiceShare is the share of one CPU
-	// that the service used. CPU and ServiceShare are nil if they were not measured.
-	CPU          *float64 `json:"cpu_us,omitempty"`
-	ServiceShare *float64 `json:"service_share,omitempty"`
-	// Rounds is the number of rounds; P50, P99 and PerSecond are the medians of the rounds. P50Range has the least and the greatest P50 of
-	// all rounds, and PerSecondRange has the least and the greatest PerSecond. Results of a single round leave out these three fields.
-	Rounds         int         `json:"rounds,omitempty"`
-	P50Range       *[2]float64 `json:"p50_us_range,omitempty"`
-	PerSecondRange *[2]float64 `json:"per_second_range,omitempty"`
 }
 
 // Footprint says how much memory and CPU time a service in a separate process used.

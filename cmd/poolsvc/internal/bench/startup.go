@@ -18,7 +18,6 @@ const (
 
 // connectTask lets a worker connect to the service and make an array of a published buffer, several times.
 type connectTask struct {
-	Task     string `json:"task"`
 	Name     string `json:"name"`
 	Consumer string `json:"consumer"`
 	Count    int    `json:"count"`
@@ -27,16 +26,7 @@ type connectTask struct {
 // startUp measures workload (f): the time from `connect` to the first array. It measures the first connection of a new
 // process, which has used neither poolbridge nor the GPU before, and later connections of a process that has used both.
 func startUp(ctx context.Context, s *scene) error {
-	return s.withService(ctx, func(svc *service) error {
-		src, err := dial(ctx, svc.Socket)
-		if err != nil {
-			return err
-		}
-		if err = src.makePool(ctx, s.poolSpec(startUpBytes)); err == nil {
-			err = s.startUpAt(ctx, src)
-		}
-		return errors.Join(err, src.close())
-	})
+	return s.withPool(ctx, s.poolSpec(startUpBytes), func(src *source) error { return s.startUpAt(ctx, src) })
 }
 
 func (s *scene) startUpAt(ctx context.Context, src *source) error {
@@ -50,7 +40,7 @@ func (s *scene) startUpAt(ctx context.Context, src *source) error {
 			return Durations{}, err
 		}
 		var a samples
-		err = w.do(connectTask{Task: "connect", Name: name, Consumer: s.consumer, Count: count}, &a)
+		err = w.do("connect", connectTask{Name: name, Consumer: s.consumer, Count: count}, &a)
 		return a.durations(), errors.Join(err, w.stop())
 	}
 	var first Durations

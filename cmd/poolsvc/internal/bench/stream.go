@@ -62,44 +62,49 @@ type consumer interface {
 // stream measures workload (b): how many frames go through a channel each second, and how long one frame takes when no other frame is on
 // its way.
 func stream(ctx context.Context, s *scene) error {
-	return s.withService(ctx, func(svc *service) error {
-		src, err := dial(ctx, svc.Socket)
-		if err != nil {
+	return s.withPool(ctx, s.streamPool(), func(src *source) error {
+		if err := s.streams(ctx, src, []way{
+			{"go-go", s.streamOnce, s.startGoConsumer, s.MaxConsumers},
+			{"go-python", s.streamOnce, s.startPythonConsumer, s.MaxConsumers},
+			{"go-python leases", s.streamOnce, s.startLeasingConsumer, 1},
+			{"go-spinning python", s.streamOnce, s.startSpinningConsumer, 1}, // each spinning consumer uses a whole CPU
+			{"python-go", s.publishOnce, s.startGoConsumer, 1},
+		}); err != nil {
 			return err
 		}
-		if err = src.makePool(ctx, s.streamPool()); err == nil {
-			err = s.streams(ctx, src)
-		}
-		return errors.Join(err, src.close())
+		return s.streamOfBytes(ctx, src)
 	})
+}
+
+// pythonStreams measures workload (g): streams from one Python process to other Python processes.
+func pythonStreams(ctx context.Context, s *scene) error {
+	return s.withPool(ctx, s.streamPool(), func(src *source) error {
+		return s.streams(ctx, src, []way{
+			{"python-python", s.publishOnce, s.startPythonConsumer, s.MaxConsumers},
+			{"python-spinning", s.publishOnce, s.startSpinningConsumer, 1},
+		})
+	})
+}
+
+// way is a kind of stream: how it sends frames, and which consumers take them, at most how many.
+type way struct {
+	name  string
+	send  func(context.Context, *source, []consumer, time.Duration) (Durations, error)
+	start func(context.Context, *source) (consumer, error)
+	most  int
 }
 
 // streamPool returns the spec of a pool that can hold the frames in a channel and the frames that members keep.
 func (s *scene) streamPool() mempool.PoolSpec { return s.poolSpec(streamBytes * (streamCapacity + 32)) }
 
-func (s *scene) streams(ctx context.Context, src *source) error {
-	for _, way := range []struct {
-		name  string
-		start func(context.Context, *source) (consumer, error)
-		most  int
-	}{
-		{"go-go", s.startGoConsumer, s.MaxConsumers},
-		{"go-python", s.startPythonConsumer, s.MaxConsumers},
-		{"go-python leases", s.startLeasingConsumer, 1},
-		{spinningWay, s.startSpinningConsumer, 1}, // each spinning consumer uses a whole CPU
-	} {
-		if err := s.streamTo(ctx, src, way.name, way.start, way.most); err != nil {
+func (s *scene) streams(ctx context.Context, src *source, ways []way) error {
+	for _, way := range ways {
+		if err := s.streamBy(ctx, src, way); err != nil {
 			return fmt.Errorf("%s: %w", way.name, err)
 		}
 	}
-	if err := s.streamFromPython(ctx, src); err != nil {
-		return fmt.Errorf("python-go: %w", err)
-	}
-	return s.streamOfBytes(ctx, src)
+	return nil
 }
-
-// spinningWay is the name of a stream to a consumer that spins and does not sleep.
-const spinningWay = "go-spinning python"
 
 // streamName returns the name of the workload with this number of consumers.
 func streamName(way string, consumers int) string {
@@ -109,8 +114,8 @@ func streamName(way string, consumers int) string {
 	return fmt.Sprintf("stream/%s/%d consumers", way, consumers)
 }
 
-// streamTo measures streams to more and more consumers, each in a process of its own.
-func (s *scene) streamTo(ctx context.Context, src *source, way string, start func(context.Context, *source) (consumer, error), most int) (err error) {
+// streamBy measures streams to more and more consumers, each in a process of its own.
+func (s *scene) streamBy(ctx context.Context, src *source, way way) (err error) {
 	var consumers []consumer
 	defer func() {
 		for _, c := range consumers {
@@ -118,26 +123,26 @@ func (s *scene) streamTo(ctx context.Context, src *source, way string, start fun
 		}
 	}()
 	for _, n := range streamConsumers {
-		if n > most {
+		if n > way.most {
 			return nil
 		}
 		for len(consumers) < n {
-			c, err := start(ctx, src)
+			c, err := way.start(ctx, src)
 			if err != nil {
 				return err
 			}
 			consumers = append(consumers, c)
 		}
-		fast, err := s.streamOnce(ctx, src, consumers, 0)
+		fast, err := way.send(ctx, src, consumers, 0)
 		if err != nil {
 			return err
 		}
-		paced, err := s.streamOnce(ctx, src, consumers, streamPause)
+		paced, err := way.send(ctx, src, consumers, streamPause)
 		if err != nil {
 			return err
 		}
 		fast.Each = paced.Each
-		s.add(fast, streamName(way, n), streamBytes, ours)
+		s.add(fast, streamName(way.name, n), streamBytes, ours)
 	}
 	return nil
 }
@@ -181,6 +186,11 @@ func (s *scene) streamOnce(ctx context.Context, src *source, consumers []consume
 	if err = errors.Join(err, ch.Close(ctx)); err != nil {
 		return d, err
 	}
+	return arrivals(sent, consumers)
+}
+
+// arrivals returns how long the frames of a closed channel took. sent has the times at which the producer sent the frames.
+func arrivals(sent []time.Duration, consumers []consumer) (d Durations, err error) {
 	for _, c := range consumers {
 		stamps, err := c.stamps()
 		if err != nil {

@@ -6,34 +6,8 @@ import (
 	"time"
 )
 
-// streamFromPython measures a stream from a worker to a consumer in a third process.
-func (s *scene) streamFromPython(ctx context.Context, src *source) (err error) {
-	c, err := s.startGoConsumer(ctx, src)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.stop()) }()
-	w, err := startWorker(ctx, s.Python, src.socket)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, w.stop()) }()
-	fast, err := s.publishOnce(ctx, src, w, c, 0)
-	if err != nil {
-		return err
-	}
-	paced, err := s.publishOnce(ctx, src, w, c, streamPause)
-	if err != nil {
-		return err
-	}
-	fast.Each = paced.Each
-	s.add(fast, streamName("python-go", 1), streamBytes, ours)
-	return nil
-}
-
 // publishTask lets a worker publish frames in a channel and then close the channel.
 type publishTask struct {
-	Task    string  `json:"task"`
 	Channel string  `json:"channel"`
 	Bytes   uint64  `json:"bytes"`
 	Seconds float64 `json:"seconds"`
@@ -42,20 +16,26 @@ type publishTask struct {
 	Most    int     `json:"most"`
 }
 
-func (s *scene) publishOnce(ctx context.Context, src *source, w *worker, c consumer, pause time.Duration) (d Durations, err error) {
-	ch, _, name, err := s.openStream(ctx, src, []consumer{c})
+// publishOnce does the same as streamOnce, with a worker as the producer.
+func (s *scene) publishOnce(ctx context.Context, src *source, consumers []consumer, pause time.Duration) (d Durations, err error) {
+	w, err := startWorker(ctx, s.Python, src.socket)
+	if err != nil {
+		return d, err
+	}
+	defer func() { err = errors.Join(err, w.stop()) }()
+	return s.publishBy(ctx, src, w, consumers, pause)
+}
+
+func (s *scene) publishBy(ctx context.Context, src *source, w *worker, consumers []consumer, pause time.Duration) (d Durations, err error) {
+	ch, _, name, err := s.openStream(ctx, src, consumers)
 	if err != nil {
 		return d, err
 	}
 	var sent samples
-	err = w.do(publishTask{Task: "publish", Channel: name, Bytes: streamBytes, Seconds: s.Time.Seconds(), Pause: pause.Seconds(),
+	err = w.do("publish", publishTask{Channel: name, Bytes: streamBytes, Seconds: s.Time.Seconds(), Pause: pause.Seconds(),
 		Least: leastSamples, Most: s.mostFrames(pause)}, &sent)
 	if err != nil {
-		return d, errors.Join(err, ch.Close(ctx)) // the consumer waits for frames until the channel is closed
+		return d, errors.Join(err, ch.Close(ctx)) // the consumers wait for frames until the channel is closed
 	}
-	came, err := c.stamps()
-	if err == nil {
-		err = d.arrived(sent.Samples, came)
-	}
-	return d, err
+	return arrivals(sent.Samples, consumers)
 }

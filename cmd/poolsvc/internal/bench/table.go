@@ -26,35 +26,8 @@ func printPython(w io.Writer, m verify.Machine) {
 
 // print writes the result as one line for a person.
 func (r Result) print(w io.Writer) {
-	fmt.Fprintf(w, "%-36s %-7s %10s %11s %11s %11s %11.0f  %s%s\n",
-		r.Workload, r.Kind, sizeOf(r.Bytes), number(r.P50), number(r.P99), number(r.P999), r.PerSecond, r.System, r.cpu()+r.spread())
-}
-
-// spread returns the range of the rounds as text.
-func (r Result) spread() string {
-	if r.Rounds == 0 {
-		return ""
-	}
-	text := fmt.Sprintf("; %d rounds", r.Rounds)
-	if r.P50Range != nil {
-		text += fmt.Sprintf(", p50 %.1f to %.1f", r.P50Range[0], r.P50Range[1])
-	}
-	if r.PerSecondRange != nil {
-		text += fmt.Sprintf(", %.0f to %.0f a second", r.PerSecondRange[0], r.PerSecondRange[1])
-	}
-	return text
-}
-
-// cpu returns the CPU time of a frame as text.
-func (r Result) cpu() string {
-	if r.CPU == nil {
-		return ""
-	}
-	service := ""
-	if r.ServiceShare != nil {
-		service = fmt.Sprintf(", the service %.1f %% of one", *r.ServiceShare*100)
-	}
-	return fmt.Sprintf(" (%.1f µs of the CPU for each frame%s)", *r.CPU, service)
+	fmt.Fprintf(w, "%-36s %-7s %10s %11s %11s %11s %11.0f  %s\n",
+		r.Workload, r.Kind, sizeOf(r.Bytes), number(r.P50), number(r.P99), number(r.P999), r.PerSecond, r.System)
 }
 
 func mebibytes(n uint64) float64 { return float64(n) / (1 << 20) }

@@ -24,7 +24,6 @@ const (
 // consumeTask tells a worker to make an array of each buffer whose name begins with a prefix. The worker acknowledges each buffer. A buffer
 // without elements is the last buffer.
 type consumeTask struct {
-	Task     string `json:"task"`
 	Prefix   string `json:"prefix"`
 	Consumer string `json:"consumer"`
 }
@@ -113,6 +112,20 @@ func (s *scene) withService(ctx context.Context, f func(*service) error) error {
 	return errors.Join(f(&service{svc}), svc.Stop())
 }
 
+// withPool runs a service in a separate process, which has a pool, while f runs.
+func (s *scene) withPool(ctx context.Context, spec mempool.PoolSpec, f func(*source) error) error {
+	return s.withService(ctx, func(svc *service) error {
+		src, err := dial(ctx, svc.Socket)
+		if err != nil {
+			return err
+		}
+		if err = src.makePool(ctx, spec); err == nil {
+			err = f(src)
+		}
+		return errors.Join(err, src.close())
+	})
+}
+
 // transferTo transfers buffers to a worker through a channel. The pool of the buffers can hold only one buffer.
 func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes uint64, channel string, leases bool) (d Durations, err error) {
 	ch, err := src.makeChannel(ctx, mempool.ChannelSpec{Name: channel, Mode: mempool.WorkQueue, Capacity: 2})
@@ -121,7 +134,7 @@ func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes ui
 	}
 	// failed closes the channel first, because the worker waits for frames until the channel is closed.
 	failed := func(err error) error { return w.failed(errors.Join(err, ch.Close(ctx))) }
-	if err := w.Send(framesTask{Task: "frames", Channel: channel, Consumer: s.consumer, Credit: transferCredit, Each: true, Leases: leases,
+	if err := w.begin("frames", framesTask{Channel: channel, Consumer: s.consumer, Credit: transferCredit, Each: true, Leases: leases,
 		OnDevice: s.kind != mempool.Host}); err != nil {
 		return d, failed(err)
 	}
@@ -169,7 +182,7 @@ func (s *scene) transferTo(ctx context.Context, src *source, w *worker, bytes ui
 
 // transferByName publishes buffers under names that begin with prefix. The worker asks for each name.
 func (s *scene) transferByName(ctx context.Context, src *source, w *worker, bytes uint64, prefix string) (Durations, error) {
-	if err := w.Send(consumeTask{Task: "consume", Prefix: prefix, Consumer: s.consumer}); err != nil {
+	if err := w.begin("consume", consumeTask{Prefix: prefix, Consumer: s.consumer}); err != nil {
 		return Durations{}, err
 	}
 	if err := w.ack(); err != nil { // the worker is ready

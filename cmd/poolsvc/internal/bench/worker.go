@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -37,7 +36,7 @@ func startWorker(ctx context.Context, python, socket string) (*worker, error) {
 	defer theirs.Close()
 	w := &worker{acks: os.NewFile(uintptr(fds[0]), "acknowledgements")}
 	if err = w.acks.SetReadDeadline(time.Now().Add(ackLimit)); err == nil {
-		cmd := exec.CommandContext(ctx, python, "-m", "poolbridge.bench", "--worker", "3", "--socket", socket)
+		cmd := exec.CommandContext(ctx, python, "-m", "poolbridge.bench", "--acks", "3", "--socket", socket)
 		cmd.ExtraFiles = []*os.File{theirs}
 		w.Process, err = child.Start("a worker", cmd)
 	}
@@ -47,28 +46,29 @@ func startWorker(ctx context.Context, python, socket string) (*worker, error) {
 	return w, nil
 }
 
+// begin sends a task, which has a name and arguments.
+func (w *worker) begin(task string, with any) error {
+	return w.Send(map[string]any{"task": task, "with": with})
+}
+
 // end reads the answer to the task that was sent.
 func (w *worker) end(answer any) error {
-	var raw json.RawMessage
-	if err := w.Receive(&raw); err != nil {
+	r := struct {
+		Error  *verify.Failure
+		Answer any
+	}{Answer: answer}
+	if err := w.Receive(&r); err != nil {
 		return err
 	}
-	var status struct {
-		OK    bool
-		Error struct{ Type, Message string }
+	if r.Error != nil {
+		return fmt.Errorf("the worker: %w", r.Error)
 	}
-	if err := json.Unmarshal(raw, &status); err != nil {
-		return fmt.Errorf("the worker answered %s: %w", raw, err)
-	}
-	if !status.OK {
-		return fmt.Errorf("the worker: %s: %s", status.Error.Type, status.Error.Message)
-	}
-	return json.Unmarshal(raw, answer)
+	return nil
 }
 
 // do lets the worker do a task, and reads the answer.
-func (w *worker) do(task, answer any) error {
-	if err := w.Send(task); err != nil {
+func (w *worker) do(task string, with, answer any) error {
+	if err := w.begin(task, with); err != nil {
 		return err
 	}
 	return w.end(answer)
@@ -113,7 +113,7 @@ func probe(ctx context.Context, python string) (*verify.Roster, error) {
 		return nil, err
 	}
 	var r verify.Roster
-	if err := w.do(map[string]string{"task": "probe"}, &r); err != nil {
+	if err := w.do("probe", nil, &r); err != nil {
 		return nil, fmt.Errorf("%s cannot run poolbridge's workers (is the package installed there?): %w", python, err)
 	}
 	return &r, w.stop()

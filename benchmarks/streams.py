@@ -16,9 +16,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, get_args
 
-from poolbridge._bench.fan import Fan, Waiting, number_of
-from poolbridge._bench.fan_poolbridge import ChannelFan, DeviceFan, QueueFan
-from poolbridge._bench.sample import Result, summarize
+from fan import Fan, Waiting
+from fan_poolbridge import ChannelFan, DeviceFan, QueueFan
+from sample import Result, summarize
+
+from poolbridge._bench.arrays import number_of
 
 CONSUMERS: Final = (1, 2, 4, 8, 16)
 """The numbers of consumers to measure. `measure_streams` leaves out numbers above the number of CPUs."""

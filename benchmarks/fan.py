@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
+from poolbridge._cuda import cuda as _cuda
 from poolbridge._sys.literals import Kind
-
-HEAD = np.dtype("<u8")
-"""The type of an array's number. The first bytes of an array on the CPU hold the number. The consumer checks it."""
+from poolbridge.errors import UnavailableError
 
 Waiting: TypeAlias = Literal["python", "spinning"]
 """How a consumer waits: in the default way of its system, or only by polling."""
@@ -76,11 +75,9 @@ class Fan(ABC):
         """Free the resources of the consumer's end."""
 
 
-def put_number(array: np.ndarray[Any, Any], number: int) -> None:
-    """Write a frame's number into the frame's first bytes."""
-    array[: HEAD.itemsize].view(HEAD)[0] = number
-
-
-def number_of(array: Any) -> int:
-    """Read the number of an array on the CPU from its first bytes."""
-    return int(array[: HEAD.itemsize].view(HEAD)[0])
+def missing_gpu() -> str:
+    """Return why this process can use no GPU; empty if this process can use a GPU."""
+    try:
+        return "" if _cuda.devices() else "this process sees no GPU"
+    except UnavailableError as error:
+        return str(error)

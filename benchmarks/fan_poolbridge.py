@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
+from fan import Fan, Waiting, missing_gpu
 
 import poolbridge
-from poolbridge._bench.fan import Fan, Waiting, put_number
-from poolbridge._bench.gpu import missing_gpu, preferred_consumer, stream_of
+from poolbridge._bench.arrays import preferred_consumer, put_number, stream_of
 from poolbridge._libraries.consumers import load
 from poolbridge._sys.literals import ChannelMode
 from poolbridge._sys.native import NATIVE

@@ -1,20 +1,27 @@
-"""Does what several measurements on a GPU need: checks for a GPU, and makes streams."""
+"""Finds the array library of a measurement, makes streams, and writes numbers into arrays."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._libraries.consumers import Consumer, probe
 from poolbridge.errors import UnavailableError
 
+HEAD = np.dtype("<u8")
+"""The type of an array's number. The first bytes of an array on the CPU hold the number. The consumer checks it."""
 
-def missing_gpu() -> str:
-    """Return why this process can use no GPU; empty if this process can use a GPU."""
-    try:
-        return "" if _cuda.devices() else "this process sees no GPU"
-    except UnavailableError as error:
-        return str(error)
+
+def put_number(array: Any, number: int) -> None:
+    """Write a frame's number into the frame's first bytes."""
+    array[: HEAD.itemsize].view(HEAD)[0] = number
+
+
+def number_of(array: Any) -> int:
+    """Read the number of an array on the CPU from its first bytes."""
+    return int(array[: HEAD.itemsize].view(HEAD)[0])
 
 
 def preferred_consumer() -> str:
