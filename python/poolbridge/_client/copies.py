@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -73,14 +73,16 @@ def _form_on_cpu(dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Form:
     return _Form(_tensor.describe(shape, dtype), on_gpu=False)
 
 
-@lru_cache(maxsize=16)
-def _packed(arrays: tuple[tuple[str, np.dtype[Any] | str, tuple[int, ...]], ...]) -> Description:
-    """Describe copies of several arrays. Cached, because that takes longer than a copy."""
+def _pack(arrays: Iterable[tuple[str, Any, Any]]) -> Description:
+    """Describe a frame of several arrays by the name, the shape and the dtype of each."""
     described = []
-    for name, dtype, shape in arrays:
+    for name, shape, dtype in arrays:
         with _naming(name):
             described.append((check_name(name, "array"), _tensor.describe(shape, dtype)))
     return _layout.pack(described)
+
+
+_packed = lru_cache(maxsize=16)(_pack)  # cached for copies, because it takes longer than a copy
 
 
 @contextmanager
@@ -102,16 +104,14 @@ def describe_frame(shape: Any, dtype: Any) -> Description:
     """
     if not isinstance(shape, Mapping):
         return _tensor.describe(shape, dtype)
-    arrays = []
-    for name, one in shape.items():
+    arrays = dict(shape)
+    for name, one in arrays.items():
         if not isinstance(one, tuple) or len(one) != 2:
             raise InvalidArgumentError(
                 f"array {shown(name)} is described by {shown(one)}: expected a shape and a dtype, such as "
                 '((480, 640), "uint8")'
             )
-        with _naming(name):
-            arrays.append((check_name(name, "array"), _tensor.describe(*one)))
-    return _layout.pack(arrays)
+    return _pack((name, *one) for name, one in arrays.items())
 
 
 def named_arrays(given: Any) -> dict[str, Any] | None:
@@ -181,7 +181,7 @@ class Copies:
         """Describe the copies of a frame of several arrays."""
         check = len(self._session.sent_states) > 0
         sources: list[Source | None] = []
-        kinds: list[tuple[str, Any, tuple[int, ...]]] = []
+        kinds: list[tuple[str, tuple[int, ...], Any]] = []
         for name, given in arrays.items():
             plain = type(given) is np.ndarray
             source = None
@@ -191,9 +191,9 @@ class Copies:
             if source is not None and check:
                 _sources.check_not_sent(self._session, source)
             if plain or source is None:
-                kinds.append((name, given.dtype, given.shape))
+                kinds.append((name, given.shape, given.dtype))
             else:
-                kinds.append((name, source.element.name, source.shape))
+                kinds.append((name, source.shape, source.element.name))
             sources.append(None if plain else source)
         description = _packed(tuple(kinds))
         described = [part for _, part in description.arrays]

@@ -8,7 +8,6 @@ import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Never, Self
 
 from poolbridge._client.aconnect import connect_async
@@ -158,9 +157,7 @@ class Service:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     async def __aenter__(self) -> Self:
@@ -174,9 +171,7 @@ class Service:
         finally:
             del starting  # the task keeps its error, whose traceback refers to this stack frame
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await asyncio.to_thread(self.stop)
 
     def __repr__(self) -> str:

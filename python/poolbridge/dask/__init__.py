@@ -22,8 +22,9 @@ many did not, and why::
 This module needs the package ``distributed``: ``pip install 'poolbridge[dask]'``.
 """
 
+from poolbridge._sys.counts import Count
 from poolbridge.dask import _requirements as _requirements  # imported first: `check` says which package is missing
-from poolbridge.dask._counts import Count, Stats
+from poolbridge.dask._counts import Stats
 from poolbridge.dask._plugin import PoolbridgePlugin, asarray, empty, pool_client, stats
 
 __all__ = ["Count", "PoolbridgePlugin", "Stats", "asarray", "empty", "pool_client", "stats"]

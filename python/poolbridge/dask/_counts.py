@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from poolbridge._sys.log import LOG
+from poolbridge._sys.counts import NONE, Count, PathCounts
 
 Path = Literal["sent_in_place", "sent_copied", "sent_by_dask", "received_in_place", "received_by_dask", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """The number of arrays, and their bytes.
-
-    Attributes
-    ----------
-    arrays, nbytes
-        The number of arrays, and the bytes of all these arrays.
-    """
-
-    arrays: int = 0
-    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +38,12 @@ class Stats:
         The number of arrays for each reason why arrays did not go in place.
     """
 
-    sent_in_place: Count = Count()
-    sent_copied: Count = Count()
-    sent_by_dask: Count = Count()
-    received_in_place: Count = Count()
-    received_by_dask: Count = Count()
-    failed: Count = Count()
+    sent_in_place: Count = NONE
+    sent_copied: Count = NONE
+    sent_by_dask: Count = NONE
+    received_in_place: Count = NONE
+    received_by_dask: Count = NONE
+    failed: Count = NONE
     reasons: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -70,7 +53,7 @@ class Stats:
         return cls(**of, reasons=dict(snapshot["reasons"]))
 
 
-class Counts:
+class Counts(PathCounts[Path]):
     """The counts of one worker, and the reasons why arrays did not go in place. Thread-safe.
 
     Parameters
@@ -81,17 +64,12 @@ class Counts:
     """
 
     def __init__(self, announce: Callable[[str], object]) -> None:
+        super().__init__()
         self._announce = announce
-        self._lock = threading.Lock()
-        self._arrays: Counter[Path] = Counter()
-        self._nbytes: Counter[Path] = Counter()
-        self._reasons: Counter[str] = Counter()
 
     def add(self, path: Path, nbytes: int, reason: str = "", detail: object = "", *, loud: bool = False) -> None:
-        """Count one array that went by `path`, and log it: at INFO or WARNING if `reason` is new, else at DEBUG."""
-        with self._lock:
-            self._arrays[path] += 1
-            self._nbytes[path] += nbytes
+        """Count one array that went by `path`, and log it; see `PathCounts.say`."""
+        self.count(path, nbytes)
         self._say(f"array {path.replace('_', ' ')}, {nbytes} bytes", reason, detail, loud=loud)
 
     def degraded(self, reason: str, detail: object = "") -> None:
@@ -99,19 +77,11 @@ class Counts:
         self._say("made in ordinary memory", f"not in the pool: {reason}", detail, loud=True)
 
     def _say(self, what: str, reason: str, detail: object, *, loud: bool) -> None:
-        with self._lock:
-            new = bool(reason) and reason not in self._reasons
-            if reason:
-                self._reasons[reason] += 1
         text = what + (f": {reason}" if reason else "") + (f" ({detail})" if str(detail) else "")
-        LOG.log(logging.DEBUG if not new else logging.WARNING if loud else logging.INFO, "dask: %s", text)
-        if new:
+        if self.say(f"dask: {text}", reason, loud=loud):
             self._announce(text)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the counts as plain data, from which `Stats.from_snapshot` makes a `Stats`."""
-        with self._lock:
-            of: dict[str, Any] = {
-                path: {"arrays": count, "nbytes": self._nbytes[path]} for path, count in self._arrays.items()
-            }
-            return of | {"reasons": dict(self._reasons)}
+        of, reasons = self.read()
+        return {path: asdict(count) for path, count in of.items()} | {"reasons": reasons}

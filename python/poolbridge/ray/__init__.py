@@ -32,8 +32,9 @@ Ray's interface for transports is alpha. ``docs/engines.md`` lists the tested ve
 without a copy.
 """
 
+from poolbridge._sys.counts import Count
 from poolbridge.ray._connection import DEFAULT_POOL, client, close, empty
-from poolbridge.ray._counts import Count, Stats, stats
+from poolbridge.ray._counts import Stats, stats
 from poolbridge.ray._register import register
 from poolbridge.ray._services import Services, start
 

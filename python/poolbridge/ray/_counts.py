@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from poolbridge._sys.log import LOG
+from poolbridge._sys.counts import NONE, Count, PathCounts
 
 Path = Literal[
     "sent_in_place",
@@ -19,20 +16,6 @@ Path = Literal[
     "received_moved",
     "received_by_ray",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """The number of arrays, and their bytes.
-
-    Attributes
-    ----------
-    arrays, nbytes
-        The number of arrays, and the bytes of all these arrays.
-    """
-
-    arrays: int = 0
-    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,44 +44,28 @@ class Stats:
         The number of arrays for each reason why arrays did not go in place.
     """
 
-    sent_in_place: Count = Count()
-    sent_copied: Count = Count()
-    sent_by_ray: Count = Count()
-    received_in_place: Count = Count()
-    received_by_nixl: Count = Count()
-    received_moved: Count = Count()
-    received_by_ray: Count = Count()
+    sent_in_place: Count = NONE
+    sent_copied: Count = NONE
+    sent_by_ray: Count = NONE
+    received_in_place: Count = NONE
+    received_by_nixl: Count = NONE
+    received_moved: Count = NONE
+    received_by_ray: Count = NONE
     reasons: dict[str, int] = field(default_factory=dict)
 
 
 _WARNED: Final = ("sent_by_ray", "received_by_ray")
 
 
-class Counts:
+class Counts(PathCounts[Path]):
     """The counts of this process. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._arrays: Counter[Path] = Counter()
-        self._nbytes: Counter[Path] = Counter()
-        self._reasons: Counter[str] = Counter()
-
     def add(self, path: Path, nbytes: int, what: object, reason: str = "", *, loud: bool = False) -> None:
-        """Count one array that went by `path`, and log it: at INFO or WARNING if `reason` is new, else at DEBUG."""
-        with self._lock:
-            self._arrays[path] += 1
-            self._nbytes[path] += nbytes
-            new = bool(reason) and not self._reasons[reason]
-            if reason:
-                self._reasons[reason] += 1
-        level = logging.DEBUG if not new else logging.WARNING if loud or path in _WARNED else logging.INFO
-        LOG.log(level, "ray: %s %s, %d bytes%s", what, path.replace("_", " "), nbytes, f": {reason}" if reason else "")
-
-    def read(self) -> Stats:
-        """Return the present counts."""
-        with self._lock:
-            of = {path: Count(count, self._nbytes[path]) for path, count in self._arrays.items()}
-            return Stats(**of, reasons=dict(self._reasons))
+        """Count one array that went by `path`, and log it; see `PathCounts.say`."""
+        self.count(path, nbytes)
+        why = f": {reason}" if reason else ""
+        text = f"ray: {what} {path.replace('_', ' ')}, {nbytes} bytes{why}"
+        self.say(text, reason, loud=loud or path in _WARNED)
 
 
 COUNTS: Final = Counts()
@@ -114,4 +81,5 @@ def stats() -> Stats:
     Stats
         The present counts.
     """
-    return COUNTS.read()
+    of, reasons = COUNTS.read()
+    return Stats(**of, reasons=reasons)
