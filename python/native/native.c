@@ -62,13 +62,24 @@ bool wait_of(void *self, PyObject *const *args, Py_ssize_t given, Wait *to) {
     return (given < 1 || time_to(invalid, args[0], &to->limit)) && (to->adaptive || time_to(invalid, args[1], &to->spin));
 }
 
-bool member_arguments(PyObject *args, PyObject *kwargs, int fds[3], const char *third, uint64_t *slot, uint64_t *member) {
+PyObject *new_member(PyTypeObject *type, PyObject *args, PyObject *kwargs, const char *third, uint64_t slots, Opening open) {
     const char *names[] = {"roster", "sequencer", third, "slot", "member", NULL};
-    unsigned long long at, id;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiiKK", (char **)names, &fds[0], &fds[1], &fds[2], &at, &id)) return false;
-    *slot = at;
-    *member = id;
-    return true;
+    unsigned long long slot, member;
+    int fds[3];
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiiKK", (char **)names, &fds[0], &fds[1], &fds[2], &slot, &member)) return NULL;
+    Member *self = (Member *)PyType_GenericAlloc(type, 0);
+    if (!self) return NULL;
+    if (slot >= slots || !member) {
+        PyErr_Format(state_of(self)->invalid, "a member has a slot below %llu and a member id that is not 0", (unsigned long long)slots);
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
+    enum pb_result r = open(self, fds, (uint32_t)slot, member);
+    self->open = true;
+    if (!r) return (PyObject *)self;
+    result_of(self, r);
+    Py_DECREF((PyObject *)self);
+    return NULL;
 }
 
 PyObject *add_file(Member *m, PyObject *const *args, Py_ssize_t given, uint64_t slots, const char *what,

@@ -53,7 +53,8 @@ bool wait_of(void *self, PyObject *const *args, Py_ssize_t given, Wait *to); // 
 bool wait_for(Member *m, Attempt attempt, void *with, const Wait *how, enum pb_result *r);
 void pb_init_spinning(void);
 PyObject *result_of(Member *m, enum pb_result r); // returns a Condition, or raises
-bool member_arguments(PyObject *args, PyObject *kwargs, int fds[3], const char *third, uint64_t *slot, uint64_t *member);
+typedef enum pb_result (*Opening)(Member *m, const int fds[3], uint32_t slot, uint64_t member); // sets `ch` and `unmap`, and opens the files
+PyObject *new_member(PyTypeObject *type, PyObject *args, PyObject *kwargs, const char *third, uint64_t slots, Opening open);
 PyObject *add_file(Member *m, PyObject *const *args, Py_ssize_t given, uint64_t slots, const char *what,
                    enum pb_result (*add)(Member *, uint32_t slot, uint64_t member, int fd));
 PyObject *unknown(Member *m, void *closure);

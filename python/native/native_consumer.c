@@ -37,25 +37,15 @@ static void unmap(Member *m) {
     pb_consumer_close(&((Consumer *)m)->core);
 }
 
+static enum pb_result open_consumer(Member *m, const int fds[3], uint32_t slot, uint64_t member) {
+    Consumer *self = (Consumer *)m;
+    m->ch = &self->core.ch;
+    m->unmap = unmap;
+    return pb_consumer_open(&self->core, fds[0], fds[1], fds[2], slot, member);
+}
+
 static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    int fds[3];
-    uint64_t slot, member;
-    if (!member_arguments(args, kwargs, fds, "cursor", &slot, &member)) return NULL;
-    Consumer *self = (Consumer *)PyType_GenericAlloc(type, 0);
-    if (!self) return NULL;
-    self->member.ch = &self->core.ch;
-    self->member.unmap = unmap;
-    if (slot >= PB_CONSUMERS || !member) {
-        PyErr_SetString(state_of(self)->invalid, "a consumer has a slot below 1024 and a member id that is not 0");
-        Py_DECREF(self);
-        return NULL;
-    }
-    enum pb_result r = pb_consumer_open(&self->core, fds[0], fds[1], fds[2], (uint32_t)slot, member);
-    self->member.open = true;
-    if (!r) return (PyObject *)self;
-    result_of(&self->member, r);
-    Py_DECREF(self);
-    return NULL;
+    return new_member(type, args, kwargs, "cursor", PB_CONSUMERS, open_consumer);
 }
 
 static int traverse(Consumer *self, visitproc visit, void *arg) {
@@ -264,30 +254,6 @@ static int accept(Consumer *self, PyObject *none, void *closure) {
     return 0;
 }
 
-static int set_any_thread(Consumer *self, PyObject *value, void *closure) {
-    (void)closure;
-    int truth = value ? PyObject_IsTrue(value) : -1;
-    self->any_thread = truth > 0;
-    return truth < 0 ? -1 : 0;
-}
-
-static PyObject *any_thread(Consumer *self, void *closure) {
-    (void)closure;
-    return PyBool_FromLong(self->any_thread);
-}
-
-static int set_needs_producers(Consumer *self, PyObject *value, void *closure) {
-    (void)closure;
-    int truth = value ? PyObject_IsTrue(value) : -1;
-    self->core.needs_producers = truth > 0;
-    return truth < 0 ? -1 : 0;
-}
-
-static PyObject *needs_producers(Consumer *self, void *closure) {
-    (void)closure;
-    return PyBool_FromLong(self->core.needs_producers);
-}
-
 // producers: when the last producer left, and a list of the process ids of the producers
 static PyObject *producers(Consumer *self, void *closure) {
     (void)closure;
@@ -302,16 +268,6 @@ static PyObject *producers(Consumer *self, void *closure) {
         Py_XDECREF(process);
     }
     return processes ? Py_BuildValue("(KN)", (unsigned long long)pb_abandoned(ch), processes) : NULL;
-}
-
-static PyObject *failed(Consumer *self, void *closure) {
-    (void)closure;
-    return PyLong_FromUnsignedLongLong(self->core.failed);
-}
-
-static PyObject *spent(Consumer *self, void *closure) {
-    (void)closure;
-    return PyLong_FromUnsignedLongLong(self->core.spent);
 }
 
 static PyObject *in_hand(Consumer *self, void *closure) {
@@ -347,18 +303,21 @@ static PyGetSetDef getters[] = {
     {"waits", (getter)waits, NULL, NULL, NULL},
     {"unknown", (getter)unknown, NULL, NULL, NULL},
     {"waits_asleep", (getter)waits_asleep, NULL, NULL, NULL},
-    {"any_thread", (getter)any_thread, (setter)set_any_thread, NULL, NULL},
-    {"needs_producers", (getter)needs_producers, (setter)set_needs_producers, NULL, NULL},
     {"producers", (getter)producers, NULL, NULL, NULL},
-    {"failed", (getter)failed, NULL, NULL, NULL},
-    {"spent", (getter)spent, NULL, NULL, NULL},
     {"offered", (getter)offered, (setter)accept, NULL, NULL},
     {"in_hand", (getter)in_hand, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
+static PyMemberDef members[] = {
+    {"any_thread", T_BOOL, offsetof(Consumer, any_thread), 0, NULL},
+    {"needs_producers", T_BOOL, offsetof(Consumer, core.needs_producers), 0, NULL},
+    {"failed", T_ULONGLONG, offsetof(Consumer, core.failed), READONLY, NULL},
+    {"spent", T_ULONGLONG, offsetof(Consumer, core.spent), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
 static PyType_Slot slots[] = {
-    {Py_tp_new, new},         {Py_tp_dealloc, dealloc}, {Py_tp_methods, methods}, {Py_tp_getset, getters},
-    {Py_tp_traverse, traverse}, {Py_tp_clear, clear},   {0, NULL},
+    {Py_tp_new, new}, {Py_tp_dealloc, dealloc}, {Py_tp_methods, methods}, {Py_tp_members, members}, {Py_tp_getset, getters},
+    {Py_tp_traverse, traverse}, {Py_tp_clear, clear}, {0, NULL},
 };
 PyType_Spec consumer_spec = {
     "poolbridge._native.Consumer", sizeof(Consumer), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, slots,

@@ -17,25 +17,15 @@ typedef struct {
 
 static void unmap(Member *m) { pb_producer_close(&((Producer *)m)->core); }
 
+static enum pb_result open_producer(Member *m, const int fds[3], uint32_t slot, uint64_t member) {
+    Producer *self = (Producer *)m;
+    m->ch = &self->core.ch;
+    m->unmap = unmap;
+    return pb_producer_open(&self->core, fds[0], fds[1], fds[2], slot, member);
+}
+
 static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    int fds[3];
-    uint64_t slot, member;
-    if (!member_arguments(args, kwargs, fds, "track", &slot, &member)) return NULL;
-    Producer *self = (Producer *)PyType_GenericAlloc(type, 0);
-    if (!self) return NULL;
-    self->member.ch = &self->core.ch;
-    self->member.unmap = unmap;
-    if (slot >= PB_PRODUCERS || !member) {
-        PyErr_SetString(state_of(self)->invalid, "a producer has a slot below 63 and a member id that is not 0");
-        Py_DECREF(self);
-        return NULL;
-    }
-    enum pb_result r = pb_producer_open(&self->core, fds[0], fds[1], fds[2], (uint32_t)slot, member);
-    self->member.open = true;
-    if (!r) return (PyObject *)self;
-    result_of(&self->member, r);
-    Py_DECREF(self);
-    return NULL;
+    return new_member(type, args, kwargs, "track", PB_PRODUCERS, open_producer);
 }
 
 static void dealloc(Producer *self) {
@@ -198,11 +188,6 @@ static PyObject *rouse(Producer *self, PyObject *ignored) {
     Py_RETURN_NONE;
 }
 
-static PyObject *roused(Producer *self, void *closure) {
-    (void)closure;
-    return PyLong_FromUnsignedLongLong(self->roused);
-}
-
 static PyObject *behind(Producer *self, void *closure) {
     (void)closure;
     uint64_t member;
@@ -263,7 +248,6 @@ static PyObject *counts(Producer *self, void *closure) {
 static PyGetSetDef getters[] = {
     {"counts", (getter)counts, NULL, NULL, NULL},
     {"waits", (getter)waits, NULL, NULL, NULL},
-    {"roused", (getter)roused, NULL, NULL, NULL},
     {"patience", (getter)patience, (setter)set_patience, NULL, NULL},
     {"unknown", (getter)unknown, NULL, NULL, NULL},
     {"waits_asleep", (getter)waits_asleep, NULL, NULL, NULL},
@@ -271,8 +255,9 @@ static PyGetSetDef getters[] = {
     {"behind", (getter)behind, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
+static PyMemberDef members[] = {{"roused", T_ULONGLONG, offsetof(Producer, roused), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
 static PyType_Slot slots[] = {
-    {Py_tp_new, new}, {Py_tp_dealloc, dealloc}, {Py_tp_methods, methods}, {Py_tp_getset, getters}, {0, NULL},
+    {Py_tp_new, new}, {Py_tp_dealloc, dealloc}, {Py_tp_methods, methods}, {Py_tp_members, members}, {Py_tp_getset, getters}, {0, NULL},
 };
 PyType_Spec producer_spec = {
     "poolbridge._native.Producer", sizeof(Producer), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, slots,
