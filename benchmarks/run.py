@@ -72,7 +72,7 @@ def ratios(results: list[Row]) -> Iterator[Row]:
         mine = ours.get(key(theirs)[:3])
         if theirs["system"] == OURS or mine is None or key(theirs) in doubts:
             continue
-        rates = theirs["workload"].startswith(("stream/", "copy/"))
+        rates = theirs["workload"].startswith("stream/")
         if not rates and mine["p50_us"] and theirs["p50_us"]:
             ratio = theirs["p50_us"] / mine["p50_us"]
         else:

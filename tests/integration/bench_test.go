@@ -53,9 +53,9 @@ func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 	}
 	for _, want := range []string{
 		"transfer poolbridge",
-		"copy/go bytes to consumer copies alone", "copy/go bytes to consumer poolbridge", "transfer/by name poolbridge", "stream/go-go/1 consumer poolbridge", "stream/go-go/2 consumers poolbridge",
+		"copy/go bytes to consumer poolbridge", "transfer/by name poolbridge", "stream/go-go/1 consumer poolbridge", "stream/go-go/2 consumers poolbridge",
 		"stream/go-python/1 consumer poolbridge", "stream/python-python/1 consumer poolbridge", "stream/python-go/1 consumer poolbridge",
-		"stream/go-spinning python/1 consumer poolbridge", "stream/go-python/1 consumer a byte through a socket", "transfer/a lease each poolbridge",
+		"stream/go-spinning python/1 consumer poolbridge", "transfer/a lease each poolbridge",
 		"allocate/go poolbridge", "allocate/python poolbridge",
 		"growth/10 buffers/1 sessions poolbridge", "growth/40 buffers/3 sessions poolbridge",
 		"start-up/first poolbridge", "start-up/again poolbridge",

@@ -105,15 +105,6 @@ class BenchWorker:
             del array
         return {"samples": stamps[1:]}
 
-    def bytes(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Receive single bytes on the socket for acknowledgements; answer with the time at which each byte came."""
-        receive, clock = self._acknowledge.recv, time.monotonic_ns
-        stamps: list[int] = []
-        self._acknowledge.send(_ACK)
-        while len(stamps) < task["count"] and receive(1):
-            stamps.append(clock())
-        return {"samples": stamps}
-
     def publish(self, task: dict[str, Any]) -> dict[str, Any]:
         """Publish frames for some seconds and close the channel; answer with the time of each frame."""
         client, pause, clock = self._connected, task["pause"], time.monotonic_ns
@@ -188,7 +179,6 @@ _TASKS: Final[dict[str, Callable[[BenchWorker, dict[str, Any]], dict[str, Any]]]
     "probe": BenchWorker.probe,
     "consume": BenchWorker.consume,
     "frames": BenchWorker.frames,
-    "bytes": BenchWorker.bytes,
     "publish": BenchWorker.publish,
     "allocate": BenchWorker.allocate,
     "connect": BenchWorker.connect,

@@ -35,7 +35,7 @@ func (s *scene) allocateOutside(ctx context.Context, src *source) error {
 		if err != nil {
 			return err
 		}
-		s.add(d, way.workload, allocateBytes, ours)
+		s.add(d, way.workload, allocateBytes)
 	}
 	return nil
 }

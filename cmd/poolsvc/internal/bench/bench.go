@@ -34,7 +34,7 @@ func init() { // in init, because Options uses the names of the workloads
 	}
 }
 
-// ours is the name of poolbridge as the measured system. Its service runs in a separate process.
+// ours is the name of poolbridge as the measured system. benchmarks/run.py adds the results of other systems.
 const ours = "poolbridge"
 
 // scene has what the measurements of one kind of memory share.
@@ -50,15 +50,15 @@ type scene struct {
 }
 
 // add adds a result to the report and shows it.
-func (s *scene) add(d Durations, workload string, bytes uint64, system string) {
-	r := d.result(workload, string(s.kind), bytes, system)
+func (s *scene) add(d Durations, workload string, bytes uint64) {
+	r := d.result(workload, string(s.kind), bytes)
 	s.report.Results = append(s.report.Results, r)
 	r.print(s.Progress)
 }
 
-func (s *scene) skip(workload, system, reason string) {
-	s.report.Skipped = append(s.report.Skipped, Skipped{Workload: workload, Kind: string(s.kind), System: system, Reason: reason})
-	fmt.Fprintf(s.Progress, "%s  %-8s %s: %s\n", display.Neutral.Render("skipped"), s.kind, system, reason)
+func (s *scene) skip(workload, reason string) {
+	s.report.Skipped = append(s.report.Skipped, Skipped{Workload: workload, Kind: string(s.kind), System: ours, Reason: reason})
+	fmt.Fprintf(s.Progress, "%s  %-8s %s\n", display.Neutral.Render("skipped"), s.kind, reason)
 }
 
 // newSocket returns a new path for the socket of a service.
@@ -137,12 +137,12 @@ func (s *scene) measure(ctx context.Context, p *verify.Roster) error {
 	consumers := p.Consumers[string(s.kind)]
 	switch {
 	case errors.Is(err, mempool.ErrUnavailable):
-		s.skip("", ours, err.Error())
+		s.skip("", err.Error())
 		return nil
 	case err != nil:
 		return err
 	case len(consumers) == 0:
-		s.skip("", ours, fmt.Sprintf("%s has no package that can use this kind: %s", s.Python, p.Missing[string(s.kind)]))
+		s.skip("", fmt.Sprintf("%s has no package that can use this kind: %s", s.Python, p.Missing[string(s.kind)]))
 		return nil
 	}
 	s.consumer = consumers[0]

@@ -37,14 +37,14 @@ func TestPercentileIsTheNearestRank(t *testing.T) {
 
 func TestResultOfFewMeasurementsHasNoP999(t *testing.T) {
 	d := Durations{Each: []time.Duration{3000, 1000, 2000}, Elapsed: time.Millisecond}
-	r := d.result("transfer", "host", 4, "x")
+	r := d.result("transfer", "host", 4)
 	assert.Equal(t, 3000.0, r.PerSecond)
 	text, err := json.Marshal(r)
 	require.NoError(t, err)
-	assert.JSONEq(t, `{"workload": "transfer", "kind": "host", "bytes": 4, "system": "x", "p50_us": 2, "p99_us": 3,
+	assert.JSONEq(t, `{"workload": "transfer", "kind": "host", "bytes": 4, "system": "poolbridge", "p50_us": 2, "p99_us": 3,
 		"per_second": 3000, "samples": 3}`, string(text))
 	d.Each = slices.Repeat(d.Each, 400)
-	assert.Equal(t, 3.0, *d.result("transfer", "host", 4, "x").P999)
+	assert.Equal(t, 3.0, *d.result("transfer", "host", 4).P999)
 }
 
 func TestStopwatchForgetsTheWarmUp(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge"
-	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -18,24 +17,12 @@ const (
 	copyCapacity = 4
 )
 
-// copyWorkload is the name of workload (c). bandwidth is the name of the measurement with which the bench compares
-// workload (c): plain copies, from page-locked memory to a GPU or within memory of the CPU.
-const (
-	copyWorkload = "copy/go bytes to consumer"
-	bandwidth    = "copies alone"
-)
-
 // copies measures workload (c): a Go program copies bytes of its own into frames, and a consumer takes the frames.
 func copies(ctx context.Context, s *scene) error {
-	alone, err := s.copiesAlone()
-	if err != nil {
-		return fmt.Errorf("%s: %w", bandwidth, err)
-	}
-	s.add(alone, copyWorkload, copyBytes, bandwidth)
 	return s.withPool(ctx, s.poolSpec(copyBytes*(copyCapacity+4)), func(src *source) error {
 		d, err := s.copyFrames(ctx, src)
 		if err == nil {
-			s.add(d, copyWorkload, copyBytes, ours)
+			s.add(d, "copy/go bytes to consumer", copyBytes)
 		}
 		return err
 	})
@@ -117,76 +104,4 @@ func finishCopies(ctx context.Context, more func() (*bridge.Lease, error)) error
 		return err
 	}
 	return errors.Join(last.WaitOn(ctx, mempool.CPU), last.Release(false))
-}
-
-// copiesAlone measures how fast the machine copies frames without poolbridge: from page-locked memory to the GPU, or on the CPU.
-func (s *scene) copiesAlone() (d Durations, err error) {
-	if s.kind == mempool.Host {
-		from, to := make([]byte, copyBytes), make([]byte, copyBytes)
-		return s.repeat(func() error {
-			copy(to, from)
-			return nil
-		}, nil)
-	}
-	device, err := mempool.FindDevice(s.Device)
-	if err != nil {
-		return d, err
-	}
-	ctx, err := device.Retain()
-	if err != nil {
-		return d, err
-	}
-	defer func() { err = errors.Join(err, ctx.Close()) }()
-	stream, err := ctx.NewStream()
-	if err != nil {
-		return d, err
-	}
-	defer func() { err = errors.Join(err, stream.Close()) }()
-	from, err := ctx.NewPinned(copyBytes)
-	if err != nil {
-		return d, err
-	}
-	defer func() { err = errors.Join(err, from.Close()) }()
-	to, err := ctx.Malloc(copyBytes)
-	if err != nil {
-		return d, err
-	}
-	defer func() { err = errors.Join(err, ctx.MFree(to)) }()
-	return s.copyToGPU(stream, to, from)
-}
-
-// aheadOfGPU is how many copies are queued before the producer waits.
-const aheadOfGPU = 8
-
-func (s *scene) copyToGPU(stream *cuda.Stream, to cuda.DevicePtr, from *cuda.Pinned) (Durations, error) {
-	queued := 0
-	d, err := s.repeat(func() error {
-		if err := stream.CopyHtoDAsync(to, from, 0, copyBytes); err != nil {
-			return err
-		}
-		if queued++; queued%aheadOfGPU != 0 {
-			return nil
-		}
-		return stream.Synchronize()
-	}, stream.Synchronize)
-	d.Count, d.Each = len(d.Each), nil // most calls only queue a copy, so their times say nothing
-	return d, err
-}
-
-// repeat calls one until the time is over, and then calls finish.
-func (s *scene) repeat(one, finish func() error) (Durations, error) {
-	watch := newStopwatch(s.Time)
-	for watch.more() {
-		start := time.Now()
-		if err := one(); err != nil {
-			return Durations{}, err
-		}
-		watch.took(time.Since(start))
-	}
-	if finish != nil {
-		if err := finish(); err != nil {
-			return Durations{}, err
-		}
-	}
-	return watch.durations(), nil
 }

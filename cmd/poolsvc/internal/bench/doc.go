@@ -1,3 +1,2 @@
-// Package bench implements the command `poolsvc bench`. It measures the time and the memory that poolbridge uses. In the same run, it also
-// measures other systems that a user can use instead of poolbridge.
+// Package bench implements the command `poolsvc bench`. It measures the time and the memory that poolbridge uses.
 package bench

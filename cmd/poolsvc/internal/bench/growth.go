@@ -155,7 +155,7 @@ func (g *grown) step(ctx context.Context, buffers, sessions int) error {
 		return err
 	})
 	if err = errors.Join(err, w.stop()); err == nil {
-		g.add(d, growthName(buffers, sessions), growthBytes, ours)
+		g.add(d, growthName(buffers, sessions), growthBytes)
 	}
 	return err
 }

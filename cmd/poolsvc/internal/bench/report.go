@@ -9,8 +9,7 @@ import (
 
 // Result is one line of the results table.
 type Result struct {
-	// Workload, Kind and Bytes say what was measured. System is the system that carried the data: poolbridge, or what there is without
-	// it, such as a copy alone.
+	// Workload, Kind and Bytes say what was measured. System is the system that carried the data: poolbridge.
 	Workload string `json:"workload"`
 	Kind     string `json:"kind"`
 	Bytes    uint64 `json:"bytes"`

@@ -28,8 +28,8 @@ func (d Durations) Percentile(share float64) time.Duration {
 }
 
 // result returns the measurements as a line of the table.
-func (d Durations) result(workload, kind string, bytes uint64, system string) Result {
-	r := Result{Workload: workload, Kind: kind, Bytes: bytes, System: system, Samples: max(d.Count, len(d.Each))}
+func (d Durations) result(workload, kind string, bytes uint64) Result {
+	r := Result{Workload: workload, Kind: kind, Bytes: bytes, System: ours, Samples: max(d.Count, len(d.Each))}
 	if d.Elapsed > 0 {
 		r.PerSecond = float64(r.Samples) / d.Elapsed.Seconds()
 	}

@@ -52,13 +52,13 @@ func (s *scene) startUpAt(ctx context.Context, src *source) error {
 		first.Each = append(first.Each, d.Each...)
 		first.Elapsed += d.Elapsed
 	}
-	s.add(first, "start-up/first", startUpBytes, ours)
+	s.add(first, "start-up/first", startUpBytes)
 	again, err := connect(reconnections + 1)
 	if err != nil {
 		return err
 	}
 	again.Elapsed -= again.Each[0]
 	again.Each = again.Each[1:]
-	s.add(again, "start-up/again", startUpBytes, ours)
+	s.add(again, "start-up/again", startUpBytes)
 	return src.client.Unpublish(ctx, name)
 }

@@ -63,16 +63,13 @@ type consumer interface {
 // its way.
 func stream(ctx context.Context, s *scene) error {
 	return s.withPool(ctx, s.streamPool(), func(src *source) error {
-		if err := s.streams(ctx, src, []way{
+		return s.streams(ctx, src, []way{
 			{"go-go", s.streamOnce, s.startGoConsumer, s.MaxConsumers},
 			{"go-python", s.streamOnce, s.startPythonConsumer, s.MaxConsumers},
 			{"go-python leases", s.streamOnce, s.startLeasingConsumer, 1},
 			{"go-spinning python", s.streamOnce, s.startSpinningConsumer, 1}, // each spinning consumer uses a whole CPU
 			{"python-go", s.publishOnce, s.startGoConsumer, 1},
-		}); err != nil {
-			return err
-		}
-		return s.streamOfBytes(ctx, src)
+		})
 	})
 }
 
@@ -142,7 +139,7 @@ func (s *scene) streamBy(ctx context.Context, src *source, way way) (err error) 
 			return err
 		}
 		fast.Each = paced.Each
-		s.add(fast, streamName(way.name, n), streamBytes, ours)
+		s.add(fast, streamName(way.name, n), streamBytes)
 	}
 	return nil
 }

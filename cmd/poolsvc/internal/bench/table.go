@@ -9,7 +9,7 @@ import (
 )
 
 func printHead(w io.Writer) {
-	fmt.Fprintf(w, "%-36s %-7s %10s %11s %11s %11s %11s  %s\n", "workload", "kind", "size", "p50 µs", "p99 µs", "p99.9 µs", "a second", "system")
+	fmt.Fprintf(w, "%-36s %-7s %10s %11s %11s %11s %11s\n", "workload", "kind", "size", "p50 µs", "p99 µs", "p99.9 µs", "a second")
 }
 
 // printLoad prints a warning if other work keeps the machine busy.
@@ -26,8 +26,8 @@ func printPython(w io.Writer, m verify.Machine) {
 
 // print writes the result as one line for a person.
 func (r Result) print(w io.Writer) {
-	fmt.Fprintf(w, "%-36s %-7s %10s %11s %11s %11s %11.0f  %s\n",
-		r.Workload, r.Kind, sizeOf(r.Bytes), number(r.P50), number(r.P99), number(r.P999), r.PerSecond, r.System)
+	fmt.Fprintf(w, "%-36s %-7s %10s %11s %11s %11s %11.0f\n",
+		r.Workload, r.Kind, sizeOf(r.Bytes), number(r.P50), number(r.P99), number(r.P999), r.PerSecond)
 }
 
 func mebibytes(n uint64) float64 { return float64(n) / (1 << 20) }

@@ -58,7 +58,7 @@ func (s *scene) transferSizes(ctx context.Context, src *source) error {
 func (s *scene) transferSize(ctx context.Context, src *source, w *worker, bytes uint64) error {
 	err := s.makeRoomForOne(ctx, src, s.poolSpec(bytes), bytes)
 	if errors.Is(err, mempool.ErrOutOfMemory) {
-		s.skip("transfer", ours, err.Error())
+		s.skip("transfer", err.Error())
 		return nil
 	}
 	if err != nil {
@@ -69,18 +69,18 @@ func (s *scene) transferSize(ctx context.Context, src *source, w *worker, bytes 
 	if err != nil {
 		return err
 	}
-	s.add(d, "transfer", bytes, ours)
+	s.add(d, "transfer", bytes)
 	if bytes != oneSize {
 		return src.destroyPool(ctx)
 	}
 	if d, err = s.transferTo(ctx, src, w, bytes, prefix+"leases", true); err != nil {
 		return err
 	}
-	s.add(d, leasing, bytes, ours)
+	s.add(d, leasing, bytes)
 	if d, err = s.transferByName(ctx, src, w, bytes, prefix); err != nil {
 		return err
 	}
-	s.add(d, byName, bytes, ours)
+	s.add(d, byName, bytes)
 	return src.destroyPool(ctx)
 }
 
