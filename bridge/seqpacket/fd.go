@@ -53,23 +53,6 @@ func (f *FD) Close() error {
 	return nil
 }
 
-// Dup returns a second descriptor of the same open file, close-on-exec. Dup fails with os.ErrClosed if the FD was closed or taken, and with
-// ErrFDTableFull if this process has no free descriptor.
-func (f *FD) Dup() (*FD, error) {
-	raw := f.Raw()
-	if raw < 0 {
-		return nil, os.ErrClosed
-	}
-	dup, err := unix.FcntlInt(uintptr(raw), unix.F_DUPFD_CLOEXEC, 0)
-	switch err {
-	case nil:
-		return NewFD(dup), nil
-	case unix.EMFILE:
-		return nil, failed(ErrFDTableFull, "fcntl", err)
-	}
-	return nil, os.NewSyscallError("fcntl", err)
-}
-
 // File moves the descriptor into an os.File with the given name. It returns nil if the descriptor was closed or taken already.
 func (f *FD) File(name string) *os.File {
 	raw := f.Take()

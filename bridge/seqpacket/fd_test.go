@@ -1,7 +1,6 @@
 package seqpacket
 
 import (
-	"os"
 	"strings"
 	"testing"
 
@@ -28,27 +27,7 @@ func TestTakenFDIsTheTakers(t *testing.T) {
 	require.NoError(t, w.Close())
 	require.Equal(t, -1, w.Take())
 	require.Nil(t, w.File("w"))
-	_, err := w.Dup()
-	require.ErrorIs(t, err, os.ErrClosed)
 	require.NoError(t, unix.Close(raw))
-	requireNoWriter(t, r)
-}
-
-func TestDupOutlivesItsOrigin(t *testing.T) {
-	r, w := pipe(t)
-	d, err := w.Dup()
-	require.NoError(t, err)
-	flags, err := unix.FcntlInt(uintptr(d.Raw()), unix.F_GETFD, 0)
-	require.NoError(t, err)
-	require.NotZero(t, flags&unix.FD_CLOEXEC)
-	require.NoError(t, w.Close())
-	f := d.File("d")
-	require.Equal(t, -1, d.Raw())
-	_, err = f.WriteString("x")
-	require.NoError(t, err)
-	require.NoError(t, f.Close())
-	_, err = r.Read(make([]byte, 1))
-	require.NoError(t, err)
 	requireNoWriter(t, r)
 }
 

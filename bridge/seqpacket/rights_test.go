@@ -133,9 +133,7 @@ func TestSurplusDescriptorsAreClosed(t *testing.T) {
 	r, w := pipe(t)
 	dups := make([]int, MaxFDs+1)
 	for i := range dups {
-		d, err := w.Dup()
-		require.NoError(t, err)
-		dups[i] = d.Take()
+		dups[i] = dup(t, w)
 	}
 	require.NoError(t, w.Close())
 	_, fds, err := a.accept(1, unix.UnixRights(dups...), 0)
@@ -146,11 +144,7 @@ func TestSurplusDescriptorsAreClosed(t *testing.T) {
 
 func TestControlMessagesAreAllParsed(t *testing.T) {
 	_, w := pipe(t)
-	dup := func() int {
-		d, err := w.Dup()
-		require.NoError(t, err)
-		return d.Take()
-	}
+	dup := func() int { return dup(t, w) }
 	var control []byte
 	control = append(control, unix.UnixRights(dup(), dup(), dup())...)
 	control = append(control, unix.UnixCredentials(&unix.Ucred{})...)
@@ -180,4 +174,12 @@ func TestDescriptorsThatNobodyReadGoWithTheConnection(t *testing.T) {
 	require.NoError(t, b.Close())
 	require.NoError(t, a.Close())
 	requireNoWriter(t, r)
+}
+
+// dup returns a second descriptor of the same open file.
+func dup(t *testing.T, f *FD) int {
+	t.Helper()
+	raw, err := unix.Dup(f.Raw())
+	require.NoError(t, err)
+	return raw
 }

@@ -6,8 +6,6 @@ import (
 	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
-
-	"github.com/poolbridge/poolbridge/cuda"
 )
 
 // Library is the management library of NVIDIA (NVML), which Open has loaded.
@@ -58,17 +56,6 @@ func (l *Library) Devices() ([]Device, error) {
 		devices = append(devices, device{l.api, d})
 	}
 	return devices, nil
-}
-
-// DeviceByUUID returns the GPU that has this UUID in the driver API.
-//
-// Errors: ErrNotFound.
-func (l *Library) DeviceByUUID(uuid cuda.UUID) (Device, error) {
-	d, r := l.api.DeviceGetHandleByUUID(uuid.String())
-	if r != nvml.SUCCESS {
-		return nil, failure("nvmlDeviceGetHandleByUUID", r)
-	}
-	return device{l.api, d}, nil
 }
 
 // has returns an error if the library has no function with the name in the parameter `symbol`. A method calls the function `has` before it calls

@@ -10,8 +10,6 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/poolbridge/poolbridge/cuda"
 )
 
 // oneGPU returns a simulated management library of a machine with one GPU. This library does not
@@ -84,13 +82,6 @@ func TestAMissingSymbolIsAnErrorAndNotTheEndOfTheProcess(t *testing.T) {
 	require.NoError(t, err)
 	_, err = devices[0].Memory()
 	assert.ErrorIs(t, err, ErrNotSupported)
-}
-
-func TestAnUnknownUUIDIsNotFound(t *testing.T) {
-	lib, err := open(oneGPU())
-	require.NoError(t, err)
-	_, err = lib.DeviceByUUID(cuda.UUID{1})
-	assert.ErrorIs(t, err, ErrNotFound)
 }
 
 func TestCloseShutsDownOnce(t *testing.T) {

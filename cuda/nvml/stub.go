@@ -2,8 +2,6 @@
 
 package nvml
 
-import "github.com/poolbridge/poolbridge/cuda"
-
 // Library is the management library. This build has no such library.
 type Library struct{}
 
@@ -18,9 +16,6 @@ func (l *Library) DriverVersion() (string, error) { return "", unavailable("Driv
 
 // Devices returns ErrUnavailable.
 func (l *Library) Devices() ([]Device, error) { return nil, unavailable("Devices") }
-
-// DeviceByUUID returns ErrUnavailable.
-func (l *Library) DeviceByUUID(cuda.UUID) (Device, error) { return nil, unavailable("DeviceByUUID") }
 
 func unavailable(op string) error {
 	return &Error{Op: op, Detail: "this program was built without the management library", kind: ErrUnavailable}
