@@ -35,10 +35,7 @@ static pb_status pb_ctx_synchronize(uintptr_t ctx) {
 	return pb_leave(PB_CALL(cuCtxSynchronize));
 }
 
-static pb_status pb_mem_info(uintptr_t ctx, size_t *unused, size_t *total) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemGetInfo, unused, total));
-}
+PB_WRAP(pb_mem_info, (uintptr_t ctx, size_t *unused, size_t *total), cuMemGetInfo, unused, total)
 
 static pb_status pb_current(uintptr_t *ctx) { return PB_CALL(cuCtxGetCurrent, (CUcontext *)ctx); }
 */

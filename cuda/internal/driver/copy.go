@@ -25,10 +25,7 @@ static pb_status pb_copy_htod(uintptr_t ctx, uint64_t dst, const void *src, uint
 	return pb_leave(st);
 }
 
-static pb_status pb_copy_dtoh(uintptr_t ctx, void *dst, uint64_t src, uint64_t n) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemcpyDtoH, dst, src, n));
-}
+PB_WRAP(pb_copy_dtoh, (uintptr_t ctx, void *dst, uint64_t src, uint64_t n), cuMemcpyDtoH, dst, src, n)
 
 static pb_status pb_copy_dtod(uintptr_t ctx, uint64_t dst, uint64_t src, uint64_t n) {
 	PB_ENTER(ctx);
@@ -38,30 +35,11 @@ static pb_status pb_copy_dtod(uintptr_t ctx, uint64_t dst, uint64_t src, uint64_
 	return pb_leave(st);
 }
 
-static pb_status pb_copy_htod_async(uintptr_t ctx, uint64_t dst, uintptr_t src, uint64_t n, uintptr_t s) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemcpyHtoDAsync, dst, (const void *)src, n, (CUstream)s));
-}
-
-static pb_status pb_copy_dtoh_async(uintptr_t ctx, uintptr_t dst, uint64_t src, uint64_t n, uintptr_t s) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemcpyDtoHAsync, (void *)dst, src, n, (CUstream)s));
-}
-
-static pb_status pb_copy_dtod_async(uintptr_t ctx, uint64_t dst, uint64_t src, uint64_t n, uintptr_t s) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemcpyDtoDAsync, dst, src, n, (CUstream)s));
-}
-
-static pb_status pb_memset8(uintptr_t ctx, uint64_t dst, uint8_t v, uint64_t n, uintptr_t s) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemsetD8Async, dst, v, n, (CUstream)s));
-}
-
-static pb_status pb_memset32(uintptr_t ctx, uint64_t dst, uint32_t v, uint64_t n, uintptr_t s) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemsetD32Async, dst, v, n, (CUstream)s));
-}
+PB_WRAP(pb_copy_htod_async, (uintptr_t ctx, uint64_t dst, uintptr_t src, uint64_t n, uintptr_t s), cuMemcpyHtoDAsync, dst, (const void *)src, n, (CUstream)s)
+PB_WRAP(pb_copy_dtoh_async, (uintptr_t ctx, uintptr_t dst, uint64_t src, uint64_t n, uintptr_t s), cuMemcpyDtoHAsync, (void *)dst, src, n, (CUstream)s)
+PB_WRAP(pb_copy_dtod_async, (uintptr_t ctx, uint64_t dst, uint64_t src, uint64_t n, uintptr_t s), cuMemcpyDtoDAsync, dst, src, n, (CUstream)s)
+PB_WRAP(pb_memset8, (uintptr_t ctx, uint64_t dst, uint8_t v, uint64_t n, uintptr_t s), cuMemsetD8Async, dst, v, n, (CUstream)s)
+PB_WRAP(pb_memset32, (uintptr_t ctx, uint64_t dst, uint32_t v, uint64_t n, uintptr_t s), cuMemsetD32Async, dst, v, n, (CUstream)s)
 */
 import "C"
 

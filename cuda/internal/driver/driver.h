@@ -250,4 +250,11 @@ static inline pb_status pb_left(CUcontext entered, pb_status st) {
 	return st;
 }
 
+// PB_WRAP defines a function that makes one call of the driver in the context `ctx`, which is one of the parameters.
+#define PB_WRAP(wrapper, parameters, name, ...) \
+	static pb_status wrapper parameters { \
+		PB_ENTER(ctx); \
+		return pb_leave(PB_CALL(name, __VA_ARGS__)); \
+	}
+
 #endif

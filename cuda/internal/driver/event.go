@@ -24,35 +24,12 @@ static pb_status pb_event_create(uintptr_t ctx, uintptr_t *e, int timing, int in
 	return pb_leave(PB_CALL(cuEventCreate, (CUevent *)e, flags));
 }
 
-static pb_status pb_event_destroy(uintptr_t ctx, uintptr_t e) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuEventDestroy, (CUevent)e));
-}
-
-static pb_status pb_event_record(uintptr_t ctx, uintptr_t e, uintptr_t s) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuEventRecord, (CUevent)e, (CUstream)s));
-}
-
-static pb_status pb_event_query(uintptr_t ctx, uintptr_t e) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuEventQuery, (CUevent)e));
-}
-
-static pb_status pb_event_synchronize(uintptr_t ctx, uintptr_t e) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuEventSynchronize, (CUevent)e));
-}
-
-static pb_status pb_event_elapsed(uintptr_t ctx, float *ms, uintptr_t start, uintptr_t end) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuEventElapsedTime, ms, (CUevent)start, (CUevent)end));
-}
-
-static pb_status pb_event_export(uintptr_t ctx, void *handle, uintptr_t e) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuIpcGetEventHandle, (CUipcEventHandle *)handle, (CUevent)e));
-}
+PB_WRAP(pb_event_destroy, (uintptr_t ctx, uintptr_t e), cuEventDestroy, (CUevent)e)
+PB_WRAP(pb_event_record, (uintptr_t ctx, uintptr_t e, uintptr_t s), cuEventRecord, (CUevent)e, (CUstream)s)
+PB_WRAP(pb_event_query, (uintptr_t ctx, uintptr_t e), cuEventQuery, (CUevent)e)
+PB_WRAP(pb_event_synchronize, (uintptr_t ctx, uintptr_t e), cuEventSynchronize, (CUevent)e)
+PB_WRAP(pb_event_elapsed, (uintptr_t ctx, float *ms, uintptr_t start, uintptr_t end), cuEventElapsedTime, ms, (CUevent)start, (CUevent)end)
+PB_WRAP(pb_event_export, (uintptr_t ctx, void *handle, uintptr_t e), cuIpcGetEventHandle, (CUipcEventHandle *)handle, (CUevent)e)
 
 static pb_status pb_event_open(uintptr_t ctx, uintptr_t *e, const void *handle) {
 	CUipcEventHandle h;

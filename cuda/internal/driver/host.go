@@ -28,10 +28,7 @@ static pb_status pb_host_alloc(uintptr_t ctx, uintptr_t *mem, uint64_t *ptr, uin
 	return pb_leave(st);
 }
 
-static pb_status pb_host_free(uintptr_t ctx, uintptr_t mem) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemFreeHost, (void *)mem));
-}
+PB_WRAP(pb_host_free, (uintptr_t ctx, uintptr_t mem), cuMemFreeHost, (void *)mem)
 
 static pb_status pb_host_register(uintptr_t ctx, uint64_t *ptr, uintptr_t mem, uint64_t n, unsigned flags) {
 	CUdeviceptr d = 0;
@@ -46,10 +43,7 @@ static pb_status pb_host_register(uintptr_t ctx, uint64_t *ptr, uintptr_t mem, u
 	return pb_leave(st);
 }
 
-static pb_status pb_host_unregister(uintptr_t ctx, uintptr_t mem) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemHostUnregister, (void *)mem));
-}
+PB_WRAP(pb_host_unregister, (uintptr_t ctx, uintptr_t mem), cuMemHostUnregister, (void *)mem)
 */
 import "C"
 

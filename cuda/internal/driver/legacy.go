@@ -24,10 +24,7 @@ static pb_status pb_mem_alloc(uintptr_t ctx, uint64_t *ptr, uint64_t n) {
 	return pb_leave(st);
 }
 
-static pb_status pb_mem_free(uintptr_t ctx, uint64_t ptr) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemFree, ptr));
-}
+PB_WRAP(pb_mem_free, (uintptr_t ctx, uint64_t ptr), cuMemFree, ptr)
 
 static pb_status pb_mem_range(uintptr_t ctx, uint64_t *base, uint64_t *n, uint64_t ptr) {
 	CUdeviceptr b = 0;
@@ -39,10 +36,7 @@ static pb_status pb_mem_range(uintptr_t ctx, uint64_t *base, uint64_t *n, uint64
 	return pb_leave(st);
 }
 
-static pb_status pb_ipc_get(uintptr_t ctx, void *handle, uint64_t ptr) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuIpcGetMemHandle, (CUipcMemHandle *)handle, ptr));
-}
+PB_WRAP(pb_ipc_get, (uintptr_t ctx, void *handle, uint64_t ptr), cuIpcGetMemHandle, (CUipcMemHandle *)handle, ptr)
 
 static pb_status pb_ipc_open(uintptr_t ctx, uint64_t *ptr, const void *handle) {
 	CUipcMemHandle h;
@@ -54,10 +48,7 @@ static pb_status pb_ipc_open(uintptr_t ctx, uint64_t *ptr, const void *handle) {
 	return pb_leave(st);
 }
 
-static pb_status pb_ipc_close(uintptr_t ctx, uint64_t ptr) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuIpcCloseMemHandle, ptr));
-}
+PB_WRAP(pb_ipc_close, (uintptr_t ctx, uint64_t ptr), cuIpcCloseMemHandle, ptr)
 */
 import "C"
 

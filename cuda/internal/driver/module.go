@@ -21,15 +21,8 @@ static pb_status pb_module_load(uintptr_t ctx, uintptr_t *m, const void *image, 
 	return pb_leave(PB_CALL(cuModuleLoadDataEx, (CUmodule *)m, image, 2, options, values));
 }
 
-static pb_status pb_module_unload(uintptr_t ctx, uintptr_t m) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuModuleUnload, (CUmodule)m));
-}
-
-static pb_status pb_module_function(uintptr_t ctx, uintptr_t *f, uintptr_t m, const char *name) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuModuleGetFunction, (CUfunction *)f, (CUmodule)m, name));
-}
+PB_WRAP(pb_module_unload, (uintptr_t ctx, uintptr_t m), cuModuleUnload, (CUmodule)m)
+PB_WRAP(pb_module_function, (uintptr_t ctx, uintptr_t *f, uintptr_t m, const char *name), cuModuleGetFunction, (CUfunction *)f, (CUmodule)m, name)
 
 // Each argument has a slot of eight bytes. The driver reads as many bytes of the slot as the kernel declares. CUDA runs only on little-endian
 // machines, so a narrower value is at the beginning of its slot.

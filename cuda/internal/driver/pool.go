@@ -42,25 +42,10 @@ static pb_status pb_pool_create(uintptr_t ctx, uintptr_t *pool, int type, int id
 	return pb_leave(st);
 }
 
-static pb_status pb_pool_destroy(uintptr_t ctx, uintptr_t pool) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemPoolDestroy, (CUmemoryPool)pool));
-}
-
-static pb_status pb_pool_trim(uintptr_t ctx, uintptr_t pool, uint64_t keep) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemPoolTrimTo, (CUmemoryPool)pool, keep));
-}
-
-static pb_status pb_pool_attribute(uintptr_t ctx, uint64_t *v, uintptr_t pool, int attr) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemPoolGetAttribute, (CUmemoryPool)pool, attr, v));
-}
-
-static pb_status pb_pool_set_attribute(uintptr_t ctx, uintptr_t pool, int attr, uint64_t v) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemPoolSetAttribute, (CUmemoryPool)pool, attr, &v));
-}
+PB_WRAP(pb_pool_destroy, (uintptr_t ctx, uintptr_t pool), cuMemPoolDestroy, (CUmemoryPool)pool)
+PB_WRAP(pb_pool_trim, (uintptr_t ctx, uintptr_t pool, uint64_t keep), cuMemPoolTrimTo, (CUmemoryPool)pool, keep)
+PB_WRAP(pb_pool_attribute, (uintptr_t ctx, uint64_t *v, uintptr_t pool, int attr), cuMemPoolGetAttribute, (CUmemoryPool)pool, attr, v)
+PB_WRAP(pb_pool_set_attribute, (uintptr_t ctx, uintptr_t pool, int attr, uint64_t v), cuMemPoolSetAttribute, (CUmemoryPool)pool, attr, &v)
 
 static pb_status pb_pool_set_access(uintptr_t ctx, uintptr_t pool, int type, int id, int flags) {
 	CUmemAccessDesc desc = { { type, id }, flags };
@@ -82,10 +67,7 @@ static pb_status pb_pool_alloc(uintptr_t ctx, uint64_t *ptr, uint64_t size, uint
 	return pb_leave(st);
 }
 
-static pb_status pb_pool_free(uintptr_t ctx, uint64_t ptr, uintptr_t s) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemFreeAsync, ptr, (CUstream)s));
-}
+PB_WRAP(pb_pool_free, (uintptr_t ctx, uint64_t ptr, uintptr_t s), cuMemFreeAsync, ptr, (CUstream)s)
 */
 import "C"
 

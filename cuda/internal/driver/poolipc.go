@@ -32,10 +32,7 @@ static pb_status pb_pool_import_fd(uintptr_t ctx, uintptr_t *pool, int fd) {
 	return pb_leave(st);
 }
 
-static pb_status pb_pool_export_ptr(uintptr_t ctx, void *data, uint64_t ptr) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemPoolExportPointer, (CUmemPoolPtrExportData *)data, ptr));
-}
+PB_WRAP(pb_pool_export_ptr, (uintptr_t ctx, void *data, uint64_t ptr), cuMemPoolExportPointer, (CUmemPoolPtrExportData *)data, ptr)
 
 static pb_status pb_pool_import_ptr(uintptr_t ctx, uint64_t *ptr, uintptr_t pool, const void *data) {
 	CUmemPoolPtrExportData d;

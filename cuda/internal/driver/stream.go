@@ -13,40 +13,13 @@ package driver
 #cgo nocallback pb_stream_wait64
 #include "driver.h"
 
-static pb_status pb_stream_create(uintptr_t ctx, uintptr_t *s) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuStreamCreate, (CUstream *)s, CU_STREAM_NON_BLOCKING));
-}
-
-static pb_status pb_stream_destroy(uintptr_t ctx, uintptr_t s) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuStreamDestroy, (CUstream)s));
-}
-
-static pb_status pb_stream_synchronize(uintptr_t ctx, uintptr_t s) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuStreamSynchronize, (CUstream)s));
-}
-
-static pb_status pb_stream_query(uintptr_t ctx, uintptr_t s) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuStreamQuery, (CUstream)s));
-}
-
-static pb_status pb_stream_wait_event(uintptr_t ctx, uintptr_t s, uintptr_t e) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuStreamWaitEvent, (CUstream)s, (CUevent)e, 0));
-}
-
-static pb_status pb_stream_write64(uintptr_t ctx, uintptr_t s, uint64_t ptr, uint64_t v) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuStreamWriteValue64, (CUstream)s, ptr, v, CU_STREAM_WRITE_VALUE_DEFAULT));
-}
-
-static pb_status pb_stream_wait64(uintptr_t ctx, uintptr_t s, uint64_t ptr, uint64_t v) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuStreamWaitValue64, (CUstream)s, ptr, v, CU_STREAM_WAIT_VALUE_GEQ));
-}
+PB_WRAP(pb_stream_create, (uintptr_t ctx, uintptr_t *s), cuStreamCreate, (CUstream *)s, CU_STREAM_NON_BLOCKING)
+PB_WRAP(pb_stream_destroy, (uintptr_t ctx, uintptr_t s), cuStreamDestroy, (CUstream)s)
+PB_WRAP(pb_stream_synchronize, (uintptr_t ctx, uintptr_t s), cuStreamSynchronize, (CUstream)s)
+PB_WRAP(pb_stream_query, (uintptr_t ctx, uintptr_t s), cuStreamQuery, (CUstream)s)
+PB_WRAP(pb_stream_wait_event, (uintptr_t ctx, uintptr_t s, uintptr_t e), cuStreamWaitEvent, (CUstream)s, (CUevent)e, 0)
+PB_WRAP(pb_stream_write64, (uintptr_t ctx, uintptr_t s, uint64_t ptr, uint64_t v), cuStreamWriteValue64, (CUstream)s, ptr, v, CU_STREAM_WRITE_VALUE_DEFAULT)
+PB_WRAP(pb_stream_wait64, (uintptr_t ctx, uintptr_t s, uint64_t ptr, uint64_t v), cuStreamWaitValue64, (CUstream)s, ptr, v, CU_STREAM_WAIT_VALUE_GEQ)
 */
 import "C"
 

@@ -49,10 +49,7 @@ static pb_status pb_vmm_create(uintptr_t ctx, uint64_t *h, int dev, uint64_t n) 
 	return pb_leave(st);
 }
 
-static pb_status pb_vmm_release(uintptr_t ctx, uint64_t h) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemRelease, h));
-}
+PB_WRAP(pb_vmm_release, (uintptr_t ctx, uint64_t h), cuMemRelease, h)
 
 static pb_status pb_vmm_export(uintptr_t ctx, int *fd, uint64_t h) {
 	*fd = -1;
@@ -98,15 +95,8 @@ static pb_status pb_vmm_map(uintptr_t ctx, uint64_t *ptr, uint64_t h, uint64_t n
 	return pb_leave(st);
 }
 
-static pb_status pb_vmm_unmap(uintptr_t ctx, uint64_t ptr, uint64_t n) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemUnmap, ptr, n));
-}
-
-static pb_status pb_vmm_release_range(uintptr_t ctx, uint64_t ptr, uint64_t n) {
-	PB_ENTER(ctx);
-	return pb_leave(PB_CALL(cuMemAddressFree, ptr, n));
-}
+PB_WRAP(pb_vmm_unmap, (uintptr_t ctx, uint64_t ptr, uint64_t n), cuMemUnmap, ptr, n)
+PB_WRAP(pb_vmm_release_range, (uintptr_t ctx, uint64_t ptr, uint64_t n), cuMemAddressFree, ptr, n)
 
 static pb_status pb_vmm_set_access(uintptr_t ctx, uint64_t ptr, uint64_t n, int dev, int flags) {
 	PB_ENTER(ctx);
