@@ -190,6 +190,7 @@ bench: bin/poolsvc $(VENV)/installed ## measure on host memory, and compare with
 # Counts of inputs, not times: at its time limit, go test may fail with "context deadline exceeded" (go.dev/issue/75804).
 fuzz: ## fuzz the packet checker and decoder, and shared memory, about a minute each on 2 CPUs
 	$(GO) test -run '^$$' -fuzz FuzzDecodeRequest -fuzztime 1700000x ./bridge/wire
+	$(GO) test -run '^$$' -fuzz FuzzBufferLayout -fuzztime 500000x ./bridge/wire
 	$(GO) test -run '^$$' -fuzz FuzzCheckAgainstDecoder -fuzztime 2000000x ./bridge/wire
 	$(GO) test -run '^$$' -fuzz FuzzHostilePages -fuzztime 110000x -fuzzminimizetime 10x ./internal/shmchannel
 

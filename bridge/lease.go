@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
@@ -65,6 +66,9 @@ func (c *Client) obtain(ctx context.Context, try session.Attempt, o Operation, r
 	made := &Lease{client: c}
 	if err := c.session.Blocks.Obtain(ctx, &made.held, try, r, limit); err != nil {
 		return nil, err
+	}
+	if err := made.held.ReadLayout(ctx); err != nil {
+		return nil, errors.Join(err, made.Release(false))
 	}
 	return made, nil
 }

@@ -1,12 +1,15 @@
 package bridge
 
 import (
+	"encoding/binary"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -33,12 +36,12 @@ func fillBatch(t testing.TB, l *Lease, frame Tensor, n byte) {
 	}
 }
 
-// checkBatch checks a frame of fillBatch by its own description.
-func checkBatch(t testing.TB, f *Frame, frame Tensor, n byte) {
+// checkBatch checks what fillBatch wrote, by its own description.
+func checkBatch(t testing.TB, l *Lease, frame Tensor, n byte) {
 	t.Helper()
-	got := f.Lease.Tensor()
+	got := l.Tensor()
 	assert.True(t, frame.Equal(got), "sent %v, came %v", frame, got)
-	mem, err := f.Lease.Bytes(t.Context())
+	mem, err := l.Bytes(t.Context())
 	require.NoError(t, err)
 	for i, name := range []string{"image", "label", "none"} {
 		a, ok := got.Array(name)
@@ -70,7 +73,7 @@ func TestFramesOfSeveralArraysComeAsTheyWereSent(t *testing.T) {
 		require.NoError(t, err)
 		f, err := from.next(t.Context())
 		require.NoError(t, err)
-		checkBatch(t, f, frame, n)
+		checkBatch(t, f.Lease, frame, n)
 		require.NoError(t, f.Release())
 	}
 }
@@ -102,15 +105,102 @@ func TestTheMostArraysOfAFrameArriveAndMoreAreRefused(t *testing.T) {
 	require.NoError(t, l.Release(false), "the lease is not lost")
 }
 
-func TestOnlyAFrameHasSeveralArrays(t *testing.T) {
-	s := pair(t, hostPool("p", 1<<22), mempool.ChannelSpec{Capacity: 4})
-	frame := batch(t)
-	_, err := s.pool.Allocate(t.Context(), frame)
-	require.ErrorIs(t, err, mempool.ErrInvalid)
-	l := allocate(t, s.pool, frame.Shape[0])
-	err = l.Publish(t.Context(), Publication{Name: "name", Tensor: &frame})
+func TestABufferOfSeveralArraysIsFoundWithItsArrays(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<22), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 4})
+	from, packed := s.follow(t, mempool.SubscribeOptions{}), batch(t)
+	for n := range byte(3) {
+		l, err := s.pool.Allocate(t.Context(), packed)
+		require.NoError(t, err)
+		described := l.Tensor()
+		assert.Equal(t, packed.Arrays, described.Arrays)
+		assert.Equal(t, packed.Shape[0]+described.LayoutBytes, described.Shape[0])
+		fillBatch(t, l, described, n)
+		require.NoError(t, l.Publish(t.Context(), Publication{Name: "batch", Replace: true}))
+		require.NoError(t, l.Release(false))
+
+		found, err := s.consumer.TryGet(t.Context(), "batch", LeaseOptions{})
+		require.NoError(t, err)
+		checkBatch(t, found, described, n)
+		again, err := s.consumer.TryLease(t.Context(), found.Grant().Buffer, found.Grant().Generation, LeaseOptions{})
+		require.NoError(t, err)
+		checkBatch(t, again, described, n)
+		require.NoError(t, again.Release(false))
+		require.NoError(t, found.Release(false))
+
+		l, err = s.pool.Allocate(t.Context(), described) // the description of a buffer, too
+		require.NoError(t, err)
+		assert.True(t, described.Equal(l.Tensor()))
+		fillBatch(t, l, described, n)
+		_, err = s.from.Publish(t.Context(), l, FrameOptions{})
+		require.NoError(t, err)
+		f, err := from.next(t.Context())
+		require.NoError(t, err)
+		described.LayoutBytes = 0
+		checkBatch(t, f.Lease, described, n)
+		require.NoError(t, f.Release())
+	}
+	l := allocate(t, s.pool, packed.Shape[0])
+	err := l.Publish(t.Context(), Publication{Name: "name", Tensor: &packed})
 	require.ErrorIs(t, err, mempool.ErrInvalid)
 	require.NoError(t, l.Release(false))
+}
+
+func TestThousandsOfArraysAreOneBuffer(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<22), mempool.ChannelSpec{Capacity: 4})
+	var arrays []NamedTensor
+	for n := range 3000 {
+		arrays = append(arrays, NamedTensor{Name: fmt.Sprint(n), Tensor: Tensor{DType: Int16, Shape: []uint64{1}}})
+	}
+	packed, err := Pack(arrays...)
+	require.NoError(t, err)
+	l, err := s.pool.Allocate(t.Context(), packed)
+	require.NoError(t, err)
+	require.NoError(t, l.Publish(t.Context(), Publication{Name: "model"}))
+	found, err := s.consumer.TryGet(t.Context(), "model", LeaseOptions{})
+	require.NoError(t, err)
+	assert.Equal(t, packed.Arrays, found.Tensor().Arrays)
+	_, err = s.from.Publish(t.Context(), l, FrameOptions{})
+	require.ErrorIs(t, err, mempool.ErrInvalid, "a frame cannot have so many")
+}
+
+// part returns a part of the layout of a buffer.
+func part(layout []byte) []byte {
+	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(layout))), layout...)
+}
+
+func TestAWrongLayoutFailsTheLeaseAndNothingElse(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<22), mempool.ChannelSpec{Capacity: 4})
+	good := NamedTensor{Name: "a", Tensor: Tensor{DType: Uint8, Shape: []uint64{4}}}
+	right, err := wire.AppendBufferLayout(nil, convert.WireLayout([]NamedTensor{good}).Arrays)
+	require.NoError(t, err)
+	lies := [][]byte{append(right[:len(right):len(right)], right...), part(nil), {0, 0, 0, 0}, right[:len(right)-1],
+		append(right[:len(right):len(right)], 0), append([]byte{255, 255, 255, 127}, right[4:]...), {1}}
+	for _, lie := range layoutLies() {
+		lies = append(lies, part(lie))
+	}
+	for i, lie := range lies {
+		n := uint64(len(lie))
+		l, err := s.pool.Allocate(t.Context(), Tensor{DType: Uint8, Shape: []uint64{16 + n}, LayoutBytes: n})
+		require.NoError(t, err)
+		require.NoError(t, l.CopyFrom(t.Context(), 16, lie))
+		require.NoError(t, l.Publish(t.Context(), Publication{Name: "bad", Replace: true}))
+		_, err = s.consumer.TryGet(t.Context(), "bad", LeaseOptions{})
+		require.ErrorIs(t, err, mempool.ErrContentFailed, "%d: %x", i, lie)
+		_, err = s.consumer.TryLease(t.Context(), l.Grant().Buffer, l.Grant().Generation, LeaseOptions{})
+		require.ErrorIs(t, err, mempool.ErrContentFailed)
+		require.NoError(t, l.Release(false))
+	}
+	for _, wrong := range []Tensor{
+		{DType: Uint8, Shape: []uint64{4}, LayoutBytes: 5}, {DType: Int8, Shape: []uint64{64}, LayoutBytes: 5}, {DType: Uint8, LayoutBytes: 1},
+		{DType: Uint8, Shape: []uint64{1 << 40}, LayoutBytes: mempool.MaxLayoutBytes + 1}, {DType: Uint8, Shape: []uint64{8, 8}, LayoutBytes: 8},
+	} {
+		_, err := s.pool.TryAllocate(t.Context(), wrong)
+		require.ErrorIs(t, err, mempool.ErrInvalid, "%v", wrong)
+	}
+	require.Eventually(t, func() bool {
+		st, err := s.consumer.Stats(t.Context())
+		return err == nil && st.Leases == 0
+	}, time.Minute, time.Millisecond)
 }
 
 // layoutLies returns wrong layouts of a frame of 16 bytes.

@@ -107,6 +107,8 @@ func (c *Client) open(ctx context.Context, try session.Attempt, r wire.Request, 
 // Allocate makes a buffer for a tensor and returns a write lease on it. Allocate waits until the pool has room for the buffer. If a lease on
 // a buffer for an equal tensor was published as a frame and has come back from the channel, Allocate returns a lease on this buffer.
 //
+// For a Tensor of several arrays, such as [Pack] makes, the buffer has a layout behind the arrays, so that whoever leases it knows them.
+//
 // Errors: [ErrLimit] or [ErrOutOfMemory] at the deadline, or at once if the pool can never have room; [ErrInvalid], [ErrClosed].
 func (p *Pool) Allocate(ctx context.Context, t Tensor) (*Lease, error) {
 	return p.allocate(ctx, session.Waiting, t)
@@ -127,12 +129,16 @@ func (p *Pool) allocate(ctx context.Context, try session.Attempt, t mempool.Tens
 		ctx, end = c.trace(ctx, &Operation{Name: OpAllocate, Pool: p.opened.Info.Name})
 		defer func() { end(l, err) }()
 	}
-	if _, err := t.Extent(); err != nil {
+	t, layout, err := session.WithLayout(t)
+	if err != nil {
 		return nil, err
 	}
 	made := &Lease{client: c}
 	if err := c.streams.Allocate(ctx, &made.held, try, p.opened, t); err != nil {
 		return nil, err
+	}
+	if err := made.held.WriteLayout(ctx, layout); err != nil {
+		return nil, errors.Join(err, made.Release(true))
 	}
 	return made, nil
 }

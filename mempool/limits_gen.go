@@ -8,6 +8,7 @@ const (
 	MaxDone        = 16        // fences of a release
 	MaxReasonBytes = 256       // bytes of the reason for which a fence failed
 	SavedVersion   = 1         // version of the file that says where a published buffer is
+	MaxLayoutBytes = 1 << 25   // bytes of the layout of a buffer
 	MaxReaders     = 8         // sessions in the field Readers of the entry of a buffer
 	MaxDims        = 32        // dimensions of a tensor
 	TimelineWords  = 512       // words of a timeline

@@ -15,7 +15,7 @@ type NamedTensor struct {
 // arrayAlignment is the alignment of the arrays that Pack places. JAX and CUDA use arrays in place whose addresses are multiples of it.
 const arrayAlignment = 256
 
-// Pack returns the description of a frame of several arrays. It places the arrays one after the other, each at a multiple of 256 bytes, and
+// Pack returns the description of a buffer or frame of several arrays. It places the arrays one after the other, each at a multiple of 256 bytes, and
 // ignores the ByteOffset of each Tensor.
 //
 // Errors: [ErrInvalid] for no array, two arrays of one name, strides, or an array that [Tensor.Validate] refuses.
@@ -57,12 +57,17 @@ func (t Tensor) Slice(buffer []byte) []byte {
 	return buffer[t.ByteOffset:end:end]
 }
 
-// validateArrays checks the arrays of a frame of several arrays.
+// isAllBytes reports whether t describes bytes, beginning with the buffer's first one.
+func (t Tensor) isAllBytes() bool {
+	return t.DType == Uint8 && len(t.Shape) == 1 && t.Strides == nil && t.ByteOffset == 0 && t.Shape[0] <= math.MaxInt64
+}
+
+// validateArrays checks the arrays of a buffer or frame of several arrays.
 func (t Tensor) validateArrays() error {
 	if len(t.Arrays) == 0 {
-		return typed.Errorf(ErrInvalid, "a frame has at least one array")
+		return typed.Errorf(ErrInvalid, "a buffer or frame has at least one array")
 	}
-	if t.DType != Uint8 || len(t.Shape) != 1 || t.Strides != nil || t.ByteOffset != 0 || t.Shape[0] > math.MaxInt64 {
+	if !t.isAllBytes() {
 		return typed.Errorf(ErrInvalid, "the Tensor of several arrays describes all bytes: uint8 with one dimension; Pack makes it")
 	}
 	names := make(map[string]struct{}, len(t.Arrays))
@@ -79,19 +84,9 @@ func (t Tensor) validateArrays() error {
 			return typed.Errorf(ErrInvalid, "array %q: %v", a.Name, err)
 		case a.Tensor.Arrays != nil:
 			return typed.Errorf(ErrInvalid, "array %q has arrays: join the names, as in \"outer.inner\"", a.Name)
-		case end > t.Shape[0]:
+		case t.LayoutBytes > t.Shape[0], end > t.Shape[0]-t.LayoutBytes:
 			return typed.Errorf(ErrInvalid, "array %q ends at byte %d of %d", a.Name, end, t.Shape[0])
 		}
 	}
 	return nil
-}
-
-// CheckOneArray returns an error if t describes several arrays, which only a frame can have.
-//
-// Errors: [ErrInvalid].
-func (t Tensor) CheckOneArray() error {
-	if t.Arrays == nil {
-		return nil
-	}
-	return typed.Errorf(ErrInvalid, "only a frame has several arrays: use Bytes for the allocation, and pass this Tensor in FrameOptions; or use Channel.Publisher")
 }

@@ -18,9 +18,12 @@ type Tensor struct {
 	Strides []int64
 	// ByteOffset is the offset of the element [0, …, 0] from the beginning of the buffer.
 	ByteOffset uint64
-	// Arrays are the arrays of a frame of several arrays: the Tensor itself then describes all bytes of the frame. [Pack] makes such a
+	// Arrays are the arrays of a buffer or frame of several arrays: the Tensor itself then describes all its bytes. [Pack] makes such a
 	// Tensor. Arrays is nil for one array.
 	Arrays []NamedTensor
+	// LayoutBytes says how many bytes at the end of the buffer describe its Arrays, for the clients that lease the buffer; 0: the buffer has
+	// one array. The client that allocates the buffer sets LayoutBytes. The Tensor in a list has LayoutBytes and no Arrays.
+	LayoutBytes uint64
 }
 
 // Bytes returns the description of n plain bytes.
@@ -37,7 +40,7 @@ func (t Tensor) Clone() Tensor {
 
 // Equal reports whether t and u describe the same array, or the same arrays.
 func (t Tensor) Equal(u Tensor) bool {
-	return t.DType == u.DType && t.ByteOffset == u.ByteOffset && slices.Equal(t.Shape, u.Shape) && slices.Equal(t.Strides, u.Strides) &&
+	return t.DType == u.DType && t.ByteOffset == u.ByteOffset && t.LayoutBytes == u.LayoutBytes && slices.Equal(t.Shape, u.Shape) && slices.Equal(t.Strides, u.Strides) &&
 		slices.EqualFunc(t.Arrays, u.Arrays, func(a, b NamedTensor) bool { return a.Name == b.Name && a.Tensor.Equal(b.Tensor) })
 }
 
@@ -78,6 +81,10 @@ func (t Tensor) Extent() (uint64, error) {
 		if err := t.validateArrays(); err != nil {
 			return 0, err
 		}
+	}
+	if t.LayoutBytes > 0 && (!t.isAllBytes() || t.LayoutBytes > min(t.Shape[0], MaxLayoutBytes)) {
+		return 0, typed.Errorf(ErrInvalid, "a layout of %d bytes in %s%v: a buffer with a layout is uint8 with one dimension, and has at most %d bytes of layout",
+			t.LayoutBytes, t.DType, t.Shape, MaxLayoutBytes)
 	}
 	item := t.DType.ItemSize()
 	if item == 0 {

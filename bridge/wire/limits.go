@@ -36,6 +36,8 @@ const (
 	MaxDone        = 16  // fences of a release
 	MaxReasonBytes = 256 // bytes of the reason for which a fence failed
 	SavedVersion   = 1   // version of the file that says where a published buffer is
+
+	MaxLayoutBytes = 1 << 25 // bytes of the layout of a buffer
 )
 
 // These are limits of the pages of lists.

@@ -41,6 +41,9 @@ type Tensor struct {
 	Strides []int64  `wire:"st?"` // strides, in elements; left out: C-contiguous
 	// byte offset of the first element in the buffer; a multiple of the element size
 	Offset uint64 `wire:"of?"`
+	// how many bytes at the end of the buffer are its layout, see Layout; left out: the buffer has one array. The tensor is all bytes
+	// of the buffer
+	LayoutBytes uint64 `wire:"ly?"`
 }
 
 // NamedTensor describes one of several arrays in a buffer.
@@ -51,7 +54,7 @@ type NamedTensor struct {
 	Tensor Tensor `wire:"t"`  // where the array lies in the buffer
 }
 
-// Layout describes the arrays of a frame. It is sent in no packet: docs/streams.md says where it is.
+// Layout describes arrays of a frame or of a buffer. It is sent in no packet: docs/streams.md says where that of a frame is.
 type Layout struct {
 	Arrays []NamedTensor `wire:"ar"` // the arrays
 }

@@ -56,6 +56,7 @@ var tensorFields = record[Tensor]{
 	uintsField("sh", func(m *Tensor) *[]uint64 { return &m.Shape }).maybe(),
 	intsField("st", func(m *Tensor) *[]int64 { return &m.Strides }).maybe(),
 	uintField("of", func(m *Tensor) *uint64 { return &m.Offset }).maybe(),
+	uintField("ly", func(m *Tensor) *uint64 { return &m.LayoutBytes }).maybe(),
 }
 
 var namedTensorFields = record[NamedTensor]{

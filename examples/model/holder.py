@@ -16,13 +16,11 @@ with poolbridge.connect(wait=60) as client:
     kind = "host" if library.__name__ == "numpy" else "device"
     # the pool of an earlier run may exist
     client.create_pool("model", kind=kind, max_bytes="64MiB", exist_ok=True)
-    held = []
-    for number, (name, shape) in enumerate(LAYERS.items()):
-        lease = client.allocate(shape, "float32")
+    model = client.allocate({name: (shape, "float32") for name, shape in LAYERS.items()})
+    for number, name in enumerate(LAYERS):
         # a real program would load the weights here
-        library.from_dlpack(lease)[...] = number + 1
-        lease.publish(f"model/{name}")  # streams of readers wait until it is written
-        held.append(lease)
+        library.from_dlpack(model[name])[...] = number + 1
+    model.publish("model")  # streams of readers wait until it is written
     print("holding", flush=True)
-    # the names end with this process; the memory is free when nobody reads it any more
+    # the name ends with this process; the memory is free when nobody reads it any more
     sys.stdin.read()

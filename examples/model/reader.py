@@ -11,10 +11,9 @@ import poolbridge
 library = importlib.import_module(sys.argv[1] if len(sys.argv) > 1 else "numpy")
 
 with poolbridge.connect(wait=60) as client:
-    layers = ("embed", "hidden", "out")
-    model = {name: client.get(f"model/{name}", timeout=60) for name in layers}
-    weights = {name: library.from_dlpack(lease) for name, lease in model.items()}
-    print({name: float(w.sum()) / model[name].size for name, w in weights.items()})
+    model = client.get("model", timeout=60)  # all layers of one publication
+    weights = {name: library.from_dlpack(layer) for name, layer in model.items()}
+    print({name: float(array.mean()) for name, array in weights.items()})
     print("reading", flush=True)
     sys.stdin.read()
     print(float((weights["embed"] @ weights["hidden"] @ weights["out"])[0, 0]))

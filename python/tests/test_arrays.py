@@ -148,7 +148,7 @@ def test_axes_of_no_length(client, shape):
     [((3, 4), (1, 3), 0), ((4,), (-2,), 12), ((2, 3), (0, 1), 4), ((2, 2), (8, 3), 2), ((1, 1), (100, 7), 0)],
 )
 def test_strides(service, client, shape, strides, offset):
-    tensor = poolbridge._wire.messages.Tensor("int16", shape, strides, offset)
+    tensor = poolbridge._wire.messages.Tensor(dtype="int16", shape=shape, strides=strides, offset=offset)
     lease = strided(client, tensor, service)
     assert lease.strides == tuple(stride * 2 for stride in strides)
     array = np.asarray(lease)
@@ -280,7 +280,7 @@ def fill(lease, name):
 def test_a_copy_between_equal_types_copies_the_bits(service, client, monkeypatch, name):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)  # no conversion is needed
     itemsize = ELEMENT_TYPES[name].itemsize
-    tensor = poolbridge._wire.messages.Tensor(name, (2, 5), (1, 3), itemsize)
+    tensor = poolbridge._wire.messages.Tensor(dtype=name, shape=(2, 5), strides=(1, 3), offset=itemsize)
     turned = strided(client, tensor, service, 16 * itemsize)
     shape = (2, len(patterns(name)) // 2)
     source, copy = client.allocate(shape, name), client.allocate(shape, name)
@@ -476,7 +476,7 @@ def test_whatever_goes_in_comes_out(client, shape, name, data):
 )
 def test_a_description_is_accepted_exactly_if_every_element_lies_inside(shape, data, offset, nbytes):
     strides = data.draw(st.lists(st.integers(-20, 20), min_size=len(shape), max_size=len(shape)))
-    tensor = poolbridge._wire.messages.Tensor("int16", tuple(shape), tuple(strides), offset)
+    tensor = poolbridge._wire.messages.Tensor(dtype="int16", shape=tuple(shape), strides=tuple(strides), offset=offset)
     if shape:
         starts = [offset + 2 * sum(i * s for i, s in zip(index, strides, strict=True)) for index in np.ndindex(*shape)]
     else:

@@ -226,7 +226,7 @@ def test_a_full_socket_does_not_block_the_loop(service):
                     pool=1,
                     block=10**9,
                     block_nbytes=1,
-                    tensor=m.Tensor("int8"),
+                    tensor=m.Tensor(dtype="int8"),
                 )
             )
         await asyncio.sleep(0.05)

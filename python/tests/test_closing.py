@@ -25,7 +25,7 @@ from realservice import RealService, no_collector, publish, until
 
 import poolbridge
 from poolbridge._array.copies import copy_into
-from poolbridge._client import operations
+from poolbridge._client import copies
 
 MIB = 1 << 20
 SESSIONS = 16
@@ -160,7 +160,7 @@ def test_after_a_cancelled_copy_memory_comes_back_without_the_garbage_collector(
             await task
             task = None
 
-    monkeypatch.setattr(operations, "copy_into", slow)
+    monkeypatch.setattr(copies, "copy_into", slow)
     with no_collector():
         asyncio.run(main())
         assert arrays[0]() is None

@@ -76,7 +76,7 @@ def test_without_a_driver_a_typed_error_says_what_is_missing(service, client):
     service.tricks["open"] = lambda c, r: c.send(m.PoolReply(number=r.number, pool=info))
     grant = m.Grant(
         id=7, buffer=1, generation=1, write=True, pool=900, block=5, block_nbytes=4096, nbytes=4,
-        tensor=m.Tensor("int32"), export=m.Export(bytes(64)),
+        tensor=m.Tensor(dtype="int32"), export=m.Export(bytes(64)),
     )  # fmt: skip
     service.tricks["alloc"] = lambda c, r: c.send(m.GrantReply(number=r.number, grant=grant))
     client.open_pool("gpu")

@@ -61,6 +61,7 @@ HOW = {  # page, and words that only one block of the page has: how the test run
     ("first-array.md", "service_pid"): (ALONE, ""),
     ("first-array.md", "poolbridge_client"): (PYTEST, "1 passed"),
     ("first-array.md", '"image"'): (ALONE, "307200.0"),
+    ("first-array.md", '"model"'): (TYPED, ""),
     ("streaming.md", 'mode="broadcast"'): (SERVED, ""),
     ("streaming.md", "# every consumer"): (LOOP, ""),
     ("streaming.md", "# every worker"): (LOOP, ""),
@@ -88,6 +89,8 @@ import torch
 import poolbridge
 import poolbridge.dask
 compute: Any
+w: Any
+b: Any
 stream: Any
 client: poolbridge.Client
 channel: poolbridge.Channel

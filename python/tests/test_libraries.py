@@ -161,7 +161,12 @@ def publish(client: poolbridge.Client, dtype: str, layout: Layout, name: str = "
     """Publish a buffer with test values in a layout."""
     lease = client.allocate(BYTES, "uint8", pool="p")
     lease.copy_from(values(dtype))
-    tensor = m.Tensor(dtype, layout.shape, layout.strides, layout.offset * element_type(dtype).itemsize)
+    tensor = m.Tensor(
+        dtype=dtype,
+        shape=layout.shape,
+        strides=layout.strides,
+        offset=layout.offset * element_type(dtype).itemsize,
+    )
     state = lease._lease_state
 
     def flow() -> Flow[None]:

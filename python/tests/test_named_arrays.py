@@ -84,11 +84,11 @@ def test_a_frame_of_several_arrays_is_no_array_and_says_so(channel, frames):
     channel.publish(BATCH)
     frame = next(frames)
     for use in (np.asarray, np.from_dlpack, lambda frame: frame.to_numpy(), lambda frame: frame.memoryview(), bytes):
-        with pytest.raises(TypeError, match=r"several arrays, 'image', 'label', .*frame\['image'\]"):
+        with pytest.raises(TypeError, match=r"several arrays, 'image', 'label', .*lease\['image'\]"):
             use(frame)
     with pytest.raises(TypeError, match="several arrays"):
         frame.view()
-    with pytest.raises(KeyError, match="no array 'images': it has 'image', 'label'"):
+    with pytest.raises(KeyError, match="no array 'images': there are 'image', 'label'"):
         frame["images"]
     assert "image: uint8[2, 3, 4], label: int64[2]" in repr(frame)
     assert "label: int64[2]" in frame._repr_html_()
@@ -213,8 +213,8 @@ def test_a_frame_is_sent_on_as_it_is(client, channel, frames, other):
         assert np.asarray(next(copies)).tolist() == [7, -7]
         onward.publish({"one": frame["image"]})
         same(next(copies), {"one": BATCH["image"]})
-        with pytest.raises(TypeError, match="several arrays"):
-            other.put(frame, "name")
+        other.put(frame, "name")
+    same(client.get("name"))
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import (
 
 // WireTensor returns a tensor in the form of package wire.
 func WireTensor(t mempool.Tensor) wire.Tensor {
-	return wire.Tensor{DType: string(t.DType), Shape: t.Shape, Strides: t.Strides, Offset: t.ByteOffset}
+	return wire.Tensor{DType: string(t.DType), Shape: t.Shape, Strides: t.Strides, Offset: t.ByteOffset, LayoutBytes: t.LayoutBytes}
 }
 
 // Tensor returns the tensor of a message.
 func Tensor(t wire.Tensor) mempool.Tensor {
-	out := mempool.Tensor{DType: mempool.DType(t.DType), Shape: t.Shape, ByteOffset: t.Offset}
+	out := mempool.Tensor{DType: mempool.DType(t.DType), Shape: t.Shape, ByteOffset: t.Offset, LayoutBytes: t.LayoutBytes}
 	if len(t.Strides) > 0 {
 		out.Strides = t.Strides
 	}

@@ -96,15 +96,12 @@ func (b *Blocks) ObtainUnmapped(ctx context.Context, try Attempt, r wire.Request
 
 // Allocate asks the service for a buffer, and makes l the write lease on it.
 func (b *Blocks) Allocate(ctx context.Context, l *Lease, try Attempt, pool *Pool, t mempool.Tensor) error {
-	if err := t.CheckOneArray(); err != nil {
-		return err
-	}
 	r := &wire.Alloc{Pool: pool.Info.ID, Tensor: convert.WireTensor(t)}
 	began := time.Now()
 	err := b.Obtain(ctx, l, try, r, &r.Wait)
 	b.MemoryWaits.Over(began, true)
 	if err == nil {
-		l.allocated = true
+		l.allocated, l.info.Tensor.Arrays = true, t.Arrays
 		b.Allocated.Add(1)
 		b.AllocatedBytes.Add(l.info.Bytes)
 	}

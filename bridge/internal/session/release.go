@@ -6,6 +6,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -120,8 +121,8 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 	}
 	r := &wire.Publish{Lease: l.info.ID, Name: p.Name, Keep: p.Keep, Replace: p.Replace, Ready: convert.WireFence(ready), Event: p.Handle(ready)}
 	if p.Tensor != nil {
-		if err := p.Tensor.CheckOneArray(); err != nil {
-			return err
+		if p.Tensor.Arrays != nil {
+			return typed.Errorf(mempool.ErrInvalid, "a buffer gets several arrays when it is allocated: pass this Tensor to Allocate, and none to Publish")
 		}
 		t := convert.WireTensor(*p.Tensor)
 		r.Tensor = &t

@@ -42,7 +42,7 @@ class ArrayExports(NoBuffer):
     """
 
     _lease_state: LeaseState
-    _part: Description | None = None  # one of several arrays of a frame
+    _part: Description | None = None  # one of several arrays
     _legacy = False
     _on_gpu = False  # whether memory that the CPU and a GPU use is presented as memory of the GPU
 
@@ -169,7 +169,7 @@ class ArrayExports(NoBuffer):
             copy; a copy is needed and `copy` is False; the lease is read-only and the consumer asks for a legacy
             capsule (a view with ``legacy=True`` allows this); or a stride is negative and the consumer is not NumPy.
         TypeError
-            The frame has several arrays.
+            There are several arrays.
         ValueError
             The array API standard does not allow this value of `stream`.
         WaitTimeoutError
@@ -250,7 +250,7 @@ class ArrayExports(NoBuffer):
         ------
         TypeError
             The CPU does not reach the memory, or NumPy lacks the element type; `to_numpy` makes a copy in both cases.
-            Or the frame has several arrays.
+            Or there are several arrays.
         ValueError
             `copy` is False and `dtype` needs a copy.
         WaitTimeoutError, ContentFailedError
@@ -292,7 +292,7 @@ class ArrayExports(NoBuffer):
         Raises
         ------
         TypeError
-            The CPU does not reach the memory, or the frame has several arrays.
+            The CPU does not reach the memory, or there are several arrays.
         WaitTimeoutError, ContentFailedError
             The content was not complete within the client's ``timeout``, or will never be complete.
         LeaseReleasedError
@@ -323,7 +323,7 @@ class ArrayExports(NoBuffer):
         UnavailableError
             The elements are 8-bit floats, and the package ml_dtypes is not installed.
         TypeError
-            The frame has several arrays.
+            There are several arrays.
         WaitTimeoutError, ContentFailedError
             The content was not complete within the client's ``timeout``, or will never be complete.
         LeaseReleasedError
@@ -359,7 +359,7 @@ class ArrayExports(NoBuffer):
         )
 
     def __len__(self) -> int:
-        """Return the number of elements along the first axis; of a frame of several arrays, the number of arrays."""
+        """Return the number of elements along the first axis; of several arrays, their number."""
         if arrays := self._described.arrays:
             return len(arrays)
         if not self.shape:
@@ -394,16 +394,16 @@ def state_of(lease: ArrayExports) -> LeaseState:
 
 
 def check_one(lease: ArrayExports) -> None:
-    """Check that a lease or a view is one array, and not a frame of several arrays.
+    """Check that a lease or a view is one array.
 
     Raises
     ------
     TypeError
-        The frame has several arrays.
+        There are several arrays.
     """
     if arrays := description_of(lease).arrays:
         names = ", ".join(repr(name) for name, _ in arrays[:8]) + (", …" if len(arrays) > 8 else "")
-        raise TypeError(f"this frame has several arrays, {names}: use one of them, as in frame[{arrays[0][0]!r}]")
+        raise TypeError(f"these are several arrays, {names}: use one of them, as in lease[{arrays[0][0]!r}]")
 
 
 def description_of(lease: ArrayExports) -> Description:

@@ -8,6 +8,7 @@ import numpy as np
 
 from poolbridge._array import readonly_warning as _readonly
 from poolbridge._array.arrays import ArrayExports, check_one, description_of, state_of
+from poolbridge._array.copies import copy_into
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._memory.tensor import Description
 from poolbridge._order import fences as _fences
@@ -48,6 +49,10 @@ class LeaseView(ArrayExports):
         self._lease_state.check_usable()
         chosen = "cuda" if device is None and self._on_gpu else device
         return LeaseView(self._lease_state, part=self._part, legacy=legacy, device=chosen)
+
+    def copy_from(self, source: Any) -> None:
+        """Copy an array into the memory; see `Lease.copy_from`."""
+        copy_into(self._lease_state, source, self._described)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -115,7 +120,7 @@ def cuda_array_interface(lease: ArrayExports) -> dict[str, Any]:
     state.check_usable()
     description = description_of(lease)
     if description.arrays:
-        raise AttributeError("__cuda_array_interface__: the frame has several arrays, each of which has it")
+        raise AttributeError("__cuda_array_interface__: there are several arrays, each of which has it")
     if lease.__dlpack_device__()[0] != _dlpack.CUDA:
         pinned = state.memory.pool.device[0] == _dlpack.CUDA
         raise AttributeError(

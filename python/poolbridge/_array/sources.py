@@ -6,12 +6,11 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import numpy as np
 
 from poolbridge._array.arrays import ArrayExports, check_one, description_of, state_of, widen
-from poolbridge._array.leaseview import LeaseView
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._memory.tensor import Description, ElementType
@@ -210,7 +209,7 @@ def _leased(lease: ArrayExports) -> Source:
     state.check_usable()
     check_one(lease)
     pool, description = state.memory.pool, description_of(lease)
-    view = LeaseView(state, part=description, device=pool.device_name)
+    view = cast("Any", lease).view(device=pool.device_name)
     on_gpu = pool.device[0] == _dlpack.CUDA
     if not on_gpu:
         _fences.before_cpu(state)

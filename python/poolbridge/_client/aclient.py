@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self, TypeVar, overload
@@ -110,7 +110,7 @@ class AsyncClient(AsyncLists, ClientState):
 
     async def allocate(
         self,
-        shape: int | Iterable[int],
+        shape: int | Iterable[int] | Mapping[str, tuple[int | Iterable[int], Any]],
         dtype: Any = "float32",
         *,
         pool: PoolInfo | str | None = None,
@@ -177,6 +177,13 @@ class AsyncClient(AsyncLists, ClientState):
         """Lease the buffer that was published under a name, and return it as an array; see `Client.get_array`."""
         maker = _makers.check_library(library)
         return _makers.array_of(await self.get(name, write=write, timeout=timeout), maker)
+
+    async def get_dict(
+        self, name: str, library: Library = "numpy", *, write: bool = False, timeout: float | None = 0.0
+    ) -> dict[str, Any]:
+        """Lease a buffer of several arrays, and return a dict of its arrays; see `Client.get_dict`."""
+        maker = _makers.check_library(library)
+        return _makers.arrays_of(await self.get(name, write=write, timeout=timeout), maker)
 
     async def unpublish(self, name: str) -> None:
         """Remove a published name; see `Client.unpublish`."""

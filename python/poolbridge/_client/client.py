@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, overload
 
@@ -218,7 +218,7 @@ class Client(Lists, ClientState):
 
     def allocate(
         self,
-        shape: int | Iterable[int],
+        shape: int | Iterable[int] | Mapping[str, tuple[int | Iterable[int], Any]],
         dtype: Any = "float32",
         *,
         pool: PoolInfo | str | None = None,
@@ -230,7 +230,8 @@ class Client(Lists, ClientState):
         ----------
         shape
             The number of elements along each axis, for at most 32 axes. A single number makes one axis; ``()`` makes a
-            scalar.
+            scalar. For several arrays in one buffer, a dict with a shape and a dtype for each, such as
+            ``{"w": ((480, 640), "float16"), "b": (640, "float32")}``; then ``lease[name]`` is one of them.
         dtype
             A dtype of NumPy or PyTorch, or a name such as ``"float32"`` or ``"bfloat16"``.
         pool
@@ -335,7 +336,9 @@ class Client(Lists, ClientState):
         Parameters
         ----------
         array
-            A NumPy array, or an array of any library that has DLPack or ``__cuda_array_interface__``.
+            A NumPy array, or an array of any library that has DLPack or ``__cuda_array_interface__``. Or a dict of such
+            arrays, by their names: they are copied into one buffer, one after the other, and `get_dict` returns them
+            all. Arrays that are the same memory, such as tied weights, are stored once.
         name
             The name under which the copy is published: 1 to 255 bytes of UTF-8 without control characters.
         pool
@@ -425,6 +428,38 @@ class Client(Lists, ClientState):
         """
         maker = _makers.check_library(library)
         return _makers.array_of(self.get(name, write=write, timeout=timeout), maker)
+
+    def get_dict(
+        self, name: str, library: Library = "numpy", *, write: bool = False, timeout: float | None = 0.0
+    ) -> dict[str, Any]:
+        """Lease a buffer of several arrays that was published under a name, and return a dict of its arrays.
+
+        The service is asked once for all arrays, which are always those of one publication.
+
+        Parameters
+        ----------
+        name
+            The name that was given to `put` with a dict, or to `Lease.publish`.
+        library, write, timeout
+            See `get_array`.
+
+        Returns
+        -------
+        dict
+            Arrays of the library, by their names. The lease ends when all of them are gone, and all arrays that were
+            made from them without a copy.
+
+        Raises
+        ------
+        TypeError
+            The buffer is one array.
+        ContentFailedError
+            See `get`. Or the program that published the buffer has overwritten what says which arrays it has.
+        InvalidArgumentError, UnavailableError, NotFoundError, WaitTimeoutError, BusyError, AccessDeniedError
+            See `get_array`.
+        """
+        maker = _makers.check_library(library)
+        return _makers.arrays_of(self.get(name, write=write, timeout=timeout), maker)
 
     def unpublish(self, name: str) -> None:
         """Remove a published name. Leases on the buffer stay valid.

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from poolbridge._client import channel_operations as _channel_operations, operations as _operations
+from poolbridge._client.copies import describe_buffer, put
 from poolbridge._client.entries import PoolInfo
 from poolbridge._client.session_stats import SessionStats, session_stats
 from poolbridge._client.shown import html_of
 from poolbridge._client.tracing import Operation, bytes_of, traced
 from poolbridge._cuda import cuda as _cuda
-from poolbridge._memory import tensor as _tensor
 from poolbridge._order import event as _event
 from poolbridge._sys.error_texts import USE_ONE_VERSION, shown
 from poolbridge._sys.native import NATIVE
@@ -196,9 +196,9 @@ class ClientState:
 
     @traced(_allocates, _leased)
     def _allocate(
-        self, shape: int | Iterable[int], dtype: Any, *, pool: PoolInfo | str | None, timeout: float | None
+        self, shape: Any, dtype: Any, *, pool: PoolInfo | str | None, timeout: float | None
     ) -> Flow[LeaseState]:
-        description = _tensor.describe(shape, dtype)
+        description = describe_buffer(shape, dtype)
         chosen = yield from self._pool(pool)
         return (yield from _operations.allocate(self._session, description, chosen.id, timeout=timeout))
 
@@ -222,7 +222,7 @@ class ClientState:
         timeout: float | None,
     ) -> Flow[LeaseState]:
         chosen = yield from self._pool(pool)
-        flow = _operations.put(self._session, array, name, chosen.id, keep=keep, replace=replace, timeout=timeout)
+        flow = put(self._session, array, name, chosen.id, keep=keep, replace=replace, timeout=timeout)
         return (yield from flow)
 
     def _create_channel(

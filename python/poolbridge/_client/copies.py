@@ -1,4 +1,7 @@
-"""Publishes copies of arrays as frames: in leases of their own, or in slots of a publisher that the channel keeps."""
+"""Publishes copies of arrays: under names, and as frames.
+
+A copy for a frame is in a lease of its own, or in a slot of a publisher that the channel keeps.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import ref
 
@@ -15,7 +19,7 @@ from poolbridge._array import sources as _sources
 from poolbridge._array.arrays import description_of
 from poolbridge._array.copies import copy_into
 from poolbridge._client.lease import BaseLease
-from poolbridge._client.operations import allocate, check_name, ready
+from poolbridge._client.operations import allocate, check_name, check_timeout, publish, ready
 from poolbridge._client.publisher import COMPLETE, BasePublisher
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory import dlpack as _dlpack, layout as _layout, tensor as _tensor
@@ -73,16 +77,24 @@ def _form_on_cpu(dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Form:
     return _Form(_tensor.describe(shape, dtype), on_gpu=False)
 
 
-def _pack(arrays: Iterable[tuple[str, Any, Any]]) -> Description:
-    """Describe a frame of several arrays by the name, the shape and the dtype of each."""
+def _pack(arrays: Iterable[tuple[str, Any, Any]], tied: Mapping[str, str] = MappingProxyType({})) -> Description:
+    """Describe several arrays by the name, the shape and the dtype of each; see `_layout.pack`."""
     described = []
     for name, shape, dtype in arrays:
         with _naming(name):
             described.append((check_name(name, "array"), _tensor.describe(shape, dtype)))
-    return _layout.pack(described)
+    return _layout.pack(described, tied)
 
 
-_packed = lru_cache(maxsize=16)(_pack)  # cached for copies, because it takes longer than a copy
+def _for_frame(whole: Description) -> Description:
+    _layout.encode(whole)  # which fails if there are too many
+    return whole
+
+
+@lru_cache(maxsize=16)
+def _packed(arrays: tuple[tuple[str, Any, Any], ...]) -> Description:
+    """Describe copies of several arrays in a frame. Cached, because that takes longer than a copy."""
+    return _for_frame(_pack(arrays))
 
 
 @contextmanager
@@ -102,6 +114,16 @@ def describe_frame(shape: Any, dtype: Any) -> Description:
     InvalidArgumentError
         A shape or dtype is not possible, or there are too many arrays.
     """
+    return _for_frame(_describe(shape, dtype))
+
+
+def describe_buffer(shape: Any, dtype: Any) -> Description:
+    """Describe a buffer, like `describe_frame`."""
+    described = _describe(shape, dtype)
+    return _layout.for_buffer(described) if described.arrays else described
+
+
+def _describe(shape: Any, dtype: Any) -> Description:
     if not isinstance(shape, Mapping):
         return _tensor.describe(shape, dtype)
     arrays = dict(shape)
@@ -119,6 +141,81 @@ def named_arrays(given: Any) -> dict[str, Any] | None:
     if isinstance(given, Mapping):
         return {name: given[name] for name in given}  # read it once: a mapping may return another array each time
     return dict(given.items()) if isinstance(given, BaseLease) and description_of(given).arrays else None
+
+
+def _parts(session: Session, arrays: dict[str, Any]) -> tuple[_Form, list[_Part]]:
+    """Describe the copies of a frame of several arrays."""
+    sources, kinds = _sources_of(session, arrays)
+    description = _packed(tuple(kinds))
+    described = [part for _, part in description.arrays]
+    parts = [_Part(*part) for part in zip(described, arrays.values(), sources, strict=True)]
+    return _Form(description, on_gpu=any(part.on_gpu for part in parts)), parts
+
+
+def _sources_of(
+    session: Session, arrays: dict[str, Any]
+) -> tuple[list[Source | None], list[tuple[str, tuple[int, ...], Any]]]:
+    """Return the sources of several arrays, None for one of NumPy; and the name, the shape and the dtype of each."""
+    check = len(session.sent_states) > 0
+    sources: list[Source | None] = []
+    kinds: list[tuple[str, tuple[int, ...], Any]] = []
+    for name, given in arrays.items():
+        plain = type(given) is np.ndarray
+        source = None
+        if not plain or check:
+            with _naming(name):
+                source = _sources.source_of(given)
+        if source is not None and check:
+            _sources.check_not_sent(session, source)
+        if plain or source is None:
+            kinds.append((name, given.shape, given.dtype))
+        else:
+            kinds.append((name, source.shape, source.element.name))
+        sources.append(None if plain else source)
+    return sources, kinds
+
+
+def _tied(arrays: dict[str, Any], sources: list[Source | None]) -> dict[str, str]:
+    """Return the names of arrays that are the memory of an earlier one, in the same way, with the name of that one."""
+    first: dict[Any, str] = {}
+    tied = {}
+    for (name, given), source in zip(arrays.items(), sources, strict=True):
+        place: tuple[Any, ...]
+        if source is None:
+            place = (None, given.ctypes.data, given.dtype, given.shape, given.strides)
+        else:
+            place = (source.ordinal, source.address, source.element, source.shape, source.strides)
+        if (earlier := first.setdefault(place, name)) is not name:
+            tied[name] = earlier
+    return tied
+
+
+def put(
+    session: Session, given: Any, name: str, pool: int, *, keep: bool, replace: bool, timeout: float | None
+) -> Flow[LeaseState]:
+    """Copy an array, or a dict of arrays, into a new buffer of the pool whose id is `pool`, and publish the buffer."""
+    name, timeout = check_name(name, "buffer"), check_timeout(timeout)
+    arrays = named_arrays(given)
+    if arrays is None:
+        source = _sources.source_of(given)
+        _sources.check_not_sent(session, source)
+        description = _tensor.describe(source.shape, source.element.name)
+        copied = [(given, description)]
+    else:
+        sources, kinds = _sources_of(session, arrays)
+        tied = _tied(arrays, sources)
+        description = _layout.for_buffer(_pack(kinds, tied))
+        copied = [(arrays[array], part) for array, part in description.arrays if array not in tied]
+    state = yield from allocate(session, description, pool, timeout=timeout)
+    try:
+        for array, part in copied:
+            yield Do(partial(copy_into, state, array, part))
+        yield from publish(state, name, keep=keep, replace=replace, stream=None)
+    except BaseException:
+        if not state.released and session.ended is None:
+            state.release(failed=state.write, force=True)
+        raise
+    return state
 
 
 class Copies:
@@ -147,7 +244,7 @@ class Copies:
             form = _form_on_cpu(given.dtype, given.shape)
             parts = None
         elif type(given) is dict:
-            form, parts = self._parts(given)
+            form, parts = _parts(self._session, given)
         else:
             source = _sources.source_of(given)
             parts = [_Part(_tensor.describe(source.shape, source.element.name), given, source)]
@@ -176,29 +273,6 @@ class Copies:
         if fence is not None:
             self._session.returns.keep([part.given for part in parts], fence)
         return number
-
-    def _parts(self, arrays: dict[str, Any]) -> tuple[_Form, list[_Part]]:
-        """Describe the copies of a frame of several arrays."""
-        check = len(self._session.sent_states) > 0
-        sources: list[Source | None] = []
-        kinds: list[tuple[str, tuple[int, ...], Any]] = []
-        for name, given in arrays.items():
-            plain = type(given) is np.ndarray
-            source = None
-            if not plain or check:
-                with _naming(name):
-                    source = _sources.source_of(given)
-            if source is not None and check:
-                _sources.check_not_sent(self._session, source)
-            if plain or source is None:
-                kinds.append((name, given.shape, given.dtype))
-            else:
-                kinds.append((name, source.shape, source.element.name))
-            sources.append(None if plain else source)
-        description = _packed(tuple(kinds))
-        described = [part for _, part in description.arrays]
-        parts = [_Part(*part) for part in zip(described, arrays.values(), sources, strict=True)]
-        return _Form(description, on_gpu=any(part.on_gpu for part in parts)), parts
 
     def _take(self, form: _Form, now: float) -> _CopyPublisher | None:
         """Return the publisher for a copy, which the caller has to put back; None: the copy needs a lease."""

@@ -136,7 +136,7 @@ class BaseLease(ArrayExports):
         InvalidArgumentError
             The device that `device` names cannot use the memory without a copy.
         TypeError
-            The frame has several arrays, which are views.
+            There are several arrays, which are views.
         LeaseReleasedError
             The lease has ended.
         """
@@ -225,38 +225,41 @@ class BaseLease(ArrayExports):
         InvalidArgumentError
             The lease is a read lease, or the source cannot be broadcast to the lease's shape.
         TypeError
-            The source's dtype cannot be cast to the lease's dtype.
+            The source's dtype cannot be cast to the lease's dtype. Or there are several arrays: copy into one of them,
+            as in ``lease[name].copy_from(source)``.
         LeaseReleasedError
             The lease has ended.
         """
+        check_one(self)
         copy_into(self._lease_state, source)
 
     def __getitem__(self, index: Any) -> Any:
         """Return elements without a copy; only for memory of the CPU. A returned array keeps the lease alive.
 
-        If the lease is of a frame of several arrays, return the array whose name is `index`, as a `LeaseView`, on the
-        CPU or a GPU.
+        If there are several arrays, return the one whose name is `index`, as a `LeaseView`, on the CPU or a GPU.
 
         Raises
         ------
         KeyError
-            The frame has several arrays, and none of this name.
+            There are several arrays, and none of this name.
         TypeError
-            The CPU does not reach the memory, or the frame has several arrays and `index` is no name.
+            The CPU does not reach the memory, or there are several arrays and `index` is no name.
         """
         named = self._lease_state.description.named
         if named and isinstance(index, str):
             if (part := named.get(index)) is not None:
                 return LeaseView(self._lease_state, part=part, device="cuda" if self._on_gpu else None)
-            raise KeyError(f"this frame has no array {shown(index)}: it has {', '.join(map(shown, self.keys()))}")
+            names = self.keys()
+            known = ", ".join(map(shown, names[:8])) + (f", … {len(names) - 8} more" * (len(names) > 8))
+            raise KeyError(f"there is no array {shown(index)}: there are {known}")
         return super().__getitem__(index)
 
     def __contains__(self, name: object) -> bool:
-        """Whether a frame of several arrays has an array of this name."""
+        """Whether there are several arrays, and one has this name."""
         return name in (self._lease_state.description.named or self.keys())
 
     def keys(self) -> list[str]:
-        """Return the names of the arrays of a frame of several arrays, so that ``dict(frame)`` has all arrays.
+        """Return the names of several arrays, so that ``dict(frame)`` has all arrays.
 
         Raises
         ------
@@ -265,11 +268,11 @@ class BaseLease(ArrayExports):
         """
         arrays = self._lease_state.description.arrays
         if not arrays:
-            raise TypeError("this is one array, and not a frame of several arrays, which have names")
+            raise TypeError("this is one array, without a name: several arrays have names")
         return [name for name, _ in arrays]
 
     def items(self) -> list[tuple[str, LeaseView]]:
-        """Return the name and the array of each array of a frame of several arrays; see `keys`."""
+        """Return the name and the array of each of several arrays; see `keys`."""
         return [(name, self[name]) for name in self.keys()]
 
     def _evidence(self) -> dict[str, Any]:

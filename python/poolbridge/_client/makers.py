@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poolbridge._array.arrays import state_of
+from poolbridge._array.arrays import description_of, state_of
 from poolbridge._client import operations as _operations
 from poolbridge.errors import (
     UnavailableError,
 )
 
 if TYPE_CHECKING:
+    from poolbridge._array.leaseview import LeaseView
     from poolbridge._client.lease import BaseLease
 
 
@@ -27,7 +29,18 @@ def check_library(library: str) -> str:
     return _operations.check_word(library, _MAKERS, "library", _MAKERS)
 
 
-def array_of(lease: BaseLease, library: str) -> Any:
+def arrays_of(lease: BaseLease, library: str) -> dict[str, Any]:
+    """Make a dict of arrays from a lease of several arrays; see `array_of`.
+
+    Raises
+    ------
+    TypeError
+        The lease is one array.
+    """
+    return {name: array_of(view, library) for name, view in lease.items()}
+
+
+def array_of(lease: BaseLease | LeaseView, library: str) -> Any:
     """Make an array of the library `library` from a lease, without a copy if the library can use the memory.
 
     Raises
@@ -49,15 +62,15 @@ def not_installed(library: str) -> UnavailableError:
     return UnavailableError(f"{library} is not installed for this Python: pip install {package}")
 
 
-def _numpy(lease: BaseLease) -> Any:
+def _numpy(lease: BaseLease | LeaseView) -> Any:
     on_cpu = state_of(lease).memory.pool.on_cpu
-    if not on_cpu or not state_of(lease).description.element.in_numpy:
+    if not on_cpu or not description_of(lease).element.in_numpy:
         return lease.to_numpy()
     source: Any = lease  # NumPy's type stubs do not accept all objects that DLPack allows
     return np.from_dlpack(source)
 
 
-def _cupy(lease: BaseLease) -> Any:
+def _cupy(lease: BaseLease | LeaseView) -> Any:
     import cupy
 
     view = lease.view(device="cuda")
@@ -67,16 +80,16 @@ def _cupy(lease: BaseLease) -> Any:
         return cupy.from_dlpack(view)
 
 
-def _torch(lease: BaseLease) -> Any:
+def _torch(lease: BaseLease | LeaseView) -> Any:
     import torch
 
     return torch.from_dlpack(lease)
 
 
-def _jax(lease: BaseLease) -> Any:
+def _jax(lease: BaseLease | LeaseView) -> Any:
     import jax
 
     return jax.dlpack.from_dlpack(lease.view(legacy=True))  # safe for read-only memory: JAX never writes
 
 
-_MAKERS = {"numpy": _numpy, "cupy": _cupy, "torch": _torch, "jax": _jax}
+_MAKERS: dict[str, Callable[[Any], Any]] = {"numpy": _numpy, "cupy": _cupy, "torch": _torch, "jax": _jax}

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from poolbridge._array import sources as _sources
-from poolbridge._array.copies import copy_into
 from poolbridge._client.entries import PoolInfo, ServiceStats, pool_info, service_stats
 from poolbridge._client.promise import Promise
-from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
+from poolbridge._memory import dlpack as _dlpack, layout as _layout, tensor as _tensor
 from poolbridge._memory.kinds import KINDS
 from poolbridge._order import event as _event, fences as _fences, timelines as _timelines
 from poolbridge._session.flow import Ask, Do, Flow, Sleep, ask
@@ -53,6 +51,7 @@ from poolbridge.errors import (
     PoolbridgeError,
     PoolLimitError,
     ProducerDiedError,
+    ProtocolError,
     ServiceStalledError,
     StaleError,
     UnsupportedError,
@@ -351,7 +350,7 @@ def allocate(
         if grant is not None:  # the next statement must directly follow, as below
             state = held(session, grant) or (yield from take(session, grant))
             state.allocated = True
-            return state
+            return (yield from _with_layout(state, description))
     began = time.monotonic()
     try:
         reply = yield Ask(request, GrantReply, timeout)
@@ -365,6 +364,35 @@ def allocate(
     state.allocated = True
     session.tally.waited(began)
     session.tally.granted(state.grant.nbytes)
+    return (yield from _with_layout(state, description))
+
+
+def _with_layout(state: LeaseState, description: _tensor.Description) -> Flow[LeaseState]:
+    """Write the layout of a new buffer of several arrays. Readers do not wait for the content when they read it."""
+    if description.layout_bytes:
+        try:
+            yield Do(partial(_fences.before_cpu, state))
+            yield Do(partial(_layout.write, state.memory, description))
+        except BaseException:
+            state.end()
+            raise
+        state.description = description
+    return state
+
+
+def _found(state: LeaseState) -> Flow[LeaseState]:
+    """Read which arrays the leased buffer has, if it has several."""
+    if state.description.layout_bytes:
+        try:
+            state.description = yield Do(partial(_layout.read, state.memory, state.description))
+        except ProtocolError as error:
+            state.end()
+            raise ContentFailedError(
+                f"buffer {state.grant.buffer} has no valid layout, which says what arrays it has: {error}"
+            ) from None
+        except BaseException:
+            state.end()
+            raise
     return state
 
 
@@ -375,7 +403,7 @@ def get(session: Session, name: str, *, write: bool, timeout: float | None) -> F
     reply = yield Ask(request, GrantReply, timeout)
     state = held(session, reply.grant) or (yield from take(session, reply.grant))
     state.name = request.name
-    return state
+    return (yield from _found(state))
 
 
 def lease(session: Session, buffer_id: int, generation: int, *, write: bool, timeout: float | None) -> Flow[LeaseState]:
@@ -388,7 +416,7 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
         wait=to_milliseconds(timeout),
     )
     reply = yield Ask(request, GrantReply, timeout)
-    return held(session, reply.grant) or (yield from take(session, reply.grant))
+    return (yield from _found(held(session, reply.grant) or (yield from take(session, reply.grant))))
 
 
 def publish(state: LeaseState, name: str, *, keep: bool, replace: bool, stream: Any, event: Any = None) -> Flow[None]:
@@ -425,25 +453,6 @@ def publish(state: LeaseState, name: str, *, keep: bool, replace: bool, stream: 
     state.name = name
     if mark is not None:
         state.event = mark
-
-
-def put(
-    session: Session, given: Any, name: str, pool: int, *, keep: bool, replace: bool, timeout: float | None
-) -> Flow[LeaseState]:
-    """Copy an array into a new buffer of the pool whose id is `pool`, and publish the buffer."""
-    name, timeout = check_name(name, "buffer"), check_timeout(timeout)
-    source = _sources.source_of(given)
-    _sources.check_not_sent(session, source)
-    description = _tensor.describe(source.shape, source.element.name)
-    state = yield from allocate(session, description, pool, timeout=timeout)
-    try:
-        yield Do(partial(copy_into, state, given))
-        yield from publish(state, name, keep=keep, replace=replace, stream=None)
-    except BaseException:
-        if not state.released and session.ended is None:
-            state.release(failed=state.write, force=True)
-        raise
-    return state
 
 
 def local_event(state: LeaseState, event: Any) -> Event:

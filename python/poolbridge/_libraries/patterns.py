@@ -31,6 +31,8 @@ class Pattern:
         The largest permitted difference between an element and its expected value, if `kind` is ``"affine"``.
     mask
         The number for the operation XOR, if `kind` is ``"masked"``.
+    halves
+        Whether the elements are in two arrays, ``"first"`` and ``"second"``.
     """
 
     kind: str
@@ -39,6 +41,7 @@ class Pattern:
     offset: float
     tolerance: float = 0.0
     mask: int = 0
+    halves: bool = False
 
     @property
     def dtype(self) -> str:

@@ -1,67 +1,123 @@
-"""Describes the arrays of a frame of several arrays: its layout, which is sent as a `Layout` message."""
+"""Describes several arrays in one frame or in one buffer: their layout, which is made of `Layout` messages.
+
+The layout of a frame stands beside the frame's description in the producer's track. The layout of a buffer stands in
+the buffer itself, behind the arrays.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory.tensor import Description, describe, from_wire
 from poolbridge._wire import packet as _packet
-from poolbridge._wire.limits import LAYOUT_BYTES, MAX_ELEMENTS, MAX_NAME_BYTES, MAX_UINT
+from poolbridge._wire.limits import LAYOUT_BYTES, MAX_ELEMENTS, MAX_LAYOUT_BYTES, MAX_NAME_BYTES, MAX_UINT
 from poolbridge._wire.messages import Layout, NamedTensor
 from poolbridge.errors import (
     InvalidArgumentError,
     ProtocolError,
 )
 
+if TYPE_CHECKING:
+    from poolbridge._memory.kinds import BlockMemory
+
 # Each array begins at a multiple of this number of bytes. JAX and CUDA use such arrays in place.
 _ALIGNMENT: Final = 256
+# The number of arrays in a part of a buffer's layout.
+_PART: Final = 64
 _NAME: Final = re.compile("[^\\x00-\\x1f\\x7f-\\x9f]+")
 
 
-def pack(arrays: Iterable[tuple[str, Description]]) -> Description:
-    """Describe all bytes of a frame of several arrays, which lie one after the other. The names were checked.
+def pack(arrays: Iterable[tuple[str, Description]], tied: Mapping[str, str] = MappingProxyType({})) -> Description:
+    """Describe all bytes of several arrays, which lie one after the other. The names were checked.
 
     Parameters
     ----------
     arrays
         The name and the description of each array, which is C-contiguous.
+    tied
+        For the name of an array, the name of an earlier one that is the same memory.
 
     Raises
     ------
     InvalidArgumentError
-        There is no array, there are more than a frame can have, or they are larger than 2**63 - 1 bytes.
+        There is no array, or they are larger than 2**63 - 1 bytes.
     """
-    placed, end = [], 0
+    placed: dict[str, Description] = {}
+    end = 0
     for name, description in arrays:
+        if name in tied:
+            placed[name] = placed[tied[name]]
+            continue
         offset = -(-end // _ALIGNMENT) * _ALIGNMENT
-        placed.append((name, replace(description, offset=offset)))
+        placed[name] = description.at(offset)
         end = offset + description.nbytes
     if not placed:
-        raise InvalidArgumentError("a frame of several arrays has at least one: the dict is empty")
+        raise InvalidArgumentError("several arrays are at least one: the dict is empty")
     if end > MAX_UINT:
-        raise InvalidArgumentError(f"the {len(placed)} arrays of a frame have more than 2**63 - 1 bytes")
-    whole = replace(describe(end, "uint8"), arrays=tuple(placed), named=dict(placed))
-    try:
-        fits = len(placed) <= MAX_ELEMENTS and len(encode(whole)) <= LAYOUT_BYTES
-    except ProtocolError:
-        fits = False
-    if not fits:
+        raise InvalidArgumentError(f"{len(placed)} arrays have more than 2**63 - 1 bytes")
+    return replace(describe(end, "uint8"), arrays=tuple(placed.items()), named=placed)
+
+
+def for_buffer(whole: Description) -> Description:
+    """Return the description of a buffer of several arrays, which has their layout behind the arrays.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A buffer cannot have so many arrays.
+    """
+    size = len(_encode_parts(whole))
+    if size > MAX_LAYOUT_BYTES:
         raise InvalidArgumentError(
-            f"{len(placed)} arrays in one frame: at most {MAX_ELEMENTS} are possible, whose names and shapes have at "
-            f"most {LAYOUT_BYTES} bytes; join arrays of one dtype, or publish several frames"
+            f"{len(whole.arrays)} arrays in one buffer: their names and shapes have {size} bytes, and at most "
+            f"{MAX_LAYOUT_BYTES} are possible; use several buffers"
         )
-    return whole
+    described = describe(whole.nbytes + size, "uint8")
+    return replace(described, arrays=whole.arrays, named=whole.named, layout_bytes=size)
 
 
 def encode(whole: Description) -> bytes:
-    """Return the layout of a frame, as it stands in the producer's track; of a frame of one array, nothing."""
+    """Return the layout of a frame, as it stands in the producer's track; of a frame of one array, nothing.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A frame cannot have so many arrays.
+    """
     if not whole.arrays:
         return b""
-    return _packet.encode(Layout(arrays=tuple([NamedTensor(name, one.to_wire()) for name, one in whole.arrays])))
+    try:
+        layout = _encode(whole.arrays) if len(whole.arrays) <= MAX_ELEMENTS else b""
+    except ProtocolError:
+        layout = b""
+    if not 0 < len(layout) <= LAYOUT_BYTES:
+        raise InvalidArgumentError(
+            f"{len(whole.arrays)} arrays in one frame: at most {MAX_ELEMENTS} are possible, whose names and shapes "
+            f"have at most {LAYOUT_BYTES} bytes; join arrays of one dtype, or publish several frames"
+        )
+    return layout
+
+
+def _encode(arrays: Iterable[tuple[str, Description]]) -> bytes:
+    return _packet.encode(Layout(arrays=tuple([NamedTensor(name, one.to_wire()) for name, one in arrays])))
+
+
+def _encode_parts(whole: Description) -> bytes:
+    """Return the layout of a buffer: parts, each behind the number of its bytes."""
+    parts = bytearray()
+    for first in range(0, len(whole.arrays), _PART):
+        part = _encode(whole.arrays[first : first + _PART])
+        parts += struct.pack("<I", len(part)) + part
+    return bytes(parts)
 
 
 @lru_cache(maxsize=16)
@@ -73,13 +129,66 @@ def decode(layout: bytes, whole: Description) -> Description:
     ProtocolError
         The layout is malformed, or an array lies outside of the frame.
     """
-    if whole.element.name != "uint8" or len(whole.shape) != 1 or not whole.contiguous or whole.offset:
-        raise ProtocolError("a frame of several arrays is not described as all its bytes")
-    sent = _packet.decode(layout, Layout).arrays
-    arrays = {one.name: from_wire(one.tensor, whole.nbytes) for one in sent}
-    if not arrays or len(arrays) != len(sent):
-        raise ProtocolError("a layout has no array, or two arrays of one name")
-    for name in arrays:
-        if not _NAME.fullmatch(name) or len(name.encode()) > MAX_NAME_BYTES:
+    if not whole.is_all_bytes:
+        raise ProtocolError("several arrays are not described as all their bytes")
+    return _described(whole, _decode(layout))
+
+
+def _decode(layout: bytes) -> tuple[NamedTensor, ...]:
+    sent = _packet.decode(layout, Layout, checked=True)
+    if _packet.encode(sent) != layout:  # the check of each value takes ten times as long
+        _packet.check(layout)
+    return sent.arrays
+
+
+def _described(whole: Description, sent: Iterable[NamedTensor]) -> Description:
+    """Check the arrays of a layout, and return the description of all bytes with them."""
+    arrays: dict[str, Description] = {}
+    for one in sent:
+        if one.name in arrays:
+            raise ProtocolError("a layout has two arrays of one name")
+        if not _NAME.fullmatch(one.name) or len(one.name.encode()) > MAX_NAME_BYTES:
             raise ProtocolError("the name of an array is empty, too long, or has a control character")
+        arrays[one.name] = from_wire(one.tensor, whole.nbytes - whole.layout_bytes)
+    if not arrays:
+        raise ProtocolError("a layout has no array")
     return replace(whole, arrays=tuple(arrays.items()), named=arrays)
+
+
+def write(memory: BlockMemory, whole: Description) -> None:
+    """Write the layout of a buffer into its memory, which the caller may write now. Return when it is written."""
+    address = memory.address(write=True) + whole.nbytes - whole.layout_bytes
+    memory.pool.write(address, np.frombuffer(_encode_parts(whole), np.uint8))
+
+
+def read(memory: BlockMemory, whole: Description) -> Description:
+    """Read the layout of a buffer from its memory, without waiting for its content. Return it with the arrays.
+
+    Raises
+    ------
+    ProtocolError
+        The layout is malformed, or an array lies outside of the buffer.
+    """
+    out = np.empty(whole.layout_bytes, np.uint8)
+    address = memory.address(write=False) + whole.nbytes - whole.layout_bytes
+    if memory.pool.on_cpu:
+        memory.pool.read(address, out)
+    else:  # `memory.pool.read` waits for all work of the GPU
+        ordinal = memory.pool.device[1]
+        stream = _cuda.own_stream(ordinal)
+        _cuda_stream.copy(ordinal, stream, int(out.ctypes.data), address, out.nbytes)
+        _cuda_stream.synchronize_stream(ordinal, stream)
+    return _described(whole, _decode_parts(out.tobytes()))
+
+
+def _decode_parts(layout: bytes) -> list[NamedTensor]:
+    arrays: list[NamedTensor] = []
+    at = 0
+    while at < len(layout):
+        size = int.from_bytes(layout[at : at + 4], "little")
+        part = layout[at + 4 : at + 4 + size]
+        if len(part) != size or at + 4 > len(layout):
+            raise ProtocolError(f"a layout of {len(layout)} bytes ends in the middle of a part")
+        arrays += _decode(part)
+        at += 4 + size
+    return arrays

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from poolbridge._sys.error_texts import from_signal, shown
-from poolbridge._wire.limits import MAX_DIMS, MAX_UINT
+from poolbridge._wire.limits import MAX_DIMS, MAX_LAYOUT_BYTES, MAX_UINT
 from poolbridge._wire.messages import Tensor
 from poolbridge.errors import (
     InvalidArgumentError,
@@ -133,10 +133,12 @@ class Description:
     contiguous
         Whether the elements lie without gaps in C order.
     arrays
-        The name and the description of each array of a frame of several arrays, of which this description has all
-        bytes; empty for one array.
+        The name and the description of each array of a buffer or frame of several arrays, of which this description has
+        all bytes; empty for one array.
     named
         The same as `arrays`, by name.
+    layout_bytes
+        How many bytes at the end of the buffer say which arrays it has; 0: the buffer has one array.
     """
 
     element: ElementType
@@ -146,6 +148,7 @@ class Description:
     contiguous: bool
     arrays: tuple[tuple[str, Description], ...] = ()
     named: Mapping[str, Description] = field(default_factory=dict, compare=False, repr=False)
+    layout_bytes: int = 0
 
     @property
     def size(self) -> int:
@@ -162,6 +165,15 @@ class Description:
         """The positions in the buffer of the elements' first byte and of the byte after their last byte."""
         return span_of(self.shape, self.strides, self.offset, self.element.itemsize)
 
+    def at(self, offset: int) -> Description:
+        """Return the description of the same array at another place. ``replace`` takes six times as long."""
+        return Description(self.element, self.shape, self.strides, offset, self.contiguous)
+
+    @property
+    def is_all_bytes(self) -> bool:
+        """Whether this describes bytes, beginning with the first one of the buffer."""
+        return self.element.name == "uint8" and len(self.shape) == 1 and self.contiguous and not self.offset
+
     @property
     def text(self) -> str:
         """The elements, for people, such as ``float32[2, 3]``; of several arrays, those of the first eight."""
@@ -176,7 +188,13 @@ class Description:
         """
         itemsize = self.element.itemsize
         strides = () if self.contiguous else tuple(stride // itemsize for stride in self.strides)
-        return Tensor(dtype=self.element.name, shape=self.shape, strides=strides, offset=self.offset)
+        return Tensor(
+            dtype=self.element.name,
+            shape=self.shape,
+            strides=strides,
+            offset=self.offset,
+            layout_bytes=self.layout_bytes,
+        )
 
 
 def c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
@@ -291,12 +309,30 @@ def from_wire(tensor: Tensor, nbytes: int) -> Description:
     ProtocolError
         The description is inconsistent, or an element lies outside of the buffer.
     """
-    return _checked(tensor.dtype, tensor.shape, tensor.strides, tensor.offset, nbytes)
+    described, first, last = _checked(tensor.dtype, tensor.shape, tensor.strides)
+    if offset := tensor.offset:
+        if offset % described.element.itemsize:
+            raise ProtocolError(
+                f"the byte offset {offset} is no multiple of the {described.element.itemsize} bytes of an element"
+            )
+        described = described.at(offset)
+    if first + offset < 0 or last + offset > nbytes:
+        raise ProtocolError(
+            f"the tensor's elements lie in bytes {first + offset} to {last + offset} of a buffer of {nbytes} bytes"
+        )
+    if not tensor.layout_bytes:
+        return described
+    if not described.is_all_bytes or tensor.layout_bytes > min(described.nbytes, MAX_LAYOUT_BYTES):
+        raise ProtocolError(f"the service describes a layout of {tensor.layout_bytes} bytes in {described.text}")
+    return replace(described, layout_bytes=tensor.layout_bytes)
 
 
 @lru_cache(maxsize=256)
-def _checked(dtype: str, shape: tuple[int, ...], steps: tuple[int, ...], offset: int, nbytes: int) -> Description:
-    """Check a description. The results are cached, because the frames of a channel have few different descriptions."""
+def _checked(dtype: str, shape: tuple[int, ...], steps: tuple[int, ...]) -> tuple[Description, int, int]:
+    """Check a description without its offset. Return it, and where its bytes begin and end.
+
+    The results are cached, because the frames of a channel, and the arrays of a model, have few different descriptions.
+    """
     element = ELEMENT_TYPES.get(dtype)
     if element is None:
         raise ProtocolError(f"the service describes elements of unknown type {dtype!r}")
@@ -309,11 +345,7 @@ def _checked(dtype: str, shape: tuple[int, ...], steps: tuple[int, ...], offset:
         strides = tuple(stride * itemsize for stride in steps)
     else:
         strides = c_strides(shape, itemsize)
-    if offset % itemsize:
-        raise ProtocolError(f"the byte offset {offset} is no multiple of the {itemsize} bytes of an element")
     if math.prod(max(extent, 1) for extent in shape) > MAX_UINT or any(abs(stride) > MAX_UINT for stride in strides):
         raise ProtocolError(f"shape {shape} or strides {steps or 'in C order'} exceed 2**63 - 1 elements or bytes")
-    first, last = span_of(shape, strides, offset, itemsize)
-    if first < 0 or last > nbytes:
-        raise ProtocolError(f"the tensor's elements lie in bytes {first} to {last} of a buffer of {nbytes} bytes")
-    return Description(element, shape, strides, offset, is_contiguous(shape, strides, itemsize))
+    described = Description(element, shape, strides, 0, is_contiguous(shape, strides, itemsize))
+    return described, *described.span

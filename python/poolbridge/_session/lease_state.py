@@ -178,7 +178,7 @@ class LeaseState(Uncopied):
     def address(self, *, write: bool, part: _tensor.Description | None = None) -> int:
         """Return the address of element [0, …, 0], in the writeable or in the read-only mapping.
 
-        `part` is one of several arrays of a frame.
+        `part` is one of several arrays.
         """
         return self.memory.address(write=write) + (part or self.description).offset
 
@@ -196,7 +196,7 @@ class LeaseState(Uncopied):
         flagged
             Whether NumPy refuses writes to an array that uses the read-only mapping.
         part
-            One of several arrays of a frame; None: the array, or all bytes.
+            One of several arrays; None: the array, or all bytes.
         """
         if write is None:
             write = self.write

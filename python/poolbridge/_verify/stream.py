@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 
 from poolbridge._libraries.patterns import Pattern
-from poolbridge._verify.transfer import in_place
+from poolbridge._verify.transfer import HALVES, in_place
 
 if TYPE_CHECKING:
     from poolbridge._client.frame import Frame
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _TIMEOUT: Final = 60.0
 _NUMBER: Final = "number"  # the key of the number in a frame's meta
 _ELEMENTS: Final = 4096  # of a frame
-_HALVES: Final = "first", "second"  # the arrays of a frame of several arrays
 
 
 @dataclass(slots=True)
@@ -44,7 +43,7 @@ def publish(
         for values in np.split(pattern.values(), 2 if arrays else 1):
             leases.append(client.allocate(values.shape, pattern.dtype, pool=pool, timeout=_TIMEOUT))
             consumer.fill(consumer.take(leases[-1]), leases[-1], values)
-        given = dict(zip(_HALVES, leases, strict=True)) if arrays else leases[0]
+        given = dict(zip(HALVES, leases, strict=True)) if arrays else leases[0]
         opened.publish(given, meta={_NUMBER: number}, timeout=timeout)
 
 
@@ -78,8 +77,8 @@ def take(worker: Worker, channel: str, count: int, *, oldest: bool, keep: bool) 
 
 def _compare(worker: Worker, frame: Frame) -> None:
     pattern, consumer = _content(cast("int", frame.meta[_NUMBER])), worker.consumer
-    if len(frame) == len(_HALVES):
-        pattern.compare(np.concatenate([consumer.copy(consumer.take(frame[name])) for name in _HALVES]))
+    if len(frame) == len(HALVES):
+        pattern.compare(np.concatenate([consumer.copy(consumer.take(frame[name])) for name in HALVES]))
     else:
         in_place(worker, frame)
         pattern.compare(consumer.copy(consumer.take(frame)))

@@ -19,6 +19,7 @@ MAX_NAME_BYTES: Final = 255  # bytes of the name of a pool, channel or buffer
 MAX_DONE: Final = 16  # fences of a release
 MAX_REASON_BYTES: Final = 256  # bytes of the reason for which a fence failed
 SAVED_VERSION: Final = 1  # version of the file that says where a published buffer is
+MAX_LAYOUT_BYTES: Final = 33554432  # bytes of the layout of a buffer
 MAX_DIMS: Final = 32  # dimensions of a tensor
 TIMELINE_WORDS: Final = 512  # words of a timeline
 MAX_FENCE_VALUE: Final = 2**62 - 1  # greatest value of a fence

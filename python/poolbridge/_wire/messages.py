@@ -29,7 +29,7 @@ class Error(Struct, omit_defaults=True):
     message: str = field(name="m")  # text for people, cut to fit
 
 
-class Tensor(Struct, omit_defaults=True):
+class Tensor(Struct, omit_defaults=True, kw_only=True):
     """Describes the content of a buffer.
 
     An element is at byte `of` + itemsize·Σ index·stride of the buffer; the sum is over all dimensions.
@@ -42,6 +42,8 @@ class Tensor(Struct, omit_defaults=True):
     strides: tuple[I64, ...] = field(default=(), name="st")  # strides, in elements; left out: C-contiguous
     # byte offset of the first element in the buffer; a multiple of the element size
     offset: U = field(default=0, name="of")
+    # how many bytes at the end of the buffer are its layout, see Layout; left out: the buffer has one array
+    layout_bytes: U = field(default=0, name="ly")
 
 
 class NamedTensor(Struct, omit_defaults=True):
@@ -52,9 +54,9 @@ class NamedTensor(Struct, omit_defaults=True):
 
 
 class Layout(Struct, omit_defaults=True):
-    """Describes the arrays of a frame.
+    """Describes arrays of a frame or of a buffer.
 
-    It is sent in no packet: docs/streams.md says where it is.
+    It is sent in no packet: docs/streams.md says where that of a frame is.
     """
 
     arrays: tuple[NamedTensor, ...] = field(name="ar")  # the arrays

@@ -417,13 +417,15 @@ def _is_element(dtype: np.dtype[Any]) -> bool:
 
 
 def _layout(description: _tensor.Description) -> dict[str, Any]:
-    return {"tensor": msgspec.structs.astuple(description.to_wire())}
+    return {"tensor": msgspec.structs.asdict(description.to_wire())}
 
 
 def _taken(lease: Lease, description: dict[str, Any]) -> Any:
     state = state_of(lease)
     if "tensor" in description:
-        state.description = _tensor.from_wire(Tensor(*description["tensor"]), state.grant.nbytes)
+        described = _tensor.from_wire(Tensor(**description["tensor"]), state.grant.nbytes)
+        if not described.layout_bytes:  # otherwise the lease knows its arrays
+            state.description = described
         library = description["library"]
         return lease if library == LEASE else _makers.array_of(lease, library)
     _fences.before_cpu(state)

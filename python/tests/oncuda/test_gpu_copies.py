@@ -145,6 +145,44 @@ def test_nothing_but_the_readers_streams_waits_for_the_copy(client, other, mine,
     assert (seen == 7).all()
 
 
+@pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned", "host"])
+def test_a_dict_of_arrays_is_found_by_its_name_in_every_kind_of_memory(client, other, mine, kind):
+    client.create_pool(kind, kind=kind, max_bytes=64 << 20)
+    mine.copy_from(np.full(N, 7, np.uint8))
+    given = {"gpu": OfALibrary(mine), "cpu": np.arange(5), "tied": OfALibrary(mine), "nothing": np.empty((0, 2), "f2")}
+    client.put(given, "model", pool=kind).release()
+    with other.get("model") as found:
+        assert found.keys() == list(given)
+        assert (found["gpu"].to_numpy() == 7).all()
+        assert found["cpu"].to_numpy().tolist() == [0, 1, 2, 3, 4]
+        assert found["nothing"].shape == (0, 2)
+        assert found.nbytes < N + 2048
+    with client.allocate({"a": (3, "int16"), "b": (N, "uint8")}, pool=kind) as lease:
+        lease["a"].copy_from([1, 2, 3])
+        lease["b"].copy_from(OfALibrary(mine))
+        lease.publish("written")
+    copied = other.get_dict("written")
+    assert copied["a"].tolist() == [1, 2, 3]
+    assert (copied["b"] == 7).all()
+
+
+def test_the_names_of_arrays_are_read_before_streams_have_written_them(client, other, gate):
+    stream = new_stream()
+    other.put({"first": np.zeros(1)}, "use the GPU once", pool="gpu")
+    other.get("use the GPU once").release()
+    lease = client.allocate({"a": (N, "uint8")}, pool="gpu")
+    gate.hold(stream)
+    lease["a"].__dlpack__(stream=stream, max_version=(1, 0))
+    fill(address(lease), N, 5, stream)
+    lease.publish("model")
+    with other.get("model") as found:
+        assert found.keys() == ["a"]
+        assert not idle(stream)
+        gate.open()
+        assert (found["a"].to_numpy() == 5).all()
+    finish(stream)
+
+
 @pytest.mark.parametrize("several", [False, True], ids=["one array", "several arrays"])
 @pytest.mark.parametrize("before", [0, 3], ids=["in a lease", "in a slot"])
 def test_an_array_that_was_copied_is_let_go_without_another_call(client, other, mine, gate, several, before):

@@ -318,7 +318,7 @@ def test_an_array_that_is_copied_is_copied_in_order(client, other, gate):
     gc.collect()
     frame = next(frames)
     assert not idle(stream)
-    assert len(client._session._kept) == 1
+    assert len(client._session.returns._sources) == 1
     gate.open()
     assert (frame.to_numpy() == 5).all()
 

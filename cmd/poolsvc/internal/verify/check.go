@@ -49,6 +49,7 @@ func plans(o Options) []plan {
 	list := []plan{
 		{transfer, "round-trip", everywhere, all, roundTrip},
 		{transfer, producedName, everywhere, all, produced},
+		{transfer, "arrays", everywhere, all, namedArrays},
 		{transfer, o.manyName(), everywhere, last, manyWorkers},
 		{transfer, "cpu-and-gpu", only(mempool.Pinned), all, cpuAndGPU},
 		{mapping, "exchange", only(mempool.VMM), all, exchange},
@@ -79,7 +80,7 @@ func plans(o Options) []plan {
 		{order, "slow-consumer", onGPUs, withStreams, inTransit(false, slowConsumer)},
 	}
 	if o.LargeBytes > 0 {
-		list = slices.Insert(list, 4, plan{transfer, "large", only(mempool.Device), last, large})
+		list = slices.Insert(list, 5, plan{transfer, "large", only(mempool.Device), last, large})
 	}
 	return list
 }

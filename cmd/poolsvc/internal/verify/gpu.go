@@ -30,6 +30,9 @@ func memoryOf(ctx context.Context, l *bridge.Lease) (memory, error) {
 	m, err := addressOf(ctx, l)
 	if err == nil && cpu != nil {
 		t := l.Tensor()
+		if t.Arrays != nil {
+			t = t.Arrays[0].Tensor
+		}
 		m.cpu = cpu[t.ByteOffset:][:m.elements*t.DType.ItemSize()]
 	}
 	return m, err
@@ -43,8 +46,18 @@ func addressOf(ctx context.Context, l *bridge.Lease) (m memory, err error) {
 	}
 	t := l.Tensor()
 	m.ptr = cuda.DevicePtr(address) + cuda.DevicePtr(t.ByteOffset)
-	m.elements, err = t.Elements()
-	return m, err
+	arrays := []mempool.NamedTensor{{Tensor: t}}
+	if t.Arrays != nil {
+		arrays = t.Arrays // those of a pattern in halves, which lie one behind the other
+	}
+	for _, a := range arrays {
+		n, err := a.Tensor.Elements()
+		if err != nil {
+			return m, err
+		}
+		m.elements += n
+	}
+	return m, nil
 }
 
 // gpus writes patterns to memory of any kind, and compares memory with patterns. It uses kernels if a GPU has the memory, and the CPU

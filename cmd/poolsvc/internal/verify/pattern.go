@@ -1,6 +1,9 @@
 package verify
 
 import (
+	"fmt"
+	"reflect"
+
 	"github.com/poolbridge/poolbridge/cuda/pattern"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -15,6 +18,8 @@ type Pattern struct {
 	Offset    float64 `json:"offset"`
 	Tolerance float64 `json:"tolerance"`
 	Mask      uint32  `json:"mask"`
+	// Halves says that the elements are in two arrays, "first" and "second", of which each has a multiple of 256 bytes.
+	Halves bool `json:"halves"`
 }
 
 func affine(n uint64, scale, offset float64) *Pattern {
@@ -38,7 +43,27 @@ var dtypes = map[string]mempool.DType{"affine": mempool.Float32, "masked": mempo
 
 // tensor describes memory for the pattern.
 func (p *Pattern) tensor() mempool.Tensor {
-	return mempool.Tensor{DType: dtypes[p.Kind], Shape: []uint64{p.Elements}}
+	if !p.Halves {
+		return mempool.Tensor{DType: dtypes[p.Kind], Shape: []uint64{p.Elements}}
+	}
+	half := mempool.Tensor{DType: dtypes[p.Kind], Shape: []uint64{p.Elements / 2}}
+	both, _ := mempool.Pack(mempool.NamedTensor{Name: "first", Tensor: half}, mempool.NamedTensor{Name: "second", Tensor: half})
+	return both
+}
+
+// inHalves returns p in two arrays.
+func (p *Pattern) inHalves() *Pattern {
+	q := *p
+	q.Halves = true
+	return &q
+}
+
+// describedBy returns an error if t has other arrays than the pattern.
+func (p *Pattern) describedBy(t mempool.Tensor) error {
+	if want := p.tensor().Arrays; !reflect.DeepEqual(want, t.Arrays) {
+		return fmt.Errorf("the memory has the arrays %v, not %v", t.Arrays, want)
+	}
+	return nil
 }
 
 func (p *Pattern) bytes() uint64 { return p.Elements * dtypes[p.Kind].ItemSize() }

@@ -25,7 +25,7 @@ const (
 // numberKey is the key of a frame's number in the metadata of the frame.
 const numberKey = "number"
 
-// publish publishes frames with the numbers from First to Last. If Arrays is true, each frame has the arrays of halves.
+// publish publishes frames with the numbers from First to Last. If Arrays is true, each frame is in halves.
 type publish struct {
 	Channel string  `json:"channel"`
 	Pool    string  `json:"pool"`
@@ -33,12 +33,6 @@ type publish struct {
 	Last    uint64  `json:"last"`
 	Timeout float64 `json:"timeout"` // seconds that each publish waits for room
 	Arrays  bool    `json:"arrays"`
-}
-
-// halves returns the description of a frame whose content is in two arrays.
-func halves() (mempool.Tensor, error) {
-	half := mempool.Tensor{DType: mempool.Uint64, Shape: []uint64{frameElements / 2}}
-	return mempool.Pack(mempool.NamedTensor{Name: "first", Tensor: half}, mempool.NamedTensor{Name: "second", Tensor: half})
 }
 
 func (t publish) do(ctx context.Context, w *Worker) (any, error) {
@@ -50,22 +44,15 @@ func (t publish) do(ctx context.Context, w *Worker) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := mempool.FrameOptions{}
-	if t.Arrays {
-		both, err := halves()
-		if err != nil {
-			return nil, err
-		}
-		o.Tensor = &both
-	}
 	for n := t.First; n <= t.Last; n++ {
-		l, err := w.allocate(ctx, t.Pool, fibonacci(n))
+		content := fibonacci(n)
+		content.Halves = t.Arrays
+		l, err := w.allocate(ctx, t.Pool, content)
 		if err != nil {
 			return nil, err
 		}
 		limited, cancel := context.WithTimeout(ctx, time.Duration(t.Timeout*float64(time.Second)))
-		o.Meta = map[string]any{numberKey: n}
-		_, err = ch.Publish(limited, l, o)
+		_, err = ch.Publish(limited, l, mempool.FrameOptions{Meta: map[string]any{numberKey: n}})
 		cancel()
 		if err != nil {
 			return nil, fmt.Errorf("frame %d: %w", n, errors.Join(err, l.Release(true)))
@@ -156,15 +143,13 @@ func (w *Worker) compareFrame(ctx context.Context, f *bridge.Frame) (uint64, err
 	}
 	number := uint64(said)
 	m, err := memoryOf(ctx, f.Lease)
-	if t := f.Lease.Tensor(); err == nil && t.Arrays != nil {
-		both, wrong := halves()
-		if err = wrong; err == nil && !t.Equal(both) {
-			err = fmt.Errorf("the frame has the arrays %v, not %v", t.Arrays, both.Arrays)
-		}
-		m.elements = frameElements // the arrays lie one behind the other
+	content, t := fibonacci(number), f.Lease.Tensor()
+	content.Halves = t.Arrays != nil
+	if err == nil {
+		err = content.describedBy(t)
 	}
 	if err == nil {
-		err = w.gpus.compare(m, fibonacci(number), nil)
+		err = w.gpus.compare(m, content, nil)
 	}
 	if err != nil {
 		err = fmt.Errorf("frame %d: %w", f.Seq, err)

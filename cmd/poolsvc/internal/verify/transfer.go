@@ -26,7 +26,12 @@ type check struct {
 }
 
 func (t check) do(ctx context.Context, w *Worker) (any, error) {
-	return nil, w.using(ctx, t.Name, t.Then != nil, func(_ *bridge.Lease, m memory) error { return w.gpus.compare(m, t.Expect, t.Then) })
+	return nil, w.using(ctx, t.Name, t.Then != nil, func(l *bridge.Lease, m memory) error {
+		if err := t.Expect.describedBy(l.Tensor()); err != nil {
+			return err
+		}
+		return w.gpus.compare(m, t.Expect, t.Then)
+	})
 }
 
 // produce allocates a buffer, writes a pattern and publishes the buffer.
@@ -105,6 +110,35 @@ func produced(ctx context.Context, s *scene) error {
 			return err
 		}
 		return w.do(ctx, check{name, second, nil}, nil)
+	})
+}
+
+// namedArrays lets a worker in Go and the consumer produce buffers of several arrays. The other one finds the arrays by the name, compares
+// them and writes another pattern, which the producer compares.
+func namedArrays(ctx context.Context, s *scene) error {
+	first, second := s.options.written(megabyte).inHalves(), s.options.answered(megabyte).inHalves()
+	return s.pool(ctx, 2*first.bytes(), func(pool *bridge.Pool) error {
+		inGo, err := s.hire(goConsumer)
+		if err != nil {
+			return err
+		}
+		other, err := s.worker()
+		if err != nil {
+			return err
+		}
+		for _, w := range [][2]*worker{{inGo, other}, {other, inGo}} {
+			name := s.uniqueName("arrays")
+			if err := w[0].do(ctx, produce{pool.Info().Name, name, first}, nil); err != nil {
+				return err
+			}
+			if err := w[1].do(ctx, check{name, first, second}, nil); err != nil {
+				return err
+			}
+			if err := w[0].do(ctx, check{name, second, nil}, nil); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 

@@ -1,0 +1,70 @@
+package session
+
+import (
+	"context"
+	"errors"
+
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/typed"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// WithLayout returns the description of a buffer for t, and the layout at the buffer's end; nil if t has one array.
+//
+// Errors: [mempool.ErrInvalid].
+func WithLayout(t mempool.Tensor) (mempool.Tensor, []byte, error) {
+	if err := t.Validate(); err != nil || t.Arrays == nil {
+		return t, nil, err
+	}
+	layout, err := wire.AppendBufferLayout(nil, convert.WireLayout(t.Arrays).Arrays)
+	if err != nil {
+		return t, nil, typed.Errorf(mempool.ErrInvalid, "%d arrays in one buffer: %v", len(t.Arrays), err)
+	}
+	n := uint64(len(layout))
+	t.Shape, t.LayoutBytes = []uint64{t.Shape[0] - t.LayoutBytes + n}, n
+	return t, layout, t.Validate()
+}
+
+// WriteLayout writes the layout of a new buffer. Others may read it as soon as the buffer is published, also if work on the content goes on.
+func (l *Lease) WriteLayout(ctx context.Context, layout []byte) error {
+	if layout == nil {
+		return nil
+	}
+	n := uint64(len(layout))
+	off := l.Info().Tensor.Shape[0] - n
+	return l.With(ctx, off, n, true, func(m mempool.Memory) error {
+		return errors.Join(m.CopyFrom(off, layout), m.Synchronize())
+	})
+}
+
+// ReadLayout reads from the memory which arrays the buffer has. It does not wait for the content.
+//
+// Errors: [mempool.ErrContentFailed] if the layout is not valid.
+func (l *Lease) ReadLayout(ctx context.Context) error {
+	info := *l.Info()
+	t := &info.Tensor
+	if t.LayoutBytes == 0 {
+		return nil
+	}
+	if err := t.Validate(); err != nil {
+		return err
+	}
+	layout := make([]byte, t.LayoutBytes)
+	err := l.With(ctx, 0, 0, false, func(m mempool.Memory) error { return m.CopyTo(layout, t.Shape[0]-t.LayoutBytes) })
+	if err != nil {
+		return err
+	}
+	arrays, err := wire.DecodeBufferLayout(layout)
+	if err == nil {
+		t.Arrays = convert.Arrays(&wire.Layout{Arrays: arrays})
+		err = t.Validate()
+	}
+	if err != nil {
+		return typed.Errorf(mempool.ErrContentFailed, "buffer %d has no valid layout, which says what arrays it has: %v", info.Buffer, err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.info = &info
+	return nil
+}

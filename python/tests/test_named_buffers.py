@@ -1,0 +1,218 @@
+"""Tests buffers of several arrays, which have names."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip(
+    "poolbridge._native", reason="poolbridge is installed without its native module", exc_type=ImportError
+)
+
+import asyncio
+import struct
+from typing import Any
+
+import numpy as np
+from realservice import leases, until
+from test_hostile_members import LAYOUTS
+from test_members import service as service  # noqa: PLC0414 - a fixture
+from test_named_arrays import BATCH, same
+
+import poolbridge
+from poolbridge._memory import layout as _layout
+from poolbridge._memory.tensor import describe
+
+SHAPES: dict[str, Any] = {name: (array.shape, array.dtype) for name, array in BATCH.items()}
+
+
+def test_a_dict_of_arrays_is_found_by_its_name(client, other):
+    with client.put(BATCH, "batch") as kept:
+        same(kept)
+    lease = other.get("batch")
+    same(lease)
+    assert (len(lease), lease.keys(), "label" in lease, "lab" in lease) == (5, list(BATCH), True, False)
+    assert lease["image"][1, 2].tolist() == [20, 21, 22, 23]
+    assert "image: uint8[2, 3, 4], label: int64[2]" in repr(lease)
+    same(other.lease(lease.buffer_id, lease.generation))
+
+
+def test_get_dict_returns_arrays_that_keep_the_lease(client, other):
+    client.put(BATCH, "batch").release()
+    arrays = other.get_dict("batch")
+    same(arrays)
+    assert all(array.ctypes.data % 256 == 0 for array in arrays.values() if array.size)
+    assert not arrays["label"].flags.writeable
+    assert leases(other) == 1
+    one = arrays["label"]
+    del arrays
+    assert (one.tolist(), leases(other)) == ([7, -7], 1)
+    del one
+    until(lambda: leases(other) == 0)
+
+
+def test_an_array_of_a_dict_keeps_its_library(client, other):
+    torch = pytest.importorskip("torch")
+    client.put({"w": torch.ones(2, 3, dtype=torch.bfloat16), "n": np.arange(3)}, "model").release()
+    arrays = other.get_dict("model", "torch")
+    assert arrays["w"].dtype == torch.bfloat16
+    assert arrays["w"].tolist() == [[1.0] * 3] * 2
+    assert arrays["n"].tolist() == [0, 1, 2]
+
+
+def test_asyncio_clients_put_and_get_dicts(service):
+    async def run():
+        async with await poolbridge.connect_async(service.path, timeout=60) as client:
+            await client.create_pool("p", kind="host", max_bytes="1MiB")
+            await (await client.put(BATCH, "batch")).release()
+            same(await client.get_dict("batch"))
+            async with await client.allocate(SHAPES) as lease:
+                assert lease.keys() == list(BATCH)
+
+    asyncio.run(run())
+
+
+def test_a_buffer_of_several_arrays_is_written_in_place(client, other):
+    with client.allocate(SHAPES) as lease:
+        for name, array in BATCH.items():
+            np.asarray(lease[name])[...] = array
+        lease.publish("batch")
+    same(other.get_dict("batch"))
+    with other.get("batch", write=True) as lease:
+        np.asarray(lease["label"])[...] += 1
+    assert other.get_dict("batch")["label"].tolist() == [8, -6]
+    assert other.get_dict("batch", write=True)["label"].flags.writeable
+
+
+def test_a_name_has_one_array_or_several_and_says_so(client, other):
+    client.put(BATCH, "batch").release()
+    client.put(BATCH["label"], "one").release()
+    with pytest.raises(TypeError, match=r"several arrays, 'image', .*lease\['image'\]"):
+        other.get_array("batch")
+    with pytest.raises(TypeError, match="one array, without a name"):
+        other.get_dict("one")
+    with pytest.raises(poolbridge.InvalidArgumentError, match="library 'pandas' is not known"):
+        other.get_dict("batch", "pandas")
+    until(lambda: leases(other) == 0)
+
+
+def test_the_names_and_the_shapes_are_there_before_the_content(client, other):
+    lease = client.allocate(SHAPES)
+    promise = lease.promise()
+    lease.publish("batch")
+    found = other.get("batch", timeout=0)
+    assert found.keys() == list(BATCH)
+    assert found["image"].shape == (2, 3, 4)
+    promise.complete()
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_tied_arrays_are_stored_once(client, other, kind):
+    make = np.ones if kind == "numpy" else pytest.importorskip("torch").ones
+    tied = make(1000)
+    given = {"embed": tied, "b": make(3), "head": tied, "part": tied[:500], "other": make(1000)}
+    lease = client.put(given, "model")
+    assert lease.nbytes < 25_000
+    found = other.get_dict("model")
+    address = {name: array.ctypes.data for name, array in found.items()}
+    assert address["embed"] == address["head"]
+    assert len(set(address.values())) == 4
+    assert all((found[name] == np.asarray(given[name])).all() for name in given)
+
+
+def test_a_replaced_name_is_the_old_or_the_new_dict(client, other):
+    client.put({"a": np.zeros(3), "b": np.zeros(3)}, "model").release()
+    old = other.get_dict("model")
+    client.put({"b": np.ones(5), "c": np.ones(2)}, "model", replace=True).release()
+    new = other.get_dict("model")
+    assert {name: array.tolist() for name, array in old.items()} == {"a": [0.0] * 3, "b": [0.0] * 3}
+    assert {name: array.tolist() for name, array in new.items()} == {"b": [1.0] * 5, "c": [1.0] * 2}
+
+
+def test_a_buffer_of_several_arrays_is_sent_as_a_frame_and_used_again(client, other):
+    channel, frames = client.create_channel("c", mode="queue", capacity=4), other.subscribe("c")
+    for _ in range(20):
+        lease = client.allocate(SHAPES)
+        for name, array in BATCH.items():
+            np.asarray(lease[name])[...] = array
+        channel.publish(lease)
+        with next(frames) as frame:
+            same(frame)
+    with client.put(BATCH, "batch") as lease:
+        channel.publish(lease)
+    same(next(frames))
+    lease = client.allocate({str(n): ((), "int8") for n in range(1025)})
+    with pytest.raises(poolbridge.InvalidArgumentError, match="1025 arrays in one frame: at most 1024"):
+        channel.publish(lease)
+    lease["7"].to_numpy()
+    lease.release()
+
+
+def test_thousands_of_arrays_are_one_buffer(client, other):
+    given = {f"model.layers.{n}.weight": np.full((2, 2), n, "int16") for n in range(3000)}
+    client.put(given, "model").release()
+    same(other.get_dict("model"), given)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [
+        ({}, "the dict is empty"),
+        ({"": np.zeros(1)}, "the array name '' has 0 bytes"),
+        ({"a" * 256: np.zeros(1)}, "256 bytes"),
+        ({("a", "b"): np.zeros(1)}, "the array name .* is no text"),
+        ({"a": np.zeros(1), "b": "text"}, "array 'b': "),
+        ({"a": {"b": np.zeros(1)}}, "array 'a': "),
+        ({"a": np.zeros(1, object)}, "array 'a': dtype object"),
+    ],
+)
+def test_a_wrong_dict_is_refused_and_loses_nothing(client, arrays, text):
+    with pytest.raises(poolbridge.InvalidArgumentError, match=text):
+        client.put(arrays, "batch")
+    assert not client.names()
+    assert leases(client) == 0
+
+
+def test_a_dict_that_the_pool_cannot_have_is_refused_and_loses_nothing(client):
+    client.create_pool("small", kind="host", max_bytes="1MiB")
+    with pytest.raises(poolbridge.PoolLimitError):
+        client.put({str(n): np.zeros(1 << 16) for n in range(3)}, "batch", pool="small")
+    assert leases(client) == 0
+    same(client.put(BATCH, "batch", pool="small"))
+
+
+def test_more_names_than_a_layout_can_have_are_refused(monkeypatch):
+    whole = _layout.pack([(f"{n:0250}", describe(1, "uint8")) for n in range(300)])
+    assert _layout.for_buffer(whole).layout_bytes > 64 << 10
+    monkeypatch.setattr(_layout, "MAX_LAYOUT_BYTES", 64 << 10)
+    with pytest.raises(poolbridge.InvalidArgumentError, match="300 arrays in one buffer: .*at most 65536"):
+        _layout.for_buffer(whole)
+
+
+def _part(layout):
+    return struct.pack("<I", len(layout)) + layout
+
+
+GOOD = _part(_layout.encode(_layout.pack([("a", describe(4, "uint8"))])))
+LIES = [
+    *map(_part, LAYOUTS),
+    GOOD + GOOD,
+    _part(b""),
+    b"\0\0\0\0",
+    GOOD[:-1],
+    GOOD + b"\0",
+    GOOD + b"\xff\xff\xff\xff",
+    b"\xff\xff\xff\x7f" + GOOD[4:],
+]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=range(len(LIES)))
+def test_a_wrong_layout_fails_the_lease_and_nothing_else(client, other, lie, monkeypatch):
+    monkeypatch.setattr(_layout, "_encode_parts", lambda _whole: lie)
+    client.put({"a": np.zeros(16, np.uint8)}, "bad").release()
+    monkeypatch.undo()
+    client.put(BATCH, "good").release()
+    for get in (other.get, other.get_dict):
+        with pytest.raises(poolbridge.ContentFailedError, match="has no valid layout"):
+            get("bad")
+    same(other.get_dict("good"))
+    until(lambda: leases(other) == 0)
