@@ -90,17 +90,21 @@ func (c *Context) fail(st driver.Status, op string) error {
 	return failure(st, op, c.device.ordinal)
 }
 
+// do makes one call of the driver, which op names, while the context is in use.
+func (c *Context) do(op string, call func() driver.Status) error {
+	if err := c.enter(op); err != nil {
+		return err
+	}
+	defer c.leave()
+	return c.fail(call(), op)
+}
+
 // Device returns the device of the context.
 func (c *Context) Device() Device { return c.device }
 
 // Synchronize waits until the device has done all work of this context. If this work has failed, Synchronize returns the error.
 func (c *Context) Synchronize() error {
-	const op = "Context.Synchronize"
-	if err := c.enter(op); err != nil {
-		return err
-	}
-	defer c.leave()
-	return c.fail(driver.CtxSynchronize(c.handle), op)
+	return c.do("Context.Synchronize", func() driver.Status { return driver.CtxSynchronize(c.handle) })
 }
 
 // MemInfo returns how many bytes of the device's memory are free, and how many bytes the device's memory has in total.

@@ -4,32 +4,17 @@ import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 
 // CopyHtoD copies from host memory to the device, and returns when the copy is done. It does not wait for work that is queued in streams.
 func (c *Context) CopyHtoD(dst DevicePtr, src []byte) error {
-	const op = "Context.CopyHtoD"
-	if err := c.enter(op); err != nil {
-		return err
-	}
-	defer c.leave()
-	return c.fail(driver.CopyHtoD(c.handle, uint64(dst), src), op)
+	return c.do("Context.CopyHtoD", func() driver.Status { return driver.CopyHtoD(c.handle, uint64(dst), src) })
 }
 
 // CopyDtoH copies from the device to host memory, and returns when the copy is done. It does not wait for work that is queued in streams.
 func (c *Context) CopyDtoH(dst []byte, src DevicePtr) error {
-	const op = "Context.CopyDtoH"
-	if err := c.enter(op); err != nil {
-		return err
-	}
-	defer c.leave()
-	return c.fail(driver.CopyDtoH(c.handle, dst, uint64(src)), op)
+	return c.do("Context.CopyDtoH", func() driver.Status { return driver.CopyDtoH(c.handle, dst, uint64(src)) })
 }
 
 // CopyDtoD copies from memory of a device to memory of the same or another device, and returns when the copy is done.
 func (c *Context) CopyDtoD(dst, src DevicePtr, bytes uint64) error {
-	const op = "Context.CopyDtoD"
-	if err := c.enter(op); err != nil {
-		return err
-	}
-	defer c.leave()
-	return c.fail(driver.CopyDtoD(c.handle, uint64(dst), uint64(src), bytes), op)
+	return c.do("Context.CopyDtoD", func() driver.Status { return driver.CopyDtoD(c.handle, uint64(dst), uint64(src), bytes) })
 }
 
 // CopyHtoDAsync queues a copy of a range of src to dst. The range begins at `offset` and is `bytes` bytes long. Until the copy is done, the
@@ -70,31 +55,18 @@ func (s *Stream) CopyDtoHAsync(dst *Pinned, offset uint64, src DevicePtr, bytes 
 
 // CopyDtoDAsync queues a copy from memory of a device to memory of the same or another device.
 func (s *Stream) CopyDtoDAsync(dst, src DevicePtr, bytes uint64) error {
-	const op = "Stream.CopyDtoDAsync"
-	if err := s.enter(op); err != nil {
-		return err
-	}
-	defer s.leave()
-	return s.fail(driver.CopyDtoDAsync(s.ctx.handle, s.handle, uint64(dst), uint64(src), bytes), op)
+	return s.do("Stream.CopyDtoDAsync", func() driver.Status {
+		return driver.CopyDtoDAsync(s.ctx.handle, s.handle, uint64(dst), uint64(src), bytes)
+	})
 }
 
 // Memset8 queues work that sets every byte of a range to v. The range begins at `dst` and is `bytes` bytes long.
 func (s *Stream) Memset8(dst DevicePtr, v uint8, bytes uint64) error {
-	const op = "Stream.Memset8"
-	if err := s.enter(op); err != nil {
-		return err
-	}
-	defer s.leave()
-	return s.fail(driver.Memset8(s.ctx.handle, s.handle, uint64(dst), v, bytes), op)
+	return s.do("Stream.Memset8", func() driver.Status { return driver.Memset8(s.ctx.handle, s.handle, uint64(dst), v, bytes) })
 }
 
 // Memset32 queues work that sets `count` words to `v`. A word has four bytes, and the first word is at `dst`. The address `dst` must be a
 // multiple of 4.
 func (s *Stream) Memset32(dst DevicePtr, v uint32, count uint64) error {
-	const op = "Stream.Memset32"
-	if err := s.enter(op); err != nil {
-		return err
-	}
-	defer s.leave()
-	return s.fail(driver.Memset32(s.ctx.handle, s.handle, uint64(dst), v, count), op)
+	return s.do("Stream.Memset32", func() driver.Status { return driver.Memset32(s.ctx.handle, s.handle, uint64(dst), v, count) })
 }

@@ -98,12 +98,7 @@ func (e *Event) Query() (bool, error) {
 
 // Synchronize waits until the work that the event recorded is done.
 func (e *Event) Synchronize() error {
-	const op = "Event.Synchronize"
-	if err := e.enter(op); err != nil {
-		return err
-	}
-	defer e.leave()
-	return e.fail(driver.EventSynchronize(e.ctx.handle, e.handle), op)
+	return e.do("Event.Synchronize", func() driver.Status { return driver.EventSynchronize(e.ctx.handle, e.handle) })
 }
 
 // ElapsedTime returns how much later the event `e` happened on the GPU than the event `start`. Both events must have been made with the option

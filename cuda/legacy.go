@@ -21,12 +21,7 @@ func (c *Context) Malloc(size uint64) (DevicePtr, error) {
 
 // MFree frees memory from Malloc. MFree waits for all work of the device.
 func (c *Context) MFree(ptr DevicePtr) error {
-	const op = "Context.MFree"
-	if err := c.enter(op); err != nil {
-		return err
-	}
-	defer c.leave()
-	return c.fail(driver.MemFree(c.handle, uint64(ptr)), op)
+	return c.do("Context.MFree", func() driver.Status { return driver.MemFree(c.handle, uint64(ptr)) })
 }
 
 // AddressRange finds the allocation that contains the address ptr. It returns the beginning of this allocation and its size in bytes.
@@ -72,10 +67,5 @@ func (c *Context) OpenIPCMem(handle IPCMemHandle) (DevicePtr, error) {
 
 // CloseIPCMem unmaps memory that OpenIPCMem mapped.
 func (c *Context) CloseIPCMem(ptr DevicePtr) error {
-	const op = "Context.CloseIPCMem"
-	if err := c.enter(op); err != nil {
-		return err
-	}
-	defer c.leave()
-	return c.fail(driver.IPCCloseMem(c.handle, uint64(ptr)), op)
+	return c.do("Context.CloseIPCMem", func() driver.Status { return driver.IPCCloseMem(c.handle, uint64(ptr)) })
 }

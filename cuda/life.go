@@ -96,6 +96,15 @@ func (o *owned) fail(st driver.Status, op string) error {
 	return failure(st, op, o.ctx.device.ordinal)
 }
 
+// do makes one call of the driver, which op names, while the object is in use.
+func (o *owned) do(op string, call func() driver.Status) error {
+	if err := o.enter(op); err != nil {
+		return err
+	}
+	defer o.leave()
+	return o.fail(call(), op)
+}
+
 func closed(op string, device int) error {
 	return &Error{Op: op, Device: device, Result: ErrClosed}
 }

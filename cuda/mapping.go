@@ -86,10 +86,7 @@ func (m *Mapping) Size() uint64 { return m.size }
 
 // SetAccess sets which access the device d has to the mapped memory.
 func (m *Mapping) SetAccess(d Device, flags AccessFlags) error {
-	const op = "Mapping.SetAccess"
-	if err := m.enter(op); err != nil {
-		return err
-	}
-	defer m.leave()
-	return m.fail(driver.VMMSetAccess(m.ctx.handle, uint64(m.ptr), m.size, d.handle, int(flags)), op)
+	return m.do("Mapping.SetAccess", func() driver.Status {
+		return driver.VMMSetAccess(m.ctx.handle, uint64(m.ptr), m.size, d.handle, int(flags))
+	})
 }

@@ -132,10 +132,5 @@ func (p *MemPool) Free(ptr DevicePtr, s *Stream) error {
 
 // TrimTo gives unused memory of the pool back to the device. It stops when the pool has at most `keep` bytes of memory, or has no unused memory.
 func (p *MemPool) TrimTo(keep uint64) error {
-	const op = "MemPool.TrimTo"
-	if err := p.enter(op); err != nil {
-		return err
-	}
-	defer p.leave()
-	return p.fail(driver.PoolTrim(p.ctx.handle, p.handle, keep), op)
+	return p.do("MemPool.TrimTo", func() driver.Status { return driver.PoolTrim(p.ctx.handle, p.handle, keep) })
 }

@@ -9,12 +9,9 @@ import "github.com/poolbridge/poolbridge/cuda/internal/driver"
 // Errors: ErrNotSupported if flags is AccessReadOnly, because a pool cannot be read-only; ErrInvalidDevice if the device d cannot access the
 // memory.
 func (p *MemPool) SetAccess(d Device, flags AccessFlags) error {
-	const op = "MemPool.SetAccess"
-	if err := p.enter(op); err != nil {
-		return err
-	}
-	defer p.leave()
-	return p.fail(driver.PoolSetAccess(p.ctx.handle, p.handle, DeviceLocation(d).in(p.ctx), int(flags)), op)
+	return p.do("MemPool.SetAccess", func() driver.Status {
+		return driver.PoolSetAccess(p.ctx.handle, p.handle, DeviceLocation(d).in(p.ctx), int(flags))
+	})
 }
 
 // Access returns which access the device d has to the pool's memory in this process.

@@ -39,12 +39,9 @@ func (p *MemPool) ReleaseThreshold() (uint64, error) {
 
 // SetReleaseThreshold sets the number of bytes that ReleaseThreshold describes.
 func (p *MemPool) SetReleaseThreshold(bytes uint64) error {
-	const op = "MemPool.SetReleaseThreshold"
-	if err := p.enter(op); err != nil {
-		return err
-	}
-	defer p.leave()
-	return p.fail(driver.PoolSetAttribute(p.ctx.handle, p.handle, poolReleaseThreshold, bytes), op)
+	return p.do("MemPool.SetReleaseThreshold", func() driver.Status {
+		return driver.PoolSetAttribute(p.ctx.handle, p.handle, poolReleaseThreshold, bytes)
+	})
 }
 
 func (p *MemPool) attribute(op string, attribute int) (uint64, error) {

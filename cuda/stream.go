@@ -66,12 +66,7 @@ func (s *Stream) done() {
 
 // Synchronize waits until all work in the stream is done, and returns errors of that work. While it waits, it blocks an OS thread.
 func (s *Stream) Synchronize() error {
-	const op = "Stream.Synchronize"
-	if err := s.enter(op); err != nil {
-		return err
-	}
-	defer s.leave()
-	return s.fail(driver.StreamSynchronize(s.ctx.handle, s.handle), op)
+	return s.do("Stream.Synchronize", func() driver.Status { return driver.StreamSynchronize(s.ctx.handle, s.handle) })
 }
 
 // Query reports whether all work in the stream is done.
