@@ -44,7 +44,7 @@ func (s *scene) allocateFrom(ctx context.Context, src *source) (Durations, error
 	watch := newStopwatch(s.Time)
 	for watch.more() {
 		start := time.Now()
-		b, err := src.allocate(ctx, mempool.Bytes(allocateBytes))
+		b, err := src.pool.Allocate(ctx, mempool.Bytes(allocateBytes))
 		if err == nil {
 			err = b.Release(false)
 		}

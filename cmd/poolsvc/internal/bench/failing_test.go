@@ -35,7 +35,7 @@ func TestAMeasurementThatFailsLeavesNoChannelOpenThatConsumersWouldWaitFor(t *te
 	ctx := t.Context()
 	src, err := dial(ctx, socket)
 	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, src.close()) })
+	t.Cleanup(func() { assert.NoError(t, src.client.Close()) })
 	s := sceneOf(mempool.Host, "")
 	require.NoError(t, src.makePool(ctx, s.poolSpec(1<<20)))
 	for name, measure := range map[string]func(gone *worker) error{
@@ -79,7 +79,7 @@ func TestAWorkerThatWaitsForANameEndsWithItsMeasurement(t *testing.T) {
 	ctx := t.Context()
 	src, err := dial(ctx, socket)
 	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, src.close()) })
+	t.Cleanup(func() { assert.NoError(t, src.client.Close()) })
 	s := sceneOf(mempool.Host, "")
 	s.Time = time.Minute
 	require.NoError(t, src.makePool(ctx, s.poolSpec(1<<20)))

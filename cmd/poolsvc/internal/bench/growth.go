@@ -54,9 +54,9 @@ func (g *grown) transfer(ctx context.Context, w *worker, channel string) (d Dura
 	spec.Name = channel
 	if err = g.makeRoomForOne(ctx, src, spec, growthBytes); err == nil {
 		d, err = g.transferTo(ctx, src, w, growthBytes, channel, false)
-		err = errors.Join(err, src.destroyPool(ctx))
+		err = errors.Join(err, src.pool.Destroy(ctx))
 	}
-	return d, errors.Join(err, src.close())
+	return d, errors.Join(err, src.client.Close())
 }
 
 // grown is a service that gets more and more buffers and sessions.
@@ -72,9 +72,9 @@ type grown struct {
 func (g *grown) close() error {
 	var errs []error
 	for _, c := range g.clients {
-		errs = append(errs, c.close())
+		errs = append(errs, c.client.Close())
 	}
-	return errors.Join(append(errs, g.producer.close())...)
+	return errors.Join(append(errs, g.producer.client.Close())...)
 }
 
 // extent is how many buffers and sessions are live.
@@ -109,7 +109,7 @@ func (g *grown) grow(ctx context.Context, buffers, sessions int) error {
 			return err
 		}
 		g.clients = append(g.clients, c)
-		if err := c.openPool(ctx); err != nil {
+		if c.pool, err = c.client.OpenPool(ctx, poolName); err != nil {
 			return err
 		}
 	}
@@ -120,7 +120,7 @@ func (g *grown) grow(ctx context.Context, buffers, sessions int) error {
 	for from := 0; from < len(missing); from += part {
 		eg.Go(func() (err error) {
 			for i := from; i < min(from+part, len(missing)) && err == nil; i++ {
-				missing[i], err = g.clients[0].allocate(ctx, mempool.Bytes(ballastBytes))
+				missing[i], err = g.clients[0].pool.Allocate(ctx, mempool.Bytes(ballastBytes))
 			}
 			return err
 		})

@@ -35,24 +35,10 @@ func (s *source) makePool(ctx context.Context, spec mempool.PoolSpec) (err error
 	return err
 }
 
-// openPool opens the pool that another client has made.
-func (s *source) openPool(ctx context.Context) (err error) {
-	s.pool, err = s.client.OpenPool(ctx, poolName)
-	return err
-}
-
-func (s *source) destroyPool(ctx context.Context) error { return s.pool.Destroy(ctx) }
-
-func (s *source) allocate(ctx context.Context, t mempool.Tensor) (*bridge.Lease, error) {
-	return s.pool.Allocate(ctx, t)
-}
-
 func (s *source) makeChannel(ctx context.Context, spec mempool.ChannelSpec) (*bridge.Channel, error) {
 	spec.Pool = s.pool.Info().ID
 	return s.client.CreateChannel(ctx, spec)
 }
-
-func (s *source) close() error { return s.client.Close() }
 
 // publish publishes a loan.
 func publish(ctx context.Context, p *bridge.Publisher, b *bridge.Lease) error {

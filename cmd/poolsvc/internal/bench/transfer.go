@@ -37,7 +37,7 @@ func transfer(ctx context.Context, s *scene) error {
 		if err != nil {
 			return err
 		}
-		return errors.Join(s.transferSizes(ctx, src), src.close())
+		return errors.Join(s.transferSizes(ctx, src), src.client.Close())
 	})
 }
 
@@ -71,7 +71,7 @@ func (s *scene) transferSize(ctx context.Context, src *source, w *worker, bytes 
 	}
 	s.add(d, "transfer", bytes)
 	if bytes != oneSize {
-		return src.destroyPool(ctx)
+		return src.pool.Destroy(ctx)
 	}
 	if d, err = s.transferTo(ctx, src, w, bytes, prefix+"leases", true); err != nil {
 		return err
@@ -81,7 +81,7 @@ func (s *scene) transferSize(ctx context.Context, src *source, w *worker, bytes 
 		return err
 	}
 	s.add(d, byName, bytes)
-	return src.destroyPool(ctx)
+	return src.pool.Destroy(ctx)
 }
 
 // oneSize is the buffer size of the transfers that are measured with one size.
@@ -92,12 +92,12 @@ func (s *scene) makeRoomForOne(ctx context.Context, src *source, spec mempool.Po
 	if err := src.makePool(ctx, spec); err != nil {
 		return err
 	}
-	b, err := src.allocate(ctx, mempool.Bytes(bytes))
+	b, err := src.pool.Allocate(ctx, mempool.Bytes(bytes))
 	if err != nil {
-		return errors.Join(err, src.destroyPool(ctx))
+		return errors.Join(err, src.pool.Destroy(ctx))
 	}
 	spec.MaxBytes = b.Grant().BlockBytes
-	if err := errors.Join(b.Release(false), src.destroyPool(ctx)); err != nil {
+	if err := errors.Join(b.Release(false), src.pool.Destroy(ctx)); err != nil {
 		return err
 	}
 	return src.makePool(ctx, spec)
@@ -122,7 +122,7 @@ func (s *scene) withPool(ctx context.Context, spec mempool.PoolSpec, f func(*sou
 		if err = src.makePool(ctx, spec); err == nil {
 			err = f(src)
 		}
-		return errors.Join(err, src.close())
+		return errors.Join(err, src.client.Close())
 	})
 }
 
@@ -218,7 +218,7 @@ func (s *scene) transferByName(ctx context.Context, src *source, w *worker, byte
 
 // transferOne makes a buffer, writes number into the buffer if the CPU can access the buffer, and publishes the buffer.
 func transferOne(ctx context.Context, src *source, name string, t mempool.Tensor, number uint64) error {
-	b, err := src.allocate(ctx, t)
+	b, err := src.pool.Allocate(ctx, t)
 	if err != nil {
 		return err
 	}

@@ -310,6 +310,16 @@ func eachOnce(got []uint64, first, last uint64) error {
 	return consecutive(slices.Sorted(slices.Values(got)), first, last)
 }
 
+// inTurn calls the functions one after the other, until one fails.
+func inTurn(steps ...func() error) error {
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // together calls the functions at the same time.
 func together(ctx context.Context, parts ...func(context.Context) error) error {
 	g, ctx := errgroup.WithContext(ctx)
@@ -437,7 +447,7 @@ func consumerKilled(ctx context.Context, s *scene) error {
 			return err
 		}
 		victim := f.one
-		for _, step := range []func() error{
+		if err := inTurn(
 			func() error { return f.publish(ctx, f.producer, 1, 1) },
 			func() error { return q.publish(ctx, f.producer, 1, ringSlots) },
 			func() error { return q.takeFrames(ctx, victim, 1, 2, take{Keep: true}) },
@@ -445,10 +455,8 @@ func consumerKilled(ctx context.Context, s *scene) error {
 			func() error { return f.takeFrames(ctx, victim, 1, 1, take{Oldest: true, Keep: true}) },
 			func() error { return f.takeFrames(ctx, f.other, 1, 1, take{Oldest: true}) },
 			func() error { return f.fill(ctx, f.producer) },
-		} {
-			if err := step(); err != nil {
-				return err
-			}
+		); err != nil {
+			return err
 		}
 		victim.Kill()
 		err = together(ctx,
@@ -479,17 +487,15 @@ func producerKilled(ctx context.Context, s *scene) error {
 		if err != nil {
 			return err
 		}
-		for _, step := range []func() error{
+		if err := inTurn(
 			func() error { return f.publish(ctx, victim, 1, 1) },
 			func() error { return f.takeFrames(ctx, f.one, 1, 1, take{Oldest: true}) },
 			func() error { return f.takeFrames(ctx, f.other, 1, 1, take{Oldest: true}) },
 			func() error { return f.publish(ctx, victim, 2, ringSlots) },
 			func() error { return f.takeFrames(ctx, f.other, 2, ringSlots, take{}) },
 			func() error { return f.other.do(ctx, leave{}, nil) },
-		} {
-			if err := step(); err != nil {
-				return err
-			}
+		); err != nil {
+			return err
 		}
 		victim.Kill()
 		if err := f.takeFrames(ctx, f.one, 2, ringSlots, take{}); err != nil {
@@ -513,15 +519,13 @@ func stageReplaced(ctx context.Context, s *scene) error {
 		if err != nil {
 			return err
 		}
-		for _, step := range []func() error{
+		if err := inTurn(
 			func() error { return in.publish(ctx, in.producer, 1, ringSlots) },
 			func() error { return relay(ctx, in, out, victim, 2) },
 			func() error { return out.takeFrames(ctx, in.other, 1, 2, take{Oldest: true}) },
 			func() error { return in.takeFrames(ctx, victim, 3, 3, take{Keep: true}) },
-		} {
-			if err := step(); err != nil {
-				return err
-			}
+		); err != nil {
+			return err
 		}
 		victim.Kill()
 		var got []uint64

@@ -82,11 +82,7 @@ func large(ctx context.Context, s *scene) error { return roundTripOf(ctx, s, s.o
 func roundTripOf(ctx context.Context, s *scene, n uint64) error {
 	first, second := s.options.written(n), s.options.answered(n)
 	return s.published(ctx, first, func(name string) error {
-		w, err := s.worker()
-		if err != nil {
-			return err
-		}
-		if err := w.do(ctx, check{name, first, second}, nil); err != nil {
+		if err := s.tell(ctx, check{name, first, second}); err != nil {
 			return err
 		}
 		return s.compareBuffer(ctx, name, second, nil)
@@ -146,11 +142,7 @@ func namedArrays(ctx context.Context, s *scene) error {
 func cpuAndGPU(ctx context.Context, s *scene) error {
 	n := s.options.Elements
 	return s.published(ctx, affine(n, 0, 0), func(name string) error {
-		w, err := s.worker()
-		if err != nil {
-			return err
-		}
-		if err := w.do(ctx, both{name, s.options.written(n), s.options.answered(n)}, nil); err != nil {
+		if err := s.tell(ctx, both{name, s.options.written(n), s.options.answered(n)}); err != nil {
 			return err
 		}
 		return s.compareBuffer(ctx, name, s.options.answered(n), nil)
