@@ -167,7 +167,7 @@ are frames that consumers missed; in a queue, also those that were delivered too
 			entries: (*bridge.Client).Names,
 			head:    "NAME\tPOOL\tBUFFER\tDTYPE\tSHAPE\tBYTES\tUSER\tSESSION",
 			row: func(n mempool.NameInfo, l *listed) string {
-				return fmt.Sprintf("%s\t%s\t%d\t%s\t%v\t%s\t%d\t%s", n.Name, l.pool(n.Pool), n.Buffer, n.Tensor.DType, n.Tensor.Shape, display.Size(n.Bytes),
+				return fmt.Sprintf("%s\t%s\t%d\t%s\t%s\t%d\t%s", n.Name, l.pool(n.Pool), n.Buffer, display.Content(n.Tensor, "\t"), display.Size(n.Bytes),
 					n.UID, l.who(n.Session))
 			},
 			named:      true,
@@ -185,7 +185,7 @@ poolsvc leases --session shows what a session uses.`,
 			entries: (*bridge.Client).Buffers,
 			head:    "BUFFER\tPOOL\tDTYPE\tSHAPE\tBYTES\tBLOCK\tCOUNTS FOR\tWRITER\tREADERS\tNAMES",
 			row: func(b mempool.BufferInfo, l *listed) string {
-				return fmt.Sprintf("%d\t%s\t%s\t%v\t%s\t%s\t%s\t%s\t%s\t%d", b.ID, l.pool(b.Pool), b.Tensor.DType, b.Tensor.Shape, display.Size(b.Bytes),
+				return fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d", b.ID, l.pool(b.Pool), display.Content(b.Tensor, "\t"), display.Size(b.Bytes),
 					display.Size(b.BlockBytes), l.who(b.Session), writer(b, l), readers(b, l), b.Names)
 			},
 			named:      true,

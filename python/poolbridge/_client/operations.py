@@ -381,8 +381,13 @@ def _with_layout(state: LeaseState, description: _tensor.Description) -> Flow[Le
 
 
 def _found(state: LeaseState) -> Flow[LeaseState]:
-    """Read which arrays the leased buffer has, if it has several."""
+    """Read which arrays the leased buffer has, if it has several. Nobody changes that after it was published."""
     if state.description.layout_bytes:
+        grant = state.grant
+        buffer, block = (grant.buffer, grant.generation), state.session.core.blocks.get(grant.block)
+        if block is not None and block.layout is not None and block.layout[0] == buffer:
+            state.description = block.layout[1]
+            return state
         try:
             state.description = yield Do(partial(_layout.read, state.memory, state.description))
         except ProtocolError as error:
@@ -393,6 +398,8 @@ def _found(state: LeaseState) -> Flow[LeaseState]:
         except BaseException:
             state.end()
             raise
+        if block is not None:
+            block.layout = buffer, state.description
     return state
 
 

@@ -44,6 +44,8 @@ class SessionBlock(Struct, eq=False, gc=True):
     arrays
         The arrays that the session made once and uses for all frames with the same memory and description. The key has
         the memory's base in the block and the description. Each array has beside it how it was made.
+    layout
+        A buffer of several arrays in the block, by its id and generation, and its description; None: none is known.
     generation
         The block's generation when the service sent the export to this session: how many buffers had used the block,
         including the buffer at that time.
@@ -61,6 +63,7 @@ class SessionBlock(Struct, eq=False, gc=True):
     mapped: Any = None
     uses: dict[int, int] = field(default_factory=dict)
     arrays: dict[tuple[Any, ...], list[tuple[Any, Any]]] = field(default_factory=dict)
+    layout: tuple[tuple[int, int], Any] | None = None
     generation: int = 0
 
     def used(self, fence: Fence) -> None:

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 	"unicode"
+
+	"github.com/poolbridge/poolbridge/mempool"
 )
 
 // Printable replaces each character of the text that cannot be printed with "?". The reason is that a client chose the text: it could
@@ -20,6 +22,14 @@ func Printable(text string) string {
 		}
 		return r
 	}, text)
+}
+
+// Content returns the columns DTYPE and SHAPE of a buffer, with sep between them.
+func Content(t mempool.Tensor, sep string) string {
+	if t.LayoutBytes > 0 {
+		return "several arrays" + sep + "-"
+	}
+	return fmt.Sprint(t.DType, sep, t.Shape)
 }
 
 // Size formats a number of bytes with a unit, for example "1.5MiB". The text has about three digits.

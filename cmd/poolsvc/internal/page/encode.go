@@ -244,6 +244,9 @@ func seconds(d time.Duration) float64 { return d.Truncate(time.Second).Seconds()
 
 // tensor describes the type and the shape of a tensor.
 func tensor(t mempool.Tensor) string {
+	if t.LayoutBytes > 0 {
+		return "several arrays"
+	}
 	shape, _ := json.Marshal(t.Shape)
 	if t.Shape == nil {
 		shape = []byte("[]")

@@ -320,7 +320,8 @@ func (m *Model) drawDetails() []string {
 		if use == "others" && b.Writer == 0 && b.Reads == 0 {
 			use = "kept"
 		}
-		rows = append(rows, []string{strconv.FormatUint(b.ID, 10), m.now.pool(b.Pool), string(b.Tensor.DType), fmt.Sprint(b.Tensor.Shape), display.Size(b.Bytes), counts, use,
+		dtype, shape, _ := strings.Cut(display.Content(b.Tensor, "\t"), "\t")
+		rows = append(rows, []string{strconv.FormatUint(b.ID, 10), m.now.pool(b.Pool), dtype, shape, display.Size(b.Bytes), counts, use,
 			strconv.Itoa(b.Names)})
 	}
 	if rest > 0 {
