@@ -264,10 +264,23 @@ static PyObject *stream_words(PyObject *module, PyObject *const *args, Py_ssize_
 
 #define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 
+// Calls a function with one argument. If the function raises an error, calls it once more, because a signal handler may have ended it halfway.
+static PyObject *call_again(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    if (!count_is(given, 2, 2, "call_again")) return NULL;
+    PyObject *done = PyObject_CallFunctionObjArgs(args[0], args[1], NULL), *type, *value, *trace;
+    if (done) return done;
+    PyErr_Fetch(&type, &value, &trace);
+    Py_XDECREF(PyObject_CallFunctionObjArgs(args[0], args[1], NULL));
+    PyErr_Clear();
+    PyErr_Restore(type, value, trace);
+    return NULL;
+}
+
 static PyMethodDef functions[] = {
     {"load_u64", FAST(load_u64), NULL},     {"store_u64", FAST(store_u64), NULL},   {"barrier", barrier, METH_NOARGS, NULL},
     {"compare_exchange_u64", FAST(compare_exchange_u64), NULL}, {"stream_words", FAST(stream_words), NULL},
-    {"futex_wait", FAST(futex_wait), NULL}, {"futex_wake", FAST(futex_wake), NULL},
+    {"futex_wait", FAST(futex_wait), NULL}, {"futex_wake", FAST(futex_wake), NULL}, {"call_again", FAST(call_again), NULL},
     {NULL, NULL, 0, NULL},
 };
 

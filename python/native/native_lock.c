@@ -50,13 +50,19 @@ static void give_up(Lock *self) {
     PyThread_release_lock(self->lock);
 }
 
+// Does the first piece of work. If it raises an error, does it once more, because a signal handler may have ended it halfway.
 static void do_first(Lock *self) {
     PyObject *work = Py_NewRef(PyList_GetItem(self->left, 0));
     PyObject *done = PyList_SetSlice(self->left, 0, 1, NULL) ? NULL : PyObject_CallNoArgs(work);
+    Error error = {NULL, NULL, NULL};
+    if (!done) {
+        keep(&error);
+        done = PyObject_CallNoArgs(work);
+        keep(&error);
+    }
     Py_DECREF(work);
     Py_XDECREF(done);
-    if (done || !PyErr_ExceptionMatches(PyExc_Exception)) return;
-    Error error;
+    if (raise_kept(&error) || !PyErr_ExceptionMatches(PyExc_Exception)) return;
     PyErr_Fetch(&error.type, &error.value, &error.trace);
     PyErr_NormalizeException(&error.type, &error.value, &error.trace);
     PyErr_WarnFormat(PyExc_ResourceWarning, 1, "poolbridge: %R while giving memory back", error.value);

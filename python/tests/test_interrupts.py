@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import gc
 import os
 import socket
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from realservice import RealService
+from realservice import RealService, leases, until
 
 import poolbridge
 from poolbridge._session.consumer import Consumer
@@ -61,11 +62,13 @@ class Interrupter:
     """Raises `Interrupted` inside a ``with`` statement, once, where CPython may run a signal handler.
 
     Only places in the package and in the `functions` count. The first `at` places pass without the exception, which
-    comes at the next place. The ``with`` statement catches the exception.
+    comes at the next place. The ``with`` statement catches the exception. `begins` says whether the beginning of each
+    function counts, too.
     """
 
-    def __init__(self, at, *functions):
+    def __init__(self, at, *functions, begins=False):
         self._left = at
+        self._begins = begins
         self._functions = {function.__code__ for function in functions}
         self._last = {}
         self._spared = set()
@@ -90,6 +93,8 @@ class Interrupter:
         if frame.f_code in _SPARED or frame.f_back in self._spared:
             self._spared.add(frame)
             return None
+        if self._begins:
+            self._pass(frame)
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
         return self._step
@@ -102,20 +107,23 @@ class Interrupter:
         found, guard = steps(frame.f_code)
         before, self._last[frame] = self._last.get(frame), frame.f_lasti
         if before in found and found[before][1] == guard(frame.f_lasti):
-            if not self._left:
-                self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
-                sys.settrace(None)
-                raise Interrupted
-            self._left -= 1
+            self._pass(frame)
         return self._step
 
+    def _pass(self, frame):
+        if not self._left:
+            self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+            sys.settrace(None)
+            raise Interrupted
+        self._left -= 1
 
-def at_every_step(try_it, *functions, most=100_000):
+
+def at_every_step(try_it, *functions, most=100_000, begins=False):
     """Call `try_it` with an interrupt at the first place, then at the second, and so on; return how many there are."""
     for at in range(most):
         if sys.version_info >= (3, 13):  # CPython reports all opcodes of a function from its second call on
             try_it(Interrupter(most, *functions))
-        interrupter = Interrupter(at, *functions)
+        interrupter = Interrupter(at, *functions, begins=begins)
         try_it(interrupter)
         if interrupter.where is None:
             return at
@@ -327,6 +335,58 @@ def test_no_interrupt_of_a_request_ends_the_session_or_leaves_its_lease(service,
     assert at_every_step(try_it) > 3
 
 
+# Leases
+
+
+def _with(lease):
+    with lease:
+        pass
+
+
+def _with_error(lease):
+    with pytest.raises(ValueError), lease:
+        raise ValueError
+
+
+ENDS = {
+    "release": lambda held: held[0].release(),
+    "with": lambda held: _with(held[0]),
+    "with an error": lambda held: _with_error(held[0]),
+    "drop": lambda held: held.clear(),
+}
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """Ignore interrupts of finalisers, which Python only prints."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: None)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("named", [False, True])
+def test_no_interrupt_of_the_end_of_a_lease_leaves_the_lease(service, client, quiet, end, named):
+    held: list[Any] = []
+    pool = client.create_pool("p", max_bytes=1 << 24)
+
+    def try_it(interrupter):
+        if named:
+            client.put(np.zeros(8), "x", pool=pool, replace=True)
+            held.append(client.get("x"))
+        else:
+            held.append(client.allocate(8, pool=pool))
+        ends = ENDS[end]
+        with interrupter:
+            ends(held)
+        held.clear()
+        gc.collect()
+        service.wait(lambda: not service.leases)
+        assert not service.differences, interrupter.where
+        assert all(not block.leases for block in client._session.core.blocks.values()), interrupter.where
+        client.stats()
+
+    assert at_every_step(try_it, begins=True) > 3
+
+
 # `threading` has these functions in Python, so a handler may run inside them.
 _OF_EVENTS = [
     function
@@ -431,3 +491,94 @@ def test_no_interrupt_loses_a_frame(real, mode, take):
         get()
         held.clear()
         assert at_every_step(try_it) > 3
+
+
+# What comes back
+
+
+def come_back(client):
+    """Release what came back to a client, as the client does by itself twice a second."""
+    with client._session.lock:
+        client._session.returns.collect()
+
+
+@pytest.mark.parametrize("call", ["allocate", "collect", "await_back"])
+def test_no_interrupt_loses_memory_that_comes_back(real, quiet, call):
+    client, other = real
+    channel = client.create_channel("c", mode="queue", capacity=4)
+    calls = {
+        "allocate": lambda: made.append(client.allocate(4, pool=channel.pool)),
+        "collect": lambda: come_back(client),
+        "await_back": lambda: client._session.producers[channel.id].await_back(0.0),
+    }
+
+    def try_it(interrupter):
+        for _ in range(2):
+            channel.publish(client.allocate(4, pool=channel.pool))
+        for _ in range(2):
+            next(frames).ack()
+        with interrupter:
+            calls[call]()
+        made.clear()
+        gc.collect()
+        come_back(client)
+        client.stats()
+        assert leases(other) == 0, interrupter.where
+
+    made: list[Any] = []
+    with other.subscribe("c") as frames:
+        channel.publish(client.allocate(4, pool=channel.pool))
+        next(frames).ack()
+        assert at_every_step(try_it, begins=True) > 3
+
+
+@pytest.mark.parametrize("step", ["close", "drop"])
+def test_no_interrupt_of_the_end_of_a_publisher_leaves_its_arena(real, quiet, step):
+    client, other = real
+    channel = client.create_channel("c", mode="queue", capacity=4)
+    held: list[Any] = []
+
+    def try_it(interrupter):
+        publisher = channel.publisher(4, "int32")
+        held.append(publisher.loan())
+        if step == "close":
+            with interrupter:
+                publisher.close()
+        else:
+            publisher.close()
+        del publisher
+        if step == "drop":
+            with interrupter:
+                held.clear()
+                gc.collect()
+        held.clear()
+        gc.collect()
+        come_back(client)
+        client.stats()
+        assert leases(other) == 0, interrupter.where
+
+    assert at_every_step(try_it, begins=True) > 3
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_no_interrupt_of_the_end_of_a_client_leaves_its_session(real, quiet):
+    client, other = real
+    channel = client.create_channel("c", mode="queue", capacity=4)
+    client.create_channel("d")
+    before = len(other.sessions())
+    with other.subscribe("c") as frames:
+
+        def try_it(interrupter):
+            ends = poolbridge.connect(client.path, timeout=60)
+            own = ends.open_channel("c")
+            held = [ends.allocate(4, pool=channel.pool), own.publisher(4, "int32").loan(), ends.subscribe("d")]
+            held += [ends.put(np.zeros(4), "x", pool=channel.pool)]
+            own.publish(ends.allocate(4, pool=channel.pool))
+            next(frames).ack()
+            with interrupter:
+                ends.close()
+            del ends, own, held
+            gc.collect()
+            until(lambda: leases(other) == 0 and len(other.sessions()) == before, 60)
+
+        assert at_every_step(try_it, begins=True) > 3

@@ -510,11 +510,11 @@ def test_memory_of_a_closed_publisher_goes_back_after_its_last_frame_and_its_las
     assert np.asarray(frame).tolist() == [1] * 4
     returns = client._session.returns
     for step in (first, "array" if first == "frame" else "frame"):
-        [arena] = returns._leaving
+        [arena] = returns._leaving.values()
         assert leases(other) == 1
         if step == "frame":
             frame.release()
-            until(lambda: not returns._leaving or not returns._leaving[0].sent)
+            until(lambda: not any(one.sent for one in returns._leaving.values()))
         else:
             assert array.tolist() == [2] * 4
             del array

@@ -223,7 +223,7 @@ def test_a_writer_waits_for_readers_and_does_not_mind_their_death(service, clien
     writer.client._reader.call(
         m.Release(lease=reader._lease_state.grant.id, done=(m.Fence(writer.own.id, 1, 3),)), m.Reply, 60
     )
-    reader._lease_state.released = True
+    reader._lease_state.released, reader._lease_state.owed = True, False
     with writer.client._session.lock:
         writer.client._session.disown(reader._lease_state.grant)
     client.unpublish("x")

@@ -271,9 +271,10 @@ class AsyncClient(AsyncLists, ClientState):
 
     @while_running
     def __del__(self) -> None:
-        if self._session.closed or os.getpid() != self._session.pid:
+        if self._session.ended is not None or os.getpid() != self._session.pid:
             return
-        self._warn_unclosed()
+        if not self._session.closed:
+            self._warn_unclosed()
         self._session.close_when_unused()
         self._reader.hand_over_soon()
 

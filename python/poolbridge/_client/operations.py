@@ -346,11 +346,10 @@ def allocate(
     timeout = check_timeout(timeout)
     request = Alloc(pool=pool, tensor=description.to_wire(), wait=to_milliseconds(timeout))
     if session.producers and not session.closed:
-        grant = session.renew(pool, request.tensor)
-        if grant is not None:  # the next statement must directly follow, as below
-            state = held(session, grant) or (yield from take(session, grant))
-            state.allocated = True
-            return (yield from _with_layout(state, description))
+        renewed = session.renew(pool, request.tensor, held)
+        if renewed is not None:
+            renewed.allocated = True
+            return (yield from _with_layout(renewed, description))
     began = time.monotonic()
     try:
         reply = yield Ask(request, GrantReply, timeout)

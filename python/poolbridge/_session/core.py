@@ -92,6 +92,8 @@ class Core:
         The `Waiter` of each thread that waits for a notice.
     news
         Notices that the session still has to process. The session removes them.
+    granted
+        Ids of the leases that the service has granted and whose release is not in the outbox.
     checks_leases
         Whether each release tells the service how this process describes the lease, so that the service compares.
     """
@@ -110,6 +112,7 @@ class Core:
         self.members: list[Any] = []
         self.waiters: list[Waiter] = []
         self.news: list[Failed | Forget | Wanted] = []
+        self.granted: set[int] = set()
         self.checks_leases = "POOLBRIDGE_CHECK_LEASES" in os.environ
         self._calls: dict[int, Call] = {}
         self._number = 0
@@ -181,34 +184,45 @@ class Core:
     def release(
         self, grant: Grant, fences: tuple[Fence, ...] = (), *, failed: bool, sure: bool = True
     ) -> SessionBlock | None:
-        """Tell the service that a lease ends. `sure` says whether `grant` describes the lease as the service does.
+        """Tell the service that a lease ends; a second call does nothing.
+
+        `sure` says whether `grant` describes the lease as the service does.
 
         Returns
         -------
         SessionBlock or None
             The lease's block, if the service has recalled the block and this session has no other lease on it.
         """
-        request = Release(lease=grant.id, failed=failed, done=fences)
-        if self.checks_leases and sure:
-            request.seen = structs.replace(grant, export=UNSET, wait=(), event=b"")
-        self.tell(request)
-        return self.forget(grant, fences)
+        if grant.id in self.granted:
+            request = Release(lease=grant.id, failed=failed, done=fences)
+            if self.checks_leases and sure:
+                request.seen = structs.replace(grant, export=UNSET, wait=(), event=b"")
+            packet = encode(request)
+            self.forget(grant, fences)
+            self.outbox += (packet,)  # no signal handler runs between the end of `forget` and the end of `discard`
+            self.granted.discard(grant.id)
+        return self.idle(grant)
 
-    def forget(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> SessionBlock | None:
-        """Note that a lease has ended, and which fences cover the work on its block. Returns the same as `release`."""
+    def forget(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> None:
+        """Count one lease less on a block, and note which fences cover the work on the block."""
         block = self.blocks.get(grant.block)
-        if block is None:
-            return None
-        for fence in fences:
-            block.used(fence)
-        block.leases -= 1
-        return block if block.recalled and not block.leases else None
+        if block is not None:
+            for fence in fences:
+                block.used(fence)
+            block.leases -= 1  # the last step: see `release`
+
+    def idle(self, grant: Grant) -> SessionBlock | None:
+        """Return the block of a lease if the service has recalled it and this session has no lease on it; else None."""
+        block = self.blocks.get(grant.block)
+        return block if block is not None and block.recalled and not block.leases else None
 
     def drop(self, block: SessionBlock) -> None:
         """Forget a block that was unmapped, and tell the service."""
-        if self.blocks.pop(block.id, None) is not None:
+        if block.id in self.blocks:
             block.descriptors.close()
-            self.tell(Dropped(blocks=(block.id,)))
+            packet = encode(Dropped(blocks=(block.id,)))
+            self.outbox += (packet,)  # no signal handler runs between this step and the next
+            del self.blocks[block.id]
 
     def _next_number(self) -> int:
         while True:
@@ -422,6 +436,7 @@ class Core:
         if block.pool != grant.pool or block.size != grant.block_nbytes or grant.nbytes > grant.block_nbytes:
             raise ProtocolError(f"lease {grant.id} contradicts what is known of block {grant.block}")
         block.leases += 1
+        self.granted.add(grant.id)
 
     # Closing
 

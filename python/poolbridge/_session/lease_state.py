@@ -88,7 +88,8 @@ class LeaseState(Uncopied):
         The consumer that took the frame; None if the lease is not of a frame.
     """
 
-    released = True  # the constructor sets False at its end
+    released = True  # whether the program may no longer use the lease; the constructor sets False at its end
+    owed = False  # whether this object must end the lease; a second end does no harm
     allocated = False  # whether the lease came with its buffer, so that the buffer has no name
     unsure = False  # whether only the service knows if this is a read lease, because a publication got no answer
     sent = False  # whether another object, such as a channel, has the lease now; this state only keeps the block mapped
@@ -132,7 +133,7 @@ class LeaseState(Uncopied):
         self.lost = bool(session.lost) and grant.buffer in session.lost
         self.consumer = consumer
         session.lease_states[grant.id] = ref(self)
-        self.released = False
+        self.released, self.owed = False, True
 
     @property
     def title(self) -> str:
@@ -264,14 +265,7 @@ class LeaseState(Uncopied):
     def end(self) -> None:
         """End the lease without waiting. If the release must wait for the device, a background thread waits."""
         self.released = True
-        try:
-            self.session.let_go(self, failed=self.failed)
-        except BaseException:
-            # A signal handler raised an error, maybe before the lease ended, maybe after it ended. If the lease is of a
-            # frame, the finaliser ends the lease again, because a second end does no harm. A lease that is not of a
-            # frame must not end twice, so the finaliser does nothing.
-            self.released = self.consumer is None
-            raise
+        self.session.let_go(self, failed=self.failed)
 
     def ended_twin(self) -> LeaseState:
         """Make a copy of this state, and mark the copy as released.
@@ -286,6 +280,7 @@ class LeaseState(Uncopied):
     def _twin(self) -> LeaseState:
         twin = object.__new__(LeaseState)  # copy.copy takes three times as long
         twin.__dict__.update(self.__dict__)
+        twin.owed = False
         return twin
 
     def part(self, base: int, nbytes: int, description: _tensor.Description) -> LeaseState:
@@ -331,10 +326,10 @@ class LeaseState(Uncopied):
 
     @while_running
     def __del__(self) -> None:
-        if self.released and not self.sent:
-            return
-        self.released = True
-        self.session.let_go(self, failed=self.failed, alone=True)
+        # If a signal handler has raised an error during `release` or `end`, the lease ends here.
+        if self.owed or self.sent:
+            self.released = True
+            self.session.let_go(self, failed=self.failed, alone=True)
 
 
 class Token:

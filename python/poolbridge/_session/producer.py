@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from itertools import count
+from operator import call
 from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import ref
 
@@ -56,6 +57,7 @@ class Producer(Membership):
         self.loans: dict[int, Returned] = {}
         self.over = False
         self.left = False
+        self._reclaimed: list[Any] = []  # results of the native `reclaim` that `collect` has not used up
         self._descriptions: dict[Description, tuple[int, bytes]] = {}
         self._ids = count(1)
         self._publishers = count(1)
@@ -81,10 +83,6 @@ class Producer(Membership):
         """Return the id of the first of many descriptions: those of the slots of a publisher."""
         return next(self._publishers) << 32
 
-    def collect(self) -> None:
-        """Take the blocks that came back. The caller holds the session's lock."""
-        self.take_back(self._reclaim())
-
     def await_back(self, seconds: float | None, roused: int | None = None) -> Any:
         """Wait at most `seconds` until slots or blocks come back from the consumers, and take them.
 
@@ -98,27 +96,36 @@ class Producer(Membership):
             with suppress(ClosedError, ForkError):
                 came = self.native.await_back(seconds, self.native.roused if roused is None else roused)
         with self.session.lock:
-            taken = self._reclaim()
-            self.take_back(taken)
-        return came if came is not None or isinstance(taken, list) else taken
+            taken = self.collect()
+        return taken if came is None else came
 
-    def _reclaim(self) -> Any:
+    def collect(self) -> Any:
+        """Take the blocks that came back. The caller holds the session's lock.
+
+        Return the `Condition` of the native producer, if it returned one: the cursor of a consumer is not mapped yet,
+        or this member was evicted.
+        """
+        reclaimed, returns, settles, condition = self._reclaimed, self.session.returns, False, None
         try:
-            return self.native.reclaim()
+            reclaimed.extend(map(call, (self.native.reclaim,)))  # in C, so that a signal handler cannot lose the result
         except (ClosedError, ForkError):
-            return None
-
-    def take_back(self, came: Any) -> None:
-        """Take back the leases of the blocks that `native.reclaim` returned. The caller holds the session's lock."""
-        if not isinstance(came, list):
-            return  # the cursor of a consumer is not mapped yet, or this member has left
-        for block, fences in came:
-            returned = self.loans.pop(block, None)
-            if returned is None:
-                continue  # this producer has left the channel meanwhile
-            if fences:
-                returned.fences = (*returned.fences, *(Fence(*fence) for fence in fences))
-            self.session.returns.came_back(returned, over=self.over)
+            pass  # this member has left
+        while reclaimed:
+            came = reclaimed[0]
+            condition = None if isinstance(came, list) else came
+            while condition is None and came:
+                block, fences = came[0]
+                returned = self.loans.get(block)
+                if returned is not None:  # otherwise this producer has left the channel meanwhile
+                    if fences:
+                        returned.fences = (*returned.fences, *(Fence(*fence) for fence in fences))
+                    settles |= returns.came_back(returned, over=self.over)
+                del came[0]  # no signal handler runs between the end of `came_back` and the end of `pop`
+                self.loans.pop(block, None)
+            del reclaimed[0]
+        if settles:
+            returns.settle()
+        return condition
 
     def has_in_flight(self, block: int) -> bool:
         """Whether this producer has published the block `block`, and the block has not come back from the consumers."""
@@ -131,9 +138,7 @@ class Producer(Membership):
         """Stop publishing, and give up the blocks that have not come back. The caller holds the session's lock."""
         self.native.close()
         self.left = True
-        with suppress(KeyError):  # another thread that fails to publish may remove a loan meanwhile
-            while True:
-                self.session.returns.leave_behind(self.loans.popitem()[1], self)
+        self.session.returns.leave_behind(self)
 
 
 class Sending(ABC):
@@ -199,6 +204,7 @@ class _LeaseSending(Sending):
             # After an error, look: a signal handler may have raised it after the frame had entered the channel.
             self.sent = isinstance(result, int) or (result is None and producer.has_in_flight(grant.block))
             if self.sent:
+                state.owed = False
                 producer.session.lent(state, fence, apart=apart)
             elif producer.loans.pop(grant.block, None) is not None and apart:
                 producer.session.unown(grant)

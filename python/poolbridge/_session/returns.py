@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from poolbridge._native import Arena as _Arena, Slots as _Slots
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._wire.messages import ChannelIdentity, Grant, Tensor
+
+    Maker = Callable[[Any, Grant], LeaseState | None]  # makes the state of a session's lease: `grants.held`
 else:  # without the native module there are no channels, and so no publishers
     _Arena = object if NATIVE is None else NATIVE.Arena
     _Slots = object if NATIVE is None else NATIVE.Slots
@@ -286,10 +288,11 @@ class Returns:
     def __init__(self, session: Owner) -> None:
         self._session = session
         self._slots: set[Slots] = set()  # of the publishers that have arenas
-        self._leaving: list[Arena | Returned] = []  # to be released when nothing uses them and their fences are reached
-        self._back: list[Returned] = []  # leases that came back, which `allocate` may use until the next `collect`
+        # The keys of these are lease ids, so that what a signal handler has interrupted can be repeated.
+        self._leaving: dict[int, Arena | Returned] = {}  # released when nothing uses them and their fences are reached
+        self._back: dict[int, Returned] = {}  # leases that came back, which `allocate` may use until the next `collect`
         self._sources: list[tuple[Fence, object]] = []  # arrays from which streams copy until the fence is reached
-        self._lent: dict[int, Arena] = {}  # those whose lease an array of the program has; by lease id
+        self._lent: dict[int, Arena] = {}  # those whose lease an array of the program has or had
         self._over = False  # whether the session has ended
         self._scarce: dict[int, float] = {}  # until when somebody waits for memory of a pool, by pool id
         self._drained: set[Producer] = set()  # those for which a thread waits for what comes back
@@ -304,10 +307,11 @@ class Returns:
 
     def add(self, slots: Slots, arena: Arena) -> None:
         """Let a publisher use an arena. `arena` has the lease from now on."""
-        arena.state.released = True  # no handler of a signal runs between this step and the next
+        state = arena.state
+        state.released, state.owed = True, False  # no handler of a signal runs between this step and the next
         arena.owned = True
         slots.add(arena)
-        self._session.lease_states.pop(arena.state.grant.id, None)
+        self._session.lease_states.pop(state.grant.id, None)
         slots.used = time.monotonic()
         self._slots.add(slots)
         if slots.closed or self._session.closing or self._over:
@@ -334,65 +338,79 @@ class Returns:
         if arena.lent or self._over or not (lender.tokens or lender.unaccounted or lender.streams is not None):
             return
         lender.fences = tuple([Fence(*fence) for fence in slots.fences])
-        arena.lent = True
         self._lent[arena.grant.id] = arena
         self._session.leave_to_arrays(lender)
+        arena.lent = True
 
     def leave(self, *leases: Arena | Returned) -> None:
         """Release leases that came back, or arenas that no publisher uses any more."""
         if not leases:
             return
-        self._leaving.extend(leases)
+        self._leaving.update({one.grant.id: one for one in leases})
+        self.settle()
+
+    def settle(self) -> None:
+        """Release the leases in `_leaving`, each when nothing uses it."""
         if self._over:
             self.end()
         self._tidy()
         self._bell.set()
         self.watch()
 
-    def came_back(self, one: Returned, *, over: bool) -> None:
-        """Keep a lease that came back for `renew`, or release the lease.
+    def came_back(self, one: Returned, *, over: bool) -> bool:
+        """Keep a lease that came back for `renew`, and return False; or return True, and `settle` releases the lease.
 
         Release it if no allocation can use it, or if its channel is over: then its producer may leave the channel.
         """
-        if one.allocated and not (over or self._over or self._session.closing):
-            self._back.append(one)
-        else:
-            self.leave(one)
+        renews = one.allocated and not (over or self._over or self._session.closing)
+        back: dict[int, Any] = self._back if renews else self._leaving
+        back[one.grant.id] = one
+        return not renews
 
-    def renew(self, pool: int, tensor: Tensor) -> Grant | None:
-        """Return the grant of a lease that came back, on a buffer for `tensor` in the pool, for an allocation.
+    def renew(self, pool: int, tensor: Tensor, make: Maker) -> LeaseState | None:
+        """Let `make` make the state of a lease that came back, on a buffer for `tensor` in the pool.
 
-        The service need not know, because it describes the lease in the same way. If there is no such lease, or if
-        somebody waits for memory of the pool, release the leases that came back, and return None. A lease of which the
-        program has an array stays: a later call may return it.
+        The service need not know, because it describes the lease in the same way. If there is no such lease, if `make`
+        returns None, or if somebody waits for memory of the pool, release the leases that came back, and return None. A
+        lease of which the program has an array stays: a later call may return it.
         """
         for producer in list(self._session.producers.values()):
             if producer.channel.pool == pool:
                 producer.collect()
         if time.monotonic() >= self._scarce.get(pool, 0):
-            for place, one in enumerate(self._back):
+            for id_, one in self._back.items():
                 grant = one.grant
                 if grant.pool == pool and grant.tensor == tensor and not one.in_use:
                     one.fences = tuple([fence for fence in one.fences if not self._reached(fence)])
                     block = self._session.core.blocks.get(grant.block)
                     if one.fences or block is None or block.recalled:
                         break
-                    del self._back[place]
-                    one.owned = False
-                    return grant
+                    try:
+                        state = make(self._session, grant)
+                    except BaseException:  # `make` may have released the lease
+                        self._leaving[id_] = one
+                        del self._back[id_]
+                        raise
+                    if state is None:
+                        break
+                    del self._back[id_]  # no signal handler runs between the end of the ``try`` and this step
+                    return state
         self._release_back()
         return None
 
     def kept(self, pool: int) -> int:
         """Return how many leases of a pool came back and stay only because the program has arrays of them."""
-        return sum(one.grant.pool == pool and one.in_use for one in (*self._back, *self._leaving) if not one.sent)
+        return sum(one.grant.pool == pool and one.in_use for one in self._all() if not one.sent)
 
     def _release_back(self) -> None:
-        stay: list[Returned] = []
-        for one in self._back:
-            (stay if one.in_use else self._leaving).append(one)
-        self._back = stay
+        for id_, one in list(self._back.items()):
+            if not one.in_use:
+                self._leaving[id_] = one
+                del self._back[id_]
         self._tidy()
+
+    def _all(self) -> list[Arena | Returned]:
+        return [*self._leaving.values(), *self._back.values()]
 
     def on_loan(self) -> list[LeaseState]:
         """Return the states of the arrays on loan."""
@@ -402,7 +420,7 @@ class Returns:
     def uses(self, producer: Producer) -> bool:
         """Whether a publisher has arenas, or frames of an arena have not come back to this producer."""
         return any(slots.producer is producer and slots.arenas for slots in self._slots) or any(
-            arena.producer is producer and arena.sent for arena in self._leaving
+            arena.producer is producer and arena.sent for arena in self._leaving.values()
         )
 
     # What comes back
@@ -494,14 +512,16 @@ class Returns:
 
     def take_back(self, grant: Grant, fences: tuple[Fence, ...]) -> bool:
         """Take an arena back from the last array of the program. False: the lease is not of such an arena."""
-        arena = self._lent.pop(grant.id, None)
+        arena = self._lent.get(grant.id)
         if arena is None:
             return False
         arena.fences = (*arena.fences, *fences)
         arena.lent = False
         if self._over:
-            self._leaving = [one for one in self._leaving if one is not arena]
+            self._leaving.pop(grant.id, None)
             self.disown(arena)
+        else:  # a signal handler may have ended `close_slots` before the arena was there
+            self._leaving[grant.id] = arena
         self._tidy()
         self._bell.set()
         self.watch()
@@ -516,18 +536,23 @@ class Returns:
             False if an array of the program uses such memory. Then the service must hear only later that the producer
             has left: it would give the memory to others as soon as the frames are released.
         """
-        sent = [one for one in self._leaving if one.producer is producer and one.sent]
+        sent = [one for one in self._leaving.values() if one.producer is producer and one.sent]
         clean = self._over or not any(one.in_use for one in sent)
         if clean:  # otherwise all of them wait: what goes without the others, nobody would release
-            self._leaving = [one for one in self._leaving if one.producer is not producer or not one.sent]
             for one in sent:
+                self._leaving.pop(one.grant.id)
                 self.disown(one)
         return clean
 
-    def leave_behind(self, one: Returned, producer: Producer) -> None:
-        """Take over a lease whose frame has not come back to `producer`, which leaves: see `left`."""
-        one.producer = producer
-        self._leaving.append(one)
+    def leave_behind(self, producer: Producer) -> None:
+        """Take over the leases whose frames have not come back to `producer`, which leaves: see `left`."""
+        for block, one in list(producer.loans.items()):
+            # Another thread that fails to publish may remove a loan meanwhile. No thread and no signal handler runs
+            # between the next steps, because they call nothing.
+            if block in producer.loans:
+                one.producer = producer
+                self._leaving[one.grant.id] = one
+                del producer.loans[block]
 
     def disown(self, one: Arena | Returned) -> None:
         """Give up a lease. The block stays mapped until this session's streams have done their work on the block."""
@@ -538,19 +563,20 @@ class Returns:
 
     def _tidy(self) -> None:
         """Release what is in `_leaving`, not in use, and whose fences are reached."""
-        stay, needed = [], {arena.producer for arena in self._leaving if arena.sent and arena.in_use}
-        for arena in self._leaving:
+        leaving = list(self._leaving.values())
+        needed = {arena.producer for arena in leaving if arena.sent and arena.in_use}
+        for arena in leaving:
             if not arena.in_use:
                 arena.fences = tuple([fence for fence in arena.all_fences() if not self._reached(fence)])
             if arena.in_use or arena.fences or (arena.sent and arena.producer in needed):
-                stay.append(arena)
                 continue
             arena.owned = False
             if arena.sent and arena.producer is not None:
                 self._session.leave_and_release(arena.producer, arena.grant)
             else:
                 self._session.end_lease(arena.grant)
-        self._leaving = stay
+            self._leaving.pop(arena.grant.id, None)
+            self._lent.pop(arena.grant.id, None)
 
     def _reached(self, fence: Fence) -> bool:
         timelines, core = self._session.timelines, self._session.core
@@ -585,7 +611,7 @@ class Returns:
         for slots in list(self._slots):
             self.close_slots(slots)
         self._sweep()
-        return all(arena.in_use for arena in self._leaving)
+        return all(arena.in_use for arena in self._leaving.values())
 
     def close(self) -> None:
         """Release all arenas, each when nothing uses it, because the client closes."""
@@ -598,7 +624,7 @@ class Returns:
         self._over = True
         for slots in list(self._slots):
             self.close_slots(slots)
-        leaving, self._leaving, self._back = [*self._leaving, *self._back], [], []
+        leaving, self._leaving, self._back = self._all(), {}, {}
         for arena in leaving:
             if not arena.lent:
                 self.disown(arena)
@@ -613,7 +639,7 @@ class Returns:
 
     def _soon(self) -> float | None:
         """Return after how many seconds the thread has work to do; None if the thread has no work."""
-        if any(not (arena.in_use or arena.sent) for arena in self._leaving):
+        if any(not (arena.in_use or arena.sent) for arena in self._leaving.values()):
             return _LOOK
         return _REST if self._has_work() else None
 

@@ -272,7 +272,8 @@ class Session(SessionMembers):
         if _process.pid != self.pid:
             return
         if state.sent:
-            self.lock.later(partial(self.disown, state.grant))
+            self.lock.later(partial(self._unlend, state))
+        if not state.owed:
             return
         fences = _fences.done_at_once(state)
         if fences is not None or self._driver is None:
@@ -284,6 +285,7 @@ class Session(SessionMembers):
         """Release a lease. `fences` are reached when the work on the lease's memory is done. Never waits or raises."""
         grant, consumer, sure = state.seen(), state.consumer, not state.unsure
         self.lock.later(partial(self._release, grant, fences, failed=failed, consumer=consumer, alone=alone, sure=sure))
+        state.owed = False
 
     def _release(
         self,
@@ -325,8 +327,15 @@ class Session(SessionMembers):
     def leave_to_arrays(self, lender: LeaseState) -> None:
         """See `Owner.leave_to_arrays`."""
         self.lease_states[lender.grant.id] = ref(lender)
-        lender.sent = lender.released = False
-        self.disown(lender.grant)
+        lender.released, lender.owed = False, True
+        self._unlend(lender)
+
+    def _unlend(self, state: LeaseState) -> None:
+        """Count one lease less on the block of a state that only keeps the block mapped."""
+        if state.sent:
+            self.core.forget(state.grant)
+            state.sent = False  # no signal handler runs between this step and the end of `forget`
+            self._released(self.core.idle(state.grant))
 
     def keep_array(self, grant: Grant, place: tuple[Any, ...], made: tuple[Any, Any]) -> None:
         """Keep an array in `arrays` of its block, for later frames; `place` is the key in `arrays`.
@@ -453,17 +462,16 @@ class Session(SessionMembers):
         with self.lock:
             if self.ended is not None or not self.core.epoch:
                 return None
-            first = self._bye is None
-            if first:
+            if self._bye is None:
                 self.core.abandon_all(_closed())
                 self._bye = self.core.start(Bye(), Reply, self.core.tell_waiters)
-        if first:
-            for reference in list(self.lease_states.values()):
-                state = reference()
-                if state is not None:
-                    state.close()
+        # A second call repeats all this, because a signal handler may have raised an error during the first call.
+        for reference in list(self.lease_states.values()):
+            state = reference()
+            if state is not None:
+                state.close()
         with self.lock:
-            if first and self.ended is None:
+            if self.ended is None:
                 self._end_members()
                 self.timelines.fail_promises("the client was closed before it completed its promise")
                 for block in self.core.blocks.values():
@@ -518,8 +526,11 @@ class Session(SessionMembers):
         self.lose(_closed())
 
     def close_when_unused(self) -> None:
-        """Close the client now, or when its last lease has ended, because the program has dropped the client."""
-        if self.lease_states:
+        """Close the client because the program has dropped it: now, or when its last lease has ended.
+
+        If a signal handler has raised an error while the program closed the client, close it now.
+        """
+        if self.lease_states and self._bye is None:
             self.orphaned = True
         else:
             self.begin_close()

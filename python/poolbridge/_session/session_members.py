@@ -24,6 +24,8 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from poolbridge._memory.session_blocks import SessionBlock
     from poolbridge._session.calls import Call
+    from poolbridge._session.lease_state import LeaseState
+    from poolbridge._session.returns import Maker
     from poolbridge._wire.messages import Fence, Grant, Request, Tensor
     from poolbridge._wire.transport import Descriptors
 
@@ -159,12 +161,13 @@ class SessionMembers(Owner):
 
     def disown(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> None:
         """See `Owner.disown`."""
-        self._released(self.core.forget(grant, fences))
+        self.core.forget(grant, fences)
+        self._released(self.core.idle(grant))
 
-    def renew(self, pool: int, tensor: Tensor) -> Grant | None:
+    def renew(self, pool: int, tensor: Tensor, make: Maker) -> LeaseState | None:
         """See `Returns.renew`: the program allocates in the pool."""
         with self.lock:
-            return self.returns.renew(pool, tensor) if self.ended is None else None
+            return self.returns.renew(pool, tensor, make) if self.ended is None else None
 
     def explain(self, error: BaseException, pool: int) -> None:
         """Add a note to the error of an allocation if arrays of frames that came back keep memory of the pool."""

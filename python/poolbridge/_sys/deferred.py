@@ -124,7 +124,12 @@ class PlainDeferringLock(OwnedLock):  # type: ignore[misc]
             try:
                 # `next` is a C function. It removes one piece of work from `_left` and does this work. No signal
                 # handler runs between the two steps, so no work is lost.
-                next(map(call, iter(self._left.popleft, None)))
+                work = self._left[0]
+                try:
+                    next(map(call, iter(self._left.popleft, None)))
+                except BaseException:
+                    work()  # once more, because a signal handler may have ended the work halfway
+                    raise
             except Exception as error:  # noqa: BLE001 - a finaliser's work warns, it never raises
                 warnings.warn(f"poolbridge: {error!r} while giving memory back", ResourceWarning, stacklevel=2)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import wraps
-from typing import TypeVar
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
+
+from poolbridge._sys.native import NATIVE
 
 _T = TypeVar("_T")
 
@@ -15,6 +17,9 @@ def while_running(finalise: Callable[[_T], None]) -> Callable[[_T], None]:
 
     While the interpreter ends, Python may have set the global names of modules to None, even the name `sys`. So the
     returned function uses no global name.
+
+    If `finalise` raises an error, the native module calls it once more, because a signal handler may have ended it
+    halfway, or before its first step. So no step of Python code comes between CPython and this second call.
     """
     ending = sys.is_finalizing
 
@@ -23,4 +28,7 @@ def while_running(finalise: Callable[[_T], None]) -> Callable[[_T], None]:
         if not ending():
             finalise(self)
 
-    return finalise_while_running
+    if NATIVE is None:
+        return finalise_while_running
+    bind: Any = property(partial(partial, NATIVE.call_again, finalise_while_running))
+    return cast("Callable[[_T], None]", bind)
