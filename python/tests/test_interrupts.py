@@ -548,9 +548,8 @@ def test_no_interrupt_of_the_end_of_a_publisher_leaves_its_arena(real, quiet, st
             publisher.close()
         del publisher
         if step == "drop":
-            with interrupter:
+            with interrupter, client._session.lock:  # with the lock, no other thread refers to the array
                 held.clear()
-                gc.collect()
         held.clear()
         gc.collect()
         come_back(client)
