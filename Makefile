@@ -48,7 +48,7 @@ $(VENV)/docs: $(VENV)/installed
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	touch $@
 
-GO_REFERENCE := bridge bridge/oteltrace bridge/server mempool mempool/service cuda
+GO_REFERENCE := bridge bridge/oteltrace bridge/safetensors bridge/server mempool mempool/service cuda
 
 docs: $(VENV)/docs ## build the documentation site in build/docs/html; a dead link or an undocumented public name is an error
 	rm -rf build/docs
@@ -190,6 +190,7 @@ bench: bin/poolsvc $(VENV)/installed ## measure on host memory, and compare with
 # Counts of inputs, not times: at its time limit, go test may fail with "context deadline exceeded" (go.dev/issue/75804).
 fuzz: ## fuzz the packet checker and decoder, and shared memory, about a minute each on 2 CPUs
 	$(GO) test -run '^$$' -fuzz FuzzDecodeRequest -fuzztime 1700000x ./bridge/wire
+	$(GO) test -run '^$$' -fuzz FuzzHeader -fuzztime 400000x ./bridge/safetensors
 	$(GO) test -run '^$$' -fuzz FuzzBufferLayout -fuzztime 500000x ./bridge/wire
 	$(GO) test -run '^$$' -fuzz FuzzCheckAgainstDecoder -fuzztime 2000000x ./bridge/wire
 	$(GO) test -run '^$$' -fuzz FuzzHostilePages -fuzztime 110000x -fuzzminimizetime 10x ./internal/shmchannel

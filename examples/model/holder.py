@@ -16,7 +16,8 @@ with poolbridge.connect(wait=60) as client:
     kind = "host" if library.__name__ == "numpy" else "device"
     # the pool of an earlier run may exist
     client.create_pool("model", kind=kind, max_bytes="64MiB", exist_ok=True)
-    model = client.allocate({name: (shape, "float32") for name, shape in LAYERS.items()})
+    shapes = {name: (shape, "float32") for name, shape in LAYERS.items()}
+    model = client.allocate(shapes)
     for number, name in enumerate(LAYERS):
         # a real program would load the weights here
         library.from_dlpack(model[name])[...] = number + 1

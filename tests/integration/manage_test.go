@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -48,6 +49,42 @@ func TestAnOperatorMakesTrimsAndDestroysPools(t *testing.T) {
 	out, err = poolsvc(t, "pool", "destroy", "frames", "--socket", s.Socket)
 	require.Error(t, err)
 	assert.Contains(t, out, "not found")
+}
+
+func TestAModelIsLoadedFromTheShellAndReadInPython(t *testing.T) {
+	python := rig.Python(t)
+	s := rig.Serve(t, "--pool", "name=models,kind=host,max=1MiB")
+	t.Setenv("POOLBRIDGE_SOCKET", s.Socket)
+	header := `{"w":{"dtype":"F16","shape":[2,2],"data_offsets":[0,8]},"b":{"dtype":"I32","shape":[],"data_offsets":[8,12]}}`
+	file := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
+	file = append(append(file, header...), 0, 0x3c, 0, 0x40, 0, 0x42, 0, 0x44, 7, 0, 0, 0)
+	path := filepath.Join(t.TempDir(), "m.safetensors")
+	require.NoError(t, os.WriteFile(path, file, 0o600))
+	load := []string{"load", path, "--name", "m", "--pool", "models"}
+	out, err := poolsvc(t, load...)
+	require.NoError(t, err, out)
+	assert.Contains(t, out, "loaded 2 arrays of 12B as m in ")
+	program := "import poolbridge\nwith poolbridge.connect() as c:\n    m = c.get_dict('m')\n    print(m['w'].tolist(), m['b'])\n    del m\n"
+	assert.Equal(t, "[[1.0, 2.0], [3.0, 4.0]] 7\n", python.Run(t, "-c", program))
+	out, err = poolsvc(t, load...)
+	require.Error(t, err)
+	assert.Contains(t, out, "--replace")
+	out, err = poolsvc(t, append(load, "--replace")...)
+	require.NoError(t, err, out)
+	out, err = poolsvc(t, "names")
+	require.NoError(t, err)
+	assert.Regexp(t, `m +models +\d+ +several arrays +- `, out)
+	for _, wrong := range [][]string{load[:2], load[:4], {"load", "/dev/null", "--name", "x", "--pool", "models"}, {"load", path, "--name", "x", "--pool", "none"}} {
+		out, err := poolsvc(t, wrong...)
+		require.Error(t, err, out)
+	}
+	require.NoError(t, os.Truncate(path, 100))
+	out, err = poolsvc(t, "load", path, "--name", "cut", "--pool", "models")
+	require.Error(t, err)
+	assert.Contains(t, out, path)
+	out, err = poolsvc(t, "unpublish", "m")
+	require.NoError(t, err, out)
+	assert.Zero(t, s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Buffers == 0 }).Names)
 }
 
 // camera starts a service, and returns it with a client, a pool, and a channel "camera" that the client made. The

@@ -1,0 +1,264 @@
+// Package safetensors loads models from files of the format safetensors into buffers of several arrays.
+package safetensors
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// chunkBytes is the most bytes that one goroutine reads at once.
+const chunkBytes = 16 << 20
+
+// Files are the open files of one model.
+type Files struct {
+	// Tensor describes a buffer for all tensors of the model, for [bridge.Pool.Allocate].
+	Tensor mempool.Tensor
+	// Bytes is the number of bytes of all tensors.
+	Bytes uint64
+
+	files  []file
+	places []place // in the order of the tensors in the buffer
+}
+
+type file struct {
+	*os.File
+	size     int64
+	modified time.Time
+}
+
+// place says where the bytes of a tensor are in a file, and where they go in the buffer.
+type place struct {
+	file     *os.File
+	from, to uint64
+	n        uint64
+}
+
+// Open opens a model and reads the headers of its files.
+//
+// A path names a file, the index of a model of several files (*.index.json), or a folder that has an index or *.safetensors.
+//
+// Errors: [bridge.ErrInvalid] for a file that is no safetensors file, an element type that cannot be shared, and two tensors of one name; the
+// errors of package os. An error names the file.
+func Open(path string) (*Files, error) {
+	paths, err := filesOf(path)
+	if err != nil {
+		return nil, err
+	}
+	f := new(Files)
+	if err := f.openAll(paths); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func (f *Files) openAll(paths []string) (err error) {
+	var arrays []mempool.NamedTensor
+	for _, path := range paths {
+		entries, err := f.open(path)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			arrays = append(arrays, mempool.NamedTensor{Name: e.name, Tensor: e.tensor})
+			f.places = append(f.places, place{file: f.files[len(f.files)-1].File, from: e.begin, n: e.end - e.begin})
+			f.Bytes += e.end - e.begin
+		}
+	}
+	if f.Tensor, err = mempool.Pack(arrays...); err != nil {
+		return fmt.Errorf("%s: %w", filepath.Dir(paths[0]), err)
+	}
+	for i, a := range f.Tensor.Arrays {
+		f.places[i].to = a.Tensor.ByteOffset
+	}
+	return nil
+}
+
+// filesOf returns the files of a model.
+func filesOf(path string) ([]string, error) {
+	if info, err := os.Stat(path); err != nil || !info.IsDir() {
+		if strings.HasSuffix(path, ".index.json") && err == nil {
+			return indexed(path)
+		}
+		return []string{path}, err
+	}
+	if index := filepath.Join(path, "model.safetensors.index.json"); exists(index) {
+		return indexed(index)
+	}
+	found, err := filepath.Glob(filepath.Join(path, "*.safetensors"))
+	if err == nil && len(found) == 0 {
+		err = fmt.Errorf("%w: there is no *.safetensors in %s", bridge.ErrNotFound, path)
+	}
+	return found, err
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// indexed returns the files that an index names. They are in its folder.
+func indexed(path string) ([]string, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var index struct {
+		Files map[string]string `json:"weight_map"`
+	}
+	if err := json.Unmarshal(text, &index); err != nil || len(index.Files) == 0 {
+		return nil, invalid("%s has no weight_map, which names the files: %v", path, err)
+	}
+	var names []string
+	for _, name := range index.Files {
+		if !filepath.IsLocal(name) {
+			return nil, invalid("%s names the file %q, which is not in its folder", path, name)
+		}
+		names = append(names, filepath.Join(filepath.Dir(path), name))
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+func (f *Files) open(path string) ([]entry, error) {
+	opened, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	info, err := opened.Stat()
+	f.files = append(f.files, file{File: opened})
+	if err == nil && !info.Mode().IsRegular() {
+		err = invalid("%s is no regular file", path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	one := &f.files[len(f.files)-1]
+	one.size, one.modified = info.Size(), info.ModTime()
+	entries, err := readHeader(opened, uint64(one.size))
+	if err != nil {
+		err = fmt.Errorf("%s: %w", path, err)
+	}
+	return entries, err
+}
+
+// Close closes the files.
+func (f *Files) Close() (err error) {
+	for _, one := range f.files {
+		err = errors.Join(err, one.Close())
+	}
+	return err
+}
+
+// Load reads all tensors into a buffer that was allocated for f.Tensor. Several goroutines read at the same time. If `read` is not nil, Load
+// calls it from one goroutine at a time with the number of bytes that have been read so far.
+//
+// Errors: [bridge.ErrInvalid] if the buffer has other arrays, or a file has changed since Open; those of [bridge.Lease.CopyFrom] and of the
+// files; the context's error.
+func (f *Files) Load(ctx context.Context, l *bridge.Lease, read func(done uint64)) error {
+	if !reflect.DeepEqual(l.Tensor().Arrays, f.Tensor.Arrays) {
+		return invalid("the buffer has other arrays than the files: allocate it for Files.Tensor")
+	}
+	memory, err := l.Bytes(ctx)
+	if err != nil {
+		return err
+	}
+	var mu sync.Mutex
+	done := uint64(0)
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(min(max(runtime.NumCPU(), 2), 16))
+	for _, c := range f.chunks() {
+		g.Go(func() error {
+			if err := c.load(ctx, l, memory); err != nil || read == nil {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			for _, p := range c.parts {
+				done += p.n
+			}
+			read(done)
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	for _, one := range f.files {
+		if info, err := one.Stat(); err != nil || info.Size() != one.size || !info.ModTime().Equal(one.modified) {
+			return errors.Join(invalid("%s has changed while it was read: load it again", one.Name()), err)
+		}
+	}
+	return nil
+}
+
+// chunk is a part of the buffer: n bytes from the byte `to` on.
+type chunk struct {
+	to, n uint64
+	parts []place
+}
+
+// chunks divides the buffer. A chunk has a part of a large tensor, or many small tensors.
+func (f *Files) chunks() (all []chunk) {
+	var c chunk
+	for _, p := range f.places {
+		for p.n > 0 {
+			if len(c.parts) > 0 && p.to-c.to >= chunkBytes {
+				all, c = append(all, c), chunk{}
+			}
+			if len(c.parts) == 0 {
+				c.to = p.to
+			}
+			part := p
+			part.n = min(p.n, chunkBytes-(p.to-c.to))
+			c.parts = append(c.parts, part)
+			c.n = part.to + part.n - c.to
+			p.from, p.to, p.n = p.from+part.n, p.to+part.n, p.n-part.n
+		}
+	}
+	if len(c.parts) > 0 {
+		all = append(all, c)
+	}
+	return all
+}
+
+// staging has slices of chunkBytes, through which bytes go to memory that the CPU does not reach.
+var staging = sync.Pool{New: func() any { return new([chunkBytes]byte) }}
+
+// load reads the bytes of a chunk. `memory` is the buffer's memory; nil if the CPU does not reach it.
+func (c chunk) load(ctx context.Context, l *bridge.Lease, memory []byte) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	var to []byte
+	if memory != nil {
+		to = memory[c.to:][:c.n]
+	} else {
+		staged := staging.Get().(*[chunkBytes]byte)
+		defer staging.Put(staged)
+		to = staged[:c.n]
+	}
+	for _, p := range c.parts {
+		if _, err := p.file.ReadAt(to[p.to-c.to:][:p.n], int64(p.from)); err != nil {
+			return fmt.Errorf("%s: %w", p.file.Name(), cut(err, "it has changed since its header was read"))
+		}
+	}
+	if memory != nil {
+		return nil
+	}
+	return l.CopyFrom(ctx, c.to, to)
+}

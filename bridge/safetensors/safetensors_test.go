@@ -1,0 +1,282 @@
+package safetensors
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/bridge/server"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
+	"github.com/poolbridge/poolbridge/tests/harness"
+)
+
+// described returns a file with a header.
+func described(header string, data []byte) []byte {
+	file := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
+	return append(append(file, header...), data...)
+}
+
+// model returns a file with the named tensors, whose bytes are random, and these bytes.
+func model(t testing.TB, sizes map[string][]uint64) (file []byte, content map[string][]byte) {
+	t.Helper()
+	content = map[string][]byte{}
+	header := map[string]any{"__metadata__": map[string]string{"format": "pt"}}
+	var data []byte
+	for name, shape := range sizes {
+		n := mempool.Tensor{DType: mempool.Float32, Shape: shape}
+		size, err := n.Extent()
+		require.NoError(t, err)
+		b := make([]byte, size)
+		for i := range b {
+			b[i] = byte(rand.Uint32())
+		}
+		header[name] = map[string]any{"dtype": "F32", "shape": shape, "data_offsets": []int{len(data), len(data) + len(b)}}
+		data, content[name] = append(data, b...), b
+	}
+	text, err := json.Marshal(header)
+	require.NoError(t, err)
+	return described(string(text)+"   ", data), content
+}
+
+func write(t testing.TB, folder, name string, content []byte) string {
+	t.Helper()
+	path := filepath.Join(folder, name)
+	require.NoError(t, os.WriteFile(path, content, 0o600))
+	return path
+}
+
+// pools returns a pool of each kind of memory that this machine has.
+func pools(t *testing.T) map[mempool.Kind]*bridge.Pool {
+	t.Helper()
+	svc := service.New(service.Config{})
+	socket := harness.SocketPath(t)
+	srv, err := server.Listen(socket, svc, server.Config{})
+	require.NoError(t, err)
+	client, err := bridge.Dial(t.Context(), socket)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		assert.NoError(t, client.Close())
+		_ = srv.Close()
+		svc.Close()
+	})
+	all := map[mempool.Kind]*bridge.Pool{}
+	for _, kind := range mempool.Kinds() {
+		if kind.Probe("") == nil && kind != mempool.Legacy { // a process cannot open its own legacy handles
+			all[kind], err = client.CreatePool(t.Context(), mempool.PoolSpec{Name: string(kind), Kind: kind, MaxBytes: 256 << 20})
+			require.NoError(t, err)
+		}
+	}
+	return all
+}
+
+func load(t *testing.T, pool *bridge.Pool, path string) *bridge.Lease {
+	t.Helper()
+	f, err := Open(path)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, f.Close()) }()
+	l, err := pool.TryAllocate(t.Context(), f.Tensor)
+	require.NoError(t, err)
+	last := uint64(0)
+	require.NoError(t, f.Load(t.Context(), l, func(done uint64) {
+		assert.Greater(t, done, last)
+		last = done
+	}))
+	assert.Equal(t, f.Bytes, last)
+	return l
+}
+
+// compare compares the arrays of a buffer with their content.
+func compare(t *testing.T, l *bridge.Lease, content map[string][]byte) {
+	t.Helper()
+	arrays := l.Tensor().Arrays
+	require.Len(t, arrays, len(content))
+	for _, a := range arrays {
+		seen := make([]byte, len(content[a.Name]))
+		require.NoError(t, l.CopyTo(t.Context(), seen, a.Tensor.ByteOffset))
+		assert.True(t, bytes.Equal(content[a.Name], seen), "tensor %q differs", a.Name)
+	}
+}
+
+func TestAModelIsLoadedIntoEveryKindOfMemory(t *testing.T) {
+	sizes := map[string][]uint64{"large": {5 << 20}, "scalar": {}, "nothing": {0, 3}}
+	for n := range 3000 {
+		sizes[fmt.Sprintf("layers.%d.weight", n)] = []uint64{uint64(n % 7), 5}
+	}
+	file, content := model(t, sizes)
+	path := write(t, t.TempDir(), "m.safetensors", file)
+	for kind, pool := range pools(t) {
+		t.Run(string(kind), func(t *testing.T) {
+			l := load(t, pool, path)
+			compare(t, l, content)
+			require.NoError(t, l.Release(false))
+		})
+	}
+}
+
+func TestTheFilesOfAModelAreOneBuffer(t *testing.T) {
+	folder, all := t.TempDir(), map[string][]byte{}
+	for i, names := range [][]string{{"a", "b"}, {"c"}, {"elsewhere"}} {
+		sizes := map[string][]uint64{}
+		for _, name := range names {
+			sizes[name] = []uint64{uint64(100 + i)}
+		}
+		file, content := model(t, sizes)
+		write(t, folder, fmt.Sprintf("model-%d.safetensors", i), file)
+		for name, b := range content {
+			all[name] = b
+		}
+	}
+	pool := pools(t)[mempool.Host]
+	l := load(t, pool, folder)
+	compare(t, l, all)
+	require.NoError(t, l.Release(false))
+
+	index := write(t, folder, "model.safetensors.index.json", []byte(`{"weight_map": {"a": "model-0.safetensors", "b": "model-0.safetensors", "c": "model-1.safetensors"}}`))
+	delete(all, "elsewhere")
+	for _, path := range []string{folder, index} {
+		l := load(t, pool, path)
+		compare(t, l, all)
+		require.NoError(t, l.Release(false))
+	}
+	for _, wrong := range []string{`{}`, `[]`, `{"weight_map": {"a": "../model-0.safetensors"}}`, `{"weight_map": {"a": "/etc/passwd"}}`} {
+		_, err := Open(write(t, folder, "wrong.index.json", []byte(wrong)))
+		require.ErrorIs(t, err, bridge.ErrInvalid)
+		require.ErrorContains(t, err, "wrong.index.json")
+	}
+	write(t, folder, "twice.index.json", []byte(`{"weight_map": {"a": "model-0.safetensors", "b": "model-3.safetensors"}}`))
+	file, _ := model(t, map[string][]uint64{"a": {1}})
+	write(t, folder, "model-3.safetensors", file)
+	_, err := Open(filepath.Join(folder, "twice.index.json"))
+	require.ErrorIs(t, err, bridge.ErrInvalid)
+	require.ErrorContains(t, err, `"a"`)
+	_, err = Open(t.TempDir())
+	require.ErrorIs(t, err, bridge.ErrNotFound)
+	_, err = Open(filepath.Join(folder, "none"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// malformed returns files that are refused, and what the error says.
+func malformed() map[string][]byte {
+	tensor := func(fields string) string { return `{"a":{` + fields + `}}` }
+	const good = `"dtype":"U8","shape":[4],"data_offsets":[0,4]`
+	files := map[string][]byte{
+		"no room for a header":   {1, 2, 3},
+		"a long header":          append(binary.LittleEndian.AppendUint64(nil, 100_000_001), make([]byte, 100)...),
+		"a header beyond":        append(binary.LittleEndian.AppendUint64(nil, 1<<63), make([]byte, 100)...),
+		"empty header":           described("", nil),
+		"no object":              described("[]", nil),
+		"a space first":          described(" {}", nil),
+		"not UTF-8":              described("{\"\xff\":1}", nil),
+		"cut":                    described(`{"a":`, nil),
+		"two objects":            described(tensor(good)+"{}", make([]byte, 4)),
+		"a name twice":           described(`{"a":{`+good+`},"a":{`+good+`}}`, make([]byte, 4)),
+		"a field twice":          described(tensor(good+`,"shape":[4]`), make([]byte, 4)),
+		"metadata of numbers":    described(`{"__metadata__":{"a":1}}`, nil),
+		"a gap at the end":       described(tensor(good), make([]byte, 5)),
+		"data missing":           described(tensor(good), make([]byte, 3)),
+		"a gap":                  described(tensor(`"dtype":"U8","shape":[3],"data_offsets":[1,4]`), make([]byte, 4)),
+		"an overlap":             described(`{"a":{`+good+`},"b":{`+good+`}}`, make([]byte, 4)),
+		"backwards":              described(tensor(`"dtype":"U8","shape":[4],"data_offsets":[4,0]`), make([]byte, 4)),
+		"another size":           described(tensor(`"dtype":"U16","shape":[4],"data_offsets":[0,4]`), make([]byte, 4)),
+		"a product that wraps":   described(tensor(`"dtype":"U8","shape":[4294967296,4294967296,4],"data_offsets":[0,4]`), make([]byte, 4)),
+		"a negative extent":      described(tensor(`"dtype":"U8","shape":[-4],"data_offsets":[0,4]`), make([]byte, 4)),
+		"a fraction":             described(tensor(`"dtype":"U8","shape":[4.5],"data_offsets":[0,4]`), make([]byte, 4)),
+		"three offsets":          described(tensor(`"dtype":"U8","shape":[4],"data_offsets":[0,4,4]`), make([]byte, 4)),
+		"no shape":               described(tensor(`"dtype":"U8","data_offsets":[0,4]`), make([]byte, 4)),
+		"no type":                described(tensor(`"shape":[4],"data_offsets":[0,4]`), make([]byte, 4)),
+		"a type that none has":   described(tensor(`"dtype":"F4","shape":[4],"data_offsets":[0,4]`), make([]byte, 4)),
+		"another field":          described(tensor(good+`,"x":1`), make([]byte, 4)),
+		"a name without letters": described(`{"":{`+good+`}}`, make([]byte, 4)),
+		"a control character":    described(`{"a\u0007":{`+good+`}}`, make([]byte, 4)),
+		"a tensor that is text":  described(`{"a":"b"}`, nil),
+		"many dimensions":        described(tensor(`"dtype":"U8","shape":[`+strings.Repeat("1,", 32)+`4],"data_offsets":[0,4]`), make([]byte, 4)),
+		"no tensor":              described("{}", nil),
+	}
+	return files
+}
+
+func TestAMalformedFileIsRefusedByItsName(t *testing.T) {
+	for name, file := range malformed() {
+		t.Run(name, func(t *testing.T) {
+			fds := harness.OpenFDs(t)
+			_, err := Open(write(t, t.TempDir(), "m.safetensors", file))
+			require.ErrorIs(t, err, bridge.ErrInvalid)
+			assert.Equal(t, fds, harness.OpenFDs(t))
+		})
+	}
+	_, err := Open("/dev/null")
+	require.ErrorIs(t, err, bridge.ErrInvalid)
+}
+
+func TestAFileThatChangesWhileItIsReadIsAnError(t *testing.T) {
+	content, _ := model(t, map[string][]uint64{"a": {10 << 20}})
+	pool := pools(t)[mempool.Host]
+	for name, change := range map[string]func(path string) error{
+		"cut":       func(path string) error { return os.Truncate(path, 1<<20) },
+		"longer":    func(path string) error { return os.Truncate(path, 100<<20) },
+		"rewritten": func(path string) error { return os.Chtimes(path, time.Time{}, time.Unix(1, 0)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := write(t, t.TempDir(), "m.safetensors", content)
+			f, err := Open(path)
+			require.NoError(t, err)
+			defer func() { assert.NoError(t, f.Close()) }()
+			l, err := pool.TryAllocate(t.Context(), f.Tensor)
+			require.NoError(t, err)
+			require.NoError(t, change(path))
+			require.ErrorIs(t, f.Load(t.Context(), l, nil), bridge.ErrInvalid)
+			require.NoError(t, l.Release(true))
+		})
+	}
+}
+
+func TestAModelIsLoadedOnlyIntoABufferForIt(t *testing.T) {
+	content, _ := model(t, map[string][]uint64{"a": {3}})
+	f, err := Open(write(t, t.TempDir(), "m.safetensors", content))
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, f.Close()) }()
+	pool := pools(t)[mempool.Host]
+	l, err := pool.TryAllocate(t.Context(), mempool.Bytes(1000))
+	require.NoError(t, err)
+	require.ErrorIs(t, f.Load(t.Context(), l, nil), bridge.ErrInvalid)
+	require.NoError(t, l.Release(false))
+}
+
+// FuzzHeader checks that whatever is in a file, the tensors of a file that is accepted cover its data exactly, and have the sizes of their shapes.
+func FuzzHeader(f *testing.F) {
+	good, _ := model(f, map[string][]uint64{"a": {2, 3}, "b": {}, "c": {0}})
+	f.Add(good)
+	for _, file := range malformed() {
+		f.Add(file)
+	}
+	f.Fuzz(func(t *testing.T, file []byte) {
+		entries, err := readHeader(bytes.NewReader(file), uint64(len(file)))
+		if err != nil {
+			require.ErrorIs(t, err, bridge.ErrInvalid)
+			return
+		}
+		at, seen := 8+binary.LittleEndian.Uint64(file), map[string]bool{}
+		for _, e := range entries {
+			require.False(t, seen[e.name])
+			seen[e.name] = true
+			n, err := e.tensor.Extent()
+			require.NoError(t, err)
+			require.Equal(t, at, e.begin)
+			at += n
+			require.Equal(t, at, e.end)
+		}
+		require.Equal(t, uint64(len(file)), at)
+	})
+}
