@@ -30,7 +30,7 @@ _INSTALL: Final = "pip install 'poolbridge[cuda]'"
 
 _contexts_lock = threading.Lock()
 contexts: dict[int, Any] = {}
-_own_streams: dict[int, Any] = {}
+_own_streams: dict[tuple[int, bool], Any] = {}
 _NON_BLOCKING: Final = 1
 
 
@@ -129,7 +129,8 @@ def pushed(ordinal: int, own: Any = None) -> Iterator[None]:
             context = contexts.get(ordinal)
             if context is None:
                 context = contexts[ordinal] = call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", ordinal))
-        own_stream(ordinal)  # before poolbridge makes any stream wait
+        for alone in (False, True):  # before poolbridge makes any stream wait
+            own_stream(ordinal, alone=alone)
     call("cuCtxPushCurrent", context)
     try:
         yield
@@ -137,17 +138,24 @@ def pushed(ordinal: int, own: Any = None) -> Iterator[None]:
         pop(context)
 
 
-def own_stream(ordinal: int) -> int:
+def own_stream(ordinal: int, *, alone: bool = False) -> int:
     """Return poolbridge's own stream on a GPU. This stream does not synchronize with the legacy default stream.
 
     Measured on an H100: one of about 40 calls of `cuStreamCreate` returns only when all streams of the context are
-    idle. So poolbridge makes its stream when this process first uses the GPU, and holds no lock meanwhile.
+    idle. So poolbridge makes its streams when this process first uses the GPU, and holds no lock meanwhile.
+
+    Parameters
+    ----------
+    ordinal
+        The GPU.
+    alone
+        True: the stream that nobody makes wait, for copies that must not wait for other work.
     """
-    stream = _own_streams.get(ordinal)
+    stream = _own_streams.get((ordinal, alone))
     if stream is None:
         with current(ordinal):
             made = call("cuStreamCreate", _NON_BLOCKING)
-            stream = _own_streams.setdefault(ordinal, made)
+            stream = _own_streams.setdefault((ordinal, alone), made)
             if stream is not made:  # another thread was faster, or `current` has just made it
                 call("cuStreamDestroy", made)
     return int(stream)

@@ -6,6 +6,7 @@ the buffer itself, behind the arrays.
 
 from __future__ import annotations
 
+import ctypes
 import re
 import struct
 from collections.abc import Iterable, Mapping
@@ -158,7 +159,8 @@ def _described(whole: Description, sent: Iterable[NamedTensor]) -> Description:
 def write(memory: BlockMemory, whole: Description) -> None:
     """Write the layout of a buffer into its memory, which the caller may write now. Return when it is written."""
     address = memory.address(write=True) + whole.nbytes - whole.layout_bytes
-    memory.pool.write(address, np.frombuffer(_encode_parts(whole), np.uint8))
+    data = np.frombuffer(_encode_parts(whole), np.uint8)
+    _copy(memory, address, int(data.ctypes.data), data.nbytes)
 
 
 def read(memory: BlockMemory, whole: Description) -> Description:
@@ -171,14 +173,19 @@ def read(memory: BlockMemory, whole: Description) -> Description:
     """
     out = np.empty(whole.layout_bytes, np.uint8)
     address = memory.address(write=False) + whole.nbytes - whole.layout_bytes
-    if memory.pool.on_cpu:
-        memory.pool.read(address, out)
-    else:  # `memory.pool.read` waits for all work of the GPU
-        ordinal = memory.pool.device[1]
-        stream = _cuda.own_stream(ordinal)
-        _cuda_stream.copy(ordinal, stream, int(out.ctypes.data), address, out.nbytes)
-        _cuda_stream.synchronize_stream(ordinal, stream)
+    _copy(memory, int(out.ctypes.data), address, out.nbytes)
     return _described(whole, _decode_parts(out.tobytes()))
+
+
+def _copy(memory: BlockMemory, destination: int, source: int, nbytes: int) -> None:
+    """Copy between a buffer and the CPU. `read` and `write` of the pool wait for all work of the GPU; this does not."""
+    if memory.pool.on_cpu:
+        ctypes.memmove(destination, source, nbytes)
+        return
+    ordinal = memory.pool.device[1]
+    stream = _cuda.own_stream(ordinal, alone=True)
+    _cuda_stream.copy(ordinal, stream, destination, source, nbytes)
+    _cuda_stream.synchronize_stream(ordinal, stream)
 
 
 def _decode_parts(layout: bytes) -> list[NamedTensor]:

@@ -183,6 +183,27 @@ def test_the_names_of_arrays_are_read_before_streams_have_written_them(client, o
     finish(stream)
 
 
+@pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned"])
+def test_names_are_written_and_read_while_all_streams_wait(client, other, gate, kind):
+    stream = new_stream()
+    client.create_pool(kind, kind=kind, max_bytes=64 << 20)
+    client.put({"a": np.arange(3)}, "model", pool=kind).release()
+    later = client.allocate(N, "uint8", pool="gpu")
+    promise = later.promise()
+    later.publish("later")
+    waiting = other.get("later")
+    assert waiting.view().__cuda_array_interface__["stream"] == _cuda.own_stream(0)
+    gate.hold(stream)
+    with other.get("model") as found, client.allocate({"b": ((), "int8")}, pool=kind) as lease:
+        assert (found.keys(), lease.keys()) == (["a"], ["b"])
+        assert not idle(stream)
+        assert not idle(_cuda.own_stream(0))
+    gate.open()
+    promise.complete()
+    waiting.release()
+    finish(stream)
+
+
 @pytest.mark.parametrize("several", [False, True], ids=["one array", "several arrays"])
 @pytest.mark.parametrize("before", [0, 3], ids=["in a lease", "in a slot"])
 def test_an_array_that_was_copied_is_let_go_without_another_call(client, other, mine, gate, several, before):

@@ -388,7 +388,7 @@ print(len(made), flush=True)
 """
 
 
-def test_poolbridge_makes_its_stream_before_it_makes_any_stream_wait(device_service, client, gate):
+def test_poolbridge_makes_its_streams_before_it_makes_any_stream_wait(device_service, client, gate):
     # One of about 40 calls of cuStreamCreate returns only when every stream of the context is idle.
     slow_frame(client, gate, 3, new_stream())
     program = USER.format(path=device_service, n=N)
@@ -398,7 +398,7 @@ def test_poolbridge_makes_its_stream_before_it_makes_any_stream_wait(device_serv
         assert process.stdout is not None
         before = [process.stdout.readline() for _ in range(2)]
         gate.open()
-        assert [*before, process.stdout.read()] == ["1\n", "True\n", "1\n"]
+        assert [*before, process.stdout.read()] == ["2\n", "True\n", "2\n"]
 
 
 def test_a_stream_that_nobody_named_is_waited_for(client, gate):
