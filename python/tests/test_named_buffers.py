@@ -147,6 +147,20 @@ def test_a_buffer_of_several_arrays_is_sent_as_a_frame_and_used_again(client, ot
     lease.release()
 
 
+@pytest.mark.parametrize("name", ["bits", "wide", "small", "narrow"])
+def test_an_array_that_lives_in_a_buffer_keeps_its_element_type_in_a_frame(client, other, name):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    types = {"bits": "uint16", "wide": "bfloat16", "small": "uint8", "narrow": "float8_e5m2"}
+    channel, frames = client.create_channel("c", mode="queue", capacity=4), other.subscribe("c")
+    lease = client.allocate({name: (4, dtype) for name, dtype in types.items()})
+    bits = np.asarray(lease[name].memoryview())
+    channel.publish(bits)
+    assert next(frames).dtype_name == types[name]
+    alone = np.asarray(client.allocate(4, "uint8"))
+    channel.publish(alone.view(ml_dtypes.float8_e5m2))
+    assert next(frames).dtype_name == "float8_e5m2"
+
+
 def test_thousands_of_arrays_are_one_buffer(client, other):
     given = {f"model.layers.{n}.weight": np.full((2, 2), n, "int16") for n in range(3000)}
     client.put(given, "model").release()
@@ -170,6 +184,23 @@ def test_a_wrong_dict_is_refused_and_loses_nothing(client, arrays, text):
         client.put(arrays, "batch")
     assert not client.names()
     assert leases(client) == 0
+
+
+class OddName(str):
+    """A text that is equal only to itself."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+    def __eq__(self, other):
+        return self is other
+
+
+def test_names_are_compared_as_texts(client, other):
+    client.put({OddName("a"): np.arange(3)}, "model").release()
+    assert other.get_dict("model")["a"].tolist() == [0, 1, 2]
+    with pytest.raises(poolbridge.InvalidArgumentError, match="two arrays have the name 'a'"):
+        client.allocate({OddName("a"): (3, "int8"), OddName("a"): (4, "int8")})
 
 
 def test_a_dict_that_the_pool_cannot_have_is_refused_and_loses_nothing(client):

@@ -348,13 +348,26 @@ def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Descripti
         if not first <= source.address < first + state.grant.nbytes:
             continue
         was = state.description
-        element = was.element if source.element.typestr == was.element.typestr else source.element
         offset = source.address - first
+        element = element_at(was, source, offset)
         if (source.shape, source.strides, offset, element) == (was.shape, was.strides, was.offset, was.element):
             return state, was
         return state, describe(state, source, element, offset)
     check_not_sent(session, source)
     return None
+
+
+def element_at(was: Description, source: Source, offset: int) -> ElementType:
+    """Return the element type of an array that begins `offset` bytes after the beginning of a lease's buffer.
+
+    If NumPy lacks the type of the lease's array there, a NumPy array has the bits, and the lease knows the type.
+    """
+    if source.element.in_numpy:
+        for _, part in was.arrays or (("", was),):
+            inside = not was.arrays or part.offset <= offset < part.offset + part.nbytes
+            if inside and part.element.typestr == source.element.typestr:
+                return part.element
+    return source.element
 
 
 def check_not_sent(session: Session, source: Source) -> None:

@@ -205,7 +205,8 @@ def put(
         sources, kinds = _sources_of(session, arrays)
         tied = _tied(arrays, sources)
         description = _layout.for_buffer(_pack(kinds, tied))
-        copied = [(arrays[array], part) for array, part in description.arrays if array not in tied]
+        placed = zip(description.arrays, arrays.values(), strict=True)
+        copied = [(one, part) for (array, part), one in placed if array not in tied]
     state = yield from allocate(session, description, pool, timeout=timeout)
     try:
         for array, part in copied:

@@ -50,11 +50,13 @@ def pack(arrays: Iterable[tuple[str, Description]], tied: Mapping[str, str] = Ma
     Raises
     ------
     InvalidArgumentError
-        There is no array, or they are larger than 2**63 - 1 bytes.
+        There is no array, two have one name, or they are larger than 2**63 - 1 bytes.
     """
     placed: dict[str, Description] = {}
     end = 0
     for name, description in arrays:
+        if name in placed:
+            raise InvalidArgumentError(f"two arrays have the name {name!r}")
         if name in tied:
             placed[name] = placed[tied[name]]
             continue

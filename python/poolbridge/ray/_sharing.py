@@ -101,8 +101,7 @@ def find(client: poolbridge.Client, source: _sources.Source) -> tuple[LeaseState
         low, high = _tensor.span_of(source.shape, source.strides, offset, source.element.itemsize)
         aligned = not any(step % source.element.itemsize for step in (offset, *source.strides))
         if low >= 0 and high <= state.grant.nbytes and aligned:
-            was = state.description
-            element = was.element if source.element.typestr == was.element.typestr else source.element
+            element = _sources.element_at(state.description, source, offset)
             return state, _tensor.Description(
                 element, source.shape, source.strides, offset, contiguous=source.contiguous
             )
