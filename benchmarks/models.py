@@ -1,0 +1,136 @@
+"""Measures frames of several arrays, models of many tensors, and files: ``python benchmarks/models.py``.
+
+Each figure is the median of several rounds, beside what it is compared with in the same round. Run it alone on a
+machine; `--pool` names the kind of memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import poolbridge
+from poolbridge._client.service_process import find_program
+
+_ROUNDS = 7
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Return the seconds that a call takes."""
+    began = time.perf_counter()
+    kept = work()
+    took = time.perf_counter() - began
+    del kept
+    return took
+
+
+def row(what: str, seconds: list[float], beside: list[float] | None = None) -> None:
+    """Print a median, and its ratio to that of what it is compared with."""
+    ratio = "" if beside is None else f"{statistics.median(seconds) / statistics.median(beside):8.2f}"
+    sys.stdout.write(f"{what:58} {statistics.median(seconds) * 1e6:12,.1f} µs {ratio}\n")
+
+
+def frames(client: poolbridge.Client, nbytes: int) -> None:
+    """Measure a publisher's frames of one array, and of several that have the same bytes."""
+    channel = client.create_channel("frames", mode="queue", capacity=8)
+    each = {}
+    for count in (1, 8, 100):
+        shape: Any = {f"a{n}": (nbytes // count, "uint8") for n in range(count)} if count > 1 else nbytes
+        arrays = client.subscribe("frames").arrays()
+        with channel.publisher(shape, "uint8") as publisher:
+
+            def one(publisher: Any = publisher, arrays: Any = arrays) -> None:
+                for _ in range(2000):
+                    publisher.loan()
+                    publisher.publish()
+                    next(arrays)
+
+            one()
+            each[count] = [timed(one) / 2000 for _ in range(_ROUNDS)]
+            arrays.release()
+        row(f"a frame of {count} arrays, {nbytes >> 10} KiB, publisher", each[count], each[1])
+
+
+def models(client: poolbridge.Client, other: poolbridge.Client, tensors: int, library: Any) -> None:
+    """Measure how long a client takes to get all tensors of a model."""
+    name = f"model of {tensors}"
+    client.put({f"layers.{n}.weight": np.full((8, 8), n, "float32") for n in range(tensors)}, name).release()
+    first = [timed(lambda: other.get(name))]
+    row(f"get of {tensors:,} tensors, the first time", first)
+    row(f"get of {tensors:,} tensors, again", [timed(lambda: other.get(name)) for _ in range(_ROUNDS)])
+    row(f"get_dict of {tensors:,} tensors", [timed(lambda: other.get_dict(name, library)) for _ in range(_ROUNDS)])
+
+
+def save(path: Path, tensors: int, nbytes: int) -> None:
+    """Write a safetensors file."""
+    size = nbytes // tensors // 4 * 4
+    header = {
+        f"layers.{n}.weight": {"dtype": "F32", "shape": [size // 4], "data_offsets": [n * size, (n + 1) * size]}
+        for n in range(tensors)
+    }
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for n in range(tensors):
+            file.write(np.full(size // 4, n, "float32").tobytes())
+
+
+def read(path: Path) -> None:
+    """Read a file by as many threads as the loader has, into memory that was touched before."""
+    piece, size = 16 << 20, path.stat().st_size
+    memory = read.__dict__.setdefault("memory", np.ones(size, np.uint8))
+    with path.open("rb") as file, ThreadPoolExecutor(max(2, min(os.cpu_count() or 2, 16))) as pool:
+        list(pool.map(lambda at: os.preadv(file.fileno(), [memory[at : at + piece]], at), range(0, size, piece)))
+
+
+def files(client: poolbridge.Client, folder: Path, tensors: int, nbytes: int) -> None:
+    """Measure `poolsvc load`, beside threads that read the same file, which is in the page cache."""
+    path = folder / f"{tensors}.safetensors"
+    save(path, tensors, nbytes)
+    read.__dict__.clear()
+    loads, reads = [], []
+    command = [find_program(), "load", str(path), "--name", "file", "--pool", "bench", "--replace"]
+    for _ in range(3):
+        reads.append(timed(lambda: read(path)))
+        done = subprocess.run([*command, "--socket", client.path], check=True, capture_output=True, text=True)
+        took = done.stdout.split(" in ")[-1].split(" ")[0]
+        loads.append(float(took.removesuffix("ms")) / 1e3 if took.endswith("ms") else float(took.removesuffix("s")))
+    row(f"load of {tensors:,} tensors, {nbytes >> 20} MiB, page cache warm", loads, reads)
+    path.unlink()
+    client.unpublish("file")
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--pool", default="host", help="kind of memory")
+    options.add_argument("--library", default="numpy", help="library of the arrays of get_dict")
+    options.add_argument("--mib", type=int, default=1024, help="size of a file, in MiB")
+    options.add_argument("--folder", default=None, help="folder for files, such as /dev/shm")
+    given = options.parse_args()
+    folder = Path(tempfile.mkdtemp(dir=given.folder))
+    try:
+        with poolbridge.serve() as service, service.connect() as client, service.connect() as other:
+            client.create_pool("bench", kind=given.pool, max_bytes=(3 * given.mib + 512) << 20)
+            for nbytes in (64 << 10, 1 << 20):
+                frames(client, nbytes)
+            for tensors in (300, 20_000):
+                models(client, other, tensors, given.library)
+            for tensors in (320, 20_000):
+                files(client, folder, tensors, given.mib << 20)
+    finally:
+        shutil.rmtree(folder)
+    sys.exit(0)
