@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -139,9 +140,12 @@ func TestABufferOfSeveralArraysIsFoundWithItsArrays(t *testing.T) {
 		checkBatch(t, f.Lease, described, n)
 		require.NoError(t, f.Release())
 	}
-	l := allocate(t, s.pool, packed.Shape[0])
-	err := l.Publish(t.Context(), Publication{Name: "name", Tensor: &packed})
-	require.ErrorIs(t, err, mempool.ErrInvalid)
+	l, listed := allocate(t, s.pool, 4096), Tensor{DType: Uint8, Shape: []uint64{4096}, LayoutBytes: 100}
+	for _, wrong := range []*Tensor{&packed, &listed} {
+		require.ErrorIs(t, l.Publish(t.Context(), Publication{Name: "name", Tensor: wrong}), mempool.ErrInvalid)
+	}
+	_, err := s.pool.Allocate(t.Context(), listed)
+	require.ErrorIs(t, err, mempool.ErrInvalid, "nobody would write the layout")
 	require.NoError(t, l.Release(false))
 }
 
@@ -180,8 +184,9 @@ func TestAWrongLayoutFailsTheLeaseAndNothingElse(t *testing.T) {
 	}
 	for i, lie := range lies {
 		n := uint64(len(lie))
-		l, err := s.pool.Allocate(t.Context(), Tensor{DType: Uint8, Shape: []uint64{16 + n}, LayoutBytes: n})
-		require.NoError(t, err)
+		l := &Lease{client: s.pool.client}
+		unwritten := Tensor{DType: Uint8, Shape: []uint64{16 + n}, LayoutBytes: n}
+		require.NoError(t, l.client.streams.Allocate(t.Context(), &l.held, session.Waiting, s.pool.opened, unwritten))
 		require.NoError(t, l.CopyFrom(t.Context(), 16, lie))
 		require.NoError(t, l.Publish(t.Context(), Publication{Name: "bad", Replace: true}))
 		_, err = s.consumer.TryGet(t.Context(), "bad", LeaseOptions{})

@@ -10,12 +10,21 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
+// A buffer whose layout nobody wrote would have the layout of an earlier buffer in its block.
+var errNoArrays = typed.Errorf(mempool.ErrInvalid, "a Tensor with LayoutBytes and without Arrays, such as lists have, does not say which arrays there are: use the Tensor of a lease")
+
 // WithLayout returns the description of a buffer for t, and the layout at the buffer's end; nil if t has one array.
 //
 // Errors: [mempool.ErrInvalid].
 func WithLayout(t mempool.Tensor) (mempool.Tensor, []byte, error) {
-	if err := t.Validate(); err != nil || t.Arrays == nil {
+	if err := t.Validate(); err != nil {
 		return t, nil, err
+	}
+	if t.Arrays == nil {
+		if t.LayoutBytes > 0 {
+			return t, nil, errNoArrays
+		}
+		return t, nil, nil
 	}
 	layout, err := wire.AppendBufferLayout(nil, convert.WireLayout(t.Arrays).Arrays)
 	if err != nil {

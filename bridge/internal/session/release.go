@@ -124,6 +124,9 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 		if p.Tensor.Arrays != nil {
 			return typed.Errorf(mempool.ErrInvalid, "a buffer gets several arrays when it is allocated: pass this Tensor to Allocate, and none to Publish")
 		}
+		if p.Tensor.LayoutBytes > 0 {
+			return errNoArrays
+		}
 		t := convert.WireTensor(*p.Tensor)
 		r.Tensor = &t
 	}
