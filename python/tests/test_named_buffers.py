@@ -50,6 +50,7 @@ def test_get_dict_returns_arrays_that_keep_the_lease(client, other):
     until(lambda: leases(other) == 0)
 
 
+@pytest.mark.filterwarnings("ignore::poolbridge.ReadOnlyWarning")
 def test_an_array_of_a_dict_keeps_its_library(client, other):
     torch = pytest.importorskip("torch")
     client.put({"w": torch.ones(2, 3, dtype=torch.bfloat16), "n": np.arange(3)}, "model").release()
