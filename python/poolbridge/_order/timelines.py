@@ -100,13 +100,15 @@ class Timelines:
             self.tidy()
 
     def forget(self, timelines: Iterable[int]) -> None:
-        """Unmap the pages of timelines that the service has forgotten, once no stream or lease needs the pages."""
+        """Note that the service has forgotten timelines; `tidy` unmaps their pages."""
         own = self.own.id if self.own is not None else 0
         self._forgotten.update(id_ for id_ in timelines if id_ in self.pages and id_ != own)
-        self.tidy()
 
     def tidy(self) -> None:
-        """Unmap pages of forgotten timelines that no stream or lease needs. Never waits."""
+        """Unmap pages of forgotten timelines that no stream or lease needs. Never waits.
+
+        A stream that reaches a fence calls nobody. So the session calls `tidy` after each packet from the service.
+        """
         own = self.own
         for id_ in list(self._forgotten):
             if id_ in self._pins:

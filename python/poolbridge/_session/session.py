@@ -190,6 +190,7 @@ class Session(SessionMembers):
                     self._unmap(block)
                 if core.news:
                     self._hear()
+                self.timelines.tidy()
                 if core.outbox:
                     self._flush()
                 if self._bye is not None:

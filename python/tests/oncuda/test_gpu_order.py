@@ -16,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from gates import Gate, counts, fill, finish, gets_idle, idle, new_stream, read
+from realservice import until
 from rig import CHANNELS, ENVIRONMENT, HERE, ONE_BLOCK, N, address, client, device_service, gate, other, use
 
 import poolbridge
@@ -565,3 +566,21 @@ def test_arrays_that_are_dropped_keep_their_stream_until_it_has_written(client, 
     later.pop()()
     gc.collect()
     assert kept() is None
+
+
+def test_a_page_of_a_session_that_ended_is_unmapped_after_the_stream_that_waited_for_it(client, other, gate):
+    producer, consumer, last = new_stream(), new_stream(), Gate()
+    slow_frame(client, gate, 7, producer)
+    got = other.get("frame7")
+    use(got, consumer)
+    gate.open()
+    finish(producer)
+    last.hold(consumer)
+    got.release()
+    pages, sessions = other._session.timelines.pages, len(other.sessions())
+    client.close()
+    until(lambda: len(other.sessions()) < sessions)
+    kept = len(pages)
+    last.close()
+    other.stats()
+    assert (kept, len(pages)) == (2, 1)
