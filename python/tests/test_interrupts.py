@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,48 @@ def test_a_packet_whose_sending_is_interrupted_is_sent_once():
             b.close()
 
     assert at_every_step(try_it) > 3
+
+
+@contextmanager
+def interrupted_after_receiving():
+    """Raise an error once, when the C function returns in which `Transport.receive` takes a packet from the socket."""
+
+    def raise_once(frame, event, function):
+        if event == "c_return" and frame.f_code is Transport.receive.__code__ and function.__name__ != "map":
+            sys.setprofile(None)
+            raise Interrupted
+
+    sys.setprofile(raise_once)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def test_a_packet_whose_receiving_is_interrupted_is_received_by_the_next_call():
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    a, b = Transport(one), Transport(other)
+    try:
+        a.send(deque([b"first", b"second"]))
+        with pytest.raises(Interrupted), interrupted_after_receiving():
+            b.receive()
+        assert b.unread
+        came = [b.receive(), b.receive(), b.receive()]
+        assert [None if one is None else one[0] for one in came] == [b"first", b"second", None]
+        assert not b.unread
+    finally:
+        a.close()
+        b.close()
+
+
+def test_a_lease_whose_grant_is_interrupted_goes_back_without_another_call(real, quiet):
+    client, other = real
+    client.put(np.zeros(3), "x").release()
+    other.get("x").release()
+    with pytest.raises(Interrupted), interrupted_after_receiving():
+        other.get("x")
+    until(lambda: leases(client) == 0)
+    other.get("x").release()
 
 
 def granted(core, call, lease):

@@ -206,6 +206,8 @@ class SocketReader:
         """Let the watcher or another waiting thread read now. Idempotent."""
         if self._armed:
             self._arm()
+        if self._session.transport.unread:
+            self._bell.ring()  # the watcher reads it, if no other thread does
         self._pass_on()
 
     def _pass_on(self) -> None:
@@ -222,7 +224,8 @@ class SocketReader:
                 return
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
             # Poll before the read: the reply has almost never arrived yet, and a read would be a wasted system call.
-            self._poll.poll(None if left is None else left and min(left * 1000 + 1, _LONGEST_POLL_MS))
+            if not self._session.transport.unread:
+                self._poll.poll(None if left is None else left and min(left * 1000 + 1, _LONGEST_POLL_MS))
             try:
                 received = self._session.receive()
             except PoolbridgeError:

@@ -8,6 +8,7 @@ import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from weakref import WeakSet
 
 from poolbridge._sys.error_texts import SESSION_LOST, no_descriptor
@@ -107,6 +108,12 @@ class Transport:
         _open.add(self)
         # One buffer for all packets: making a buffer takes longer than reading a packet.
         self._buffer = memoryview(bytearray(MAX_PACKET + 1))
+        self._came: list[Any] = []  # what `recvmsg_into` returned for a packet that is still in the buffer; at most one
+
+    @property
+    def unread(self) -> bool:
+        """Whether `receive` returns a packet at once: a signal handler has interrupted the call that took it."""
+        return bool(self._came)
 
     def fileno(self) -> int:
         """Return the socket's descriptor; -1 if the socket is closed."""
@@ -161,12 +168,15 @@ class Transport:
         ProtocolError
             The packet or its list of descriptors was too long. `receive` has closed all descriptors of the packet.
         """
+        came = self._came
         try:
-            length, control, flags, _ = self._sock.recvmsg_into([self._buffer], _CONTROL, _RECEIVE_FLAGS)
+            if not came:  # `extend` is a C function, so a signal handler that raises after it loses no packet
+                came.extend(map(self._sock.recvmsg_into, ([self._buffer],), (_CONTROL,), (_RECEIVE_FLAGS,)))
         except (BlockingIOError, InterruptedError):
             return None
         except OSError as error:
             raise _gone(error) from error
+        length, control, flags, _ = came.pop()
         descriptors = Descriptors(_rights(control) if control else ())
         try:
             if flags & _CONTROL_TRUNCATED and len(descriptors) <= MAX_FDS:  # there was room for more
