@@ -264,14 +264,19 @@ static PyObject *stream_words(PyObject *module, PyObject *const *args, Py_ssize_
 
 #define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 
-// Calls a function with one argument. If the function raises an error, calls it once more, because a signal handler may have ended it halfway.
+// Calls a function with one argument, unless the function `ending` returns true. If the function raises an error, calls it once more, because a
+// signal handler may have ended it halfway.
 static PyObject *call_again(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     (void)module;
-    if (!count_is(given, 2, 2, "call_again")) return NULL;
-    PyObject *done = PyObject_CallFunctionObjArgs(args[0], args[1], NULL), *type, *value, *trace;
+    if (!count_is(given, 3, 3, "call_again")) return NULL;
+    PyObject *ends = PyObject_CallNoArgs(args[0]), *type, *value, *trace;
+    int ending = ends ? PyObject_IsTrue(ends) : -1;
+    Py_XDECREF(ends);
+    if (ending) return ending < 0 ? NULL : Py_NewRef(Py_None);
+    PyObject *done = PyObject_CallFunctionObjArgs(args[1], args[2], NULL);
     if (done) return done;
     PyErr_Fetch(&type, &value, &trace);
-    Py_XDECREF(PyObject_CallFunctionObjArgs(args[0], args[1], NULL));
+    Py_XDECREF(PyObject_CallFunctionObjArgs(args[1], args[2], NULL));
     PyErr_Clear();
     PyErr_Restore(type, value, trace);
     return NULL;

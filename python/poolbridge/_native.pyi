@@ -483,8 +483,11 @@ def futex_wait(buffer: ReadableBuffer, offset: int, seen: int, timeout: float | 
 def futex_wake(buffer: ReadableBuffer, offset: int, count: int = ..., /) -> int:
     """Wake at most `count` sleepers on the 32 bits at an offset, in all processes; return the number of woken ones."""
 
-def call_again(function: Callable[[Any], object], argument: object, /) -> object:
-    """Call a function with one argument. If it raises an error, call it once more, and raise the first error."""
+def call_again(ending: Callable[[], bool], function: Callable[[Any], object], argument: object, /) -> object:
+    """Call `function` with one argument, unless `ending` returns true.
+
+    If `function` raises an error, call it once more, and raise the first error.
+    """
 
 def stream_words(function: int, capturing: int, stream: int, flags: int, /, *words: int) -> int:
     """Call ``cuStreamWriteValue64`` or ``cuStreamWaitValue64``, at the address `function`, for each word.

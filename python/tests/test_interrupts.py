@@ -10,9 +10,10 @@ import sys
 import threading
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import pytest
 from realservice import RealService, leases, until
 
 import poolbridge
+from poolbridge._session import producer as _producer
 from poolbridge._session.consumer import Consumer
 from poolbridge._session.core import Core
 from poolbridge._session.session import Session
@@ -365,6 +367,8 @@ def test_no_interrupt_of_a_request_ends_the_session_or_leaves_its_lease(service,
             ask()
         for lease in made:
             lease.release()
+        made.clear()
+        gc.collect()
         other = threading.Thread(target=client.stats, daemon=True)
         other.start()
         other.join(60)
@@ -375,7 +379,7 @@ def test_no_interrupt_of_a_request_ends_the_session_or_leaves_its_lease(service,
     made: list[Any] = []
     pool = client.create_pool("p", max_bytes=1 << 24)
     client.allocate(8, pool=pool).release()
-    assert at_every_step(try_it) > 3
+    assert at_every_step(try_it, begins=True) > 3
 
 
 # Leases
@@ -536,6 +540,42 @@ def test_no_interrupt_loses_a_frame(real, mode, take):
         assert at_every_step(try_it) > 3
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["no array", "an array"])
+def test_no_interrupt_of_a_publication_leaves_its_lease_to_two(real, quiet, kept):
+    """Either the channel has the frame, and its memory, or the program still has the lease."""
+    client, other = real
+    channel = client.create_channel("c", mode="queue", capacity=4)
+
+    def try_it(interrupter):
+        lease = client.allocate(4, pool=channel.pool)
+        arrays = [np.asarray(lease)]
+        if not kept:
+            arrays.clear()
+        with interrupter:
+            channel.publish(lease)
+        published = bool(producer.native.in_flight)
+        with pytest.raises(poolbridge.LeaseReleasedError) if published else nullcontext():
+            np.asarray(lease)
+        del lease
+        arrays.clear()
+        gc.collect()
+        client.stats()
+        assert leases(other) == published, interrupter.where
+        if published:
+            frames.receive(60).ack()
+        come_back(client)
+        client.stats()
+        assert leases(other) == 0, interrupter.where
+        assert all(not block.leases for block in client._session.core.blocks.values()), interrupter.where
+
+    with other.subscribe("c") as frames:
+        channel.publish(client.allocate(4, pool=channel.pool))
+        frames.receive(60).ack()
+        producer = client._session.producers[channel.id]
+        come_back(client)
+        assert at_every_step(try_it, begins=True) > 3
+
+
 # What comes back
 
 
@@ -624,3 +664,47 @@ def test_no_interrupt_of_the_end_of_a_client_leaves_its_session(real, quiet):
             until(lambda: leases(other) == 0 and len(other.sessions()) == before, 60)
 
         assert at_every_step(try_it, begins=True) > 3
+
+
+def test_a_request_that_is_given_up_after_its_reply_leaves_no_lease(service, client):
+    """Another thread may receive the reply before the thread that was interrupted gives its request up."""
+    pool, core = client.create_pool("p", max_bytes=1 << 24), client._session.core
+    request = m.Alloc(pool=pool.id, tensor=m.Tensor(dtype="uint8", shape=(8,)), wait=0)
+    came = threading.Event()
+    client._session.ask(request, m.GrantReply, came.set)
+    assert came.wait(60)
+    assert core.granted
+    with client._session.lock:
+        core.forsake(request)
+    client.stats()
+    assert not core.granted
+    assert not service.leases
+
+
+def test_a_session_forgets_the_leases_of_channels_that_it_leaves(real):
+    client, _ = real
+    for name in "cd":
+        channel = client.create_channel(name, mode="queue", capacity=4)
+        channel.publish(client.allocate(4, pool=channel.pool))
+        session = client._session
+        session.leave(session.producers.pop(channel.id))
+        assert not session.core.granted
+        assert all(not block.leases for block in session.core.blocks.values())
+
+
+def test_no_interrupt_of_the_first_publication_holds_up_the_next(monkeypatch):
+    def join(*_):
+        yield from ()
+        return "the producer"
+
+    def try_it(interrupter):
+        session.producers.clear()
+        with interrupter:
+            deque(_producer.producer_of(session, channel), maxlen=0)
+        assert not session.joining, interrupter.where
+
+    monkeypatch.setattr(_producer, "join", join)
+    session: Any = SimpleNamespace(producers={}, joining={})
+    channel: Any = SimpleNamespace(id=1, name="c")
+    assert at_every_step(try_it, begins=True) > 3
+    assert session.producers == {1: "the producer"}

@@ -336,7 +336,13 @@ class AsyncClient(AsyncLists, ClientState):
                 except BaseException as error:  # noqa: BLE001 - the operation cleans up, and raises it again
                     step = flow.throw(error)
                 else:
-                    step = flow.send(result)
+                    try:
+                        step = flow.send(result)
+                    except StopIteration:
+                        raise
+                    except BaseException:
+                        self._session.release_untaken(result)
+                        raise
         except StopIteration as stop:
             value: _T = stop.value
             return value

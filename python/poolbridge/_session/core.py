@@ -93,7 +93,10 @@ class Core:
     news
         Notices that the session still has to process. The session removes them.
     granted
-        Ids of the leases that the service has granted and whose release is not in the outbox.
+        Ids of the leases that the service has granted, that it does not end by itself, and whose release is not in the
+        outbox.
+    untaken
+        The requests and grants of those of them for which no `LeaseState` has been made, by lease id.
     checks_leases
         Whether each release tells the service how this process describes the lease, so that the service compares.
     """
@@ -113,6 +116,7 @@ class Core:
         self.waiters: list[Waiter] = []
         self.news: list[Failed | Forget | Wanted] = []
         self.granted: set[int] = set()
+        self.untaken: dict[int, tuple[Request, Grant]] = {}
         self.checks_leases = "POOLBRIDGE_CHECK_LEASES" in os.environ
         self._calls: dict[int, Call] = {}
         self._number = 0
@@ -176,10 +180,16 @@ class Core:
             self.tell(Leave(channel=call.reply.channel.id, member=call.reply.member))
 
     def forsake(self, request: Request) -> None:
-        """Stop waiting for the reply to a request, if `start` has put this request into the outbox."""
+        """Stop waiting for the reply to a request, if `start` has put this request into the outbox.
+
+        If another thread has received the reply already, release the lease that the reply grants.
+        """
         call = self._calls.get(request.number)
         if call is not None and call.request is request:
             self.abandon(call)
+        for asked, grant in list(self.untaken.values()):
+            if asked is request:
+                self.release(grant, failed=False)
 
     def release(
         self, grant: Grant, fences: tuple[Fence, ...] = (), *, failed: bool, sure: bool = True
@@ -201,6 +211,14 @@ class Core:
             self.forget(grant, fences)
             self.outbox += (packet,)  # no signal handler runs between the end of `forget` and the end of `discard`
             self.granted.discard(grant.id)
+            self.untaken.pop(grant.id, None)
+        return self.idle(grant)
+
+    def give_up(self, grant: Grant, fences: tuple[Fence, ...]) -> SessionBlock | None:
+        """Note that the service ends a lease by itself; a second call does nothing. Returns the same as `release`."""
+        if grant.id in self.granted:
+            self.forget(grant, fences)
+            self.granted.discard(grant.id)  # no signal handler runs between the end of `forget` and the end of this
         return self.idle(grant)
 
     def forget(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> None:
@@ -368,7 +386,7 @@ class Core:
 
     def _learn(self, call: Call, reply: Reply, descriptors: Descriptors) -> None:
         if isinstance(reply, GrantReply):
-            self._learn_grant(reply.grant, descriptors)
+            self._learn_grant(call.request, reply.grant, descriptors)
         elif isinstance(reply, PoolReply):
             export, own = _claim(reply.pool.export, descriptors)
             info = structs.replace(reply.pool, export=UNSET)
@@ -420,7 +438,7 @@ class Core:
         if id_ not in self.blocks:
             self.tell(Dropped(blocks=(id_,)))
 
-    def _learn_grant(self, grant: Grant, descriptors: Descriptors) -> None:
+    def _learn_grant(self, request: Request, grant: Grant, descriptors: Descriptors) -> None:
         block = self.blocks.get(grant.block)
         if not isinstance(grant.export, UnsetType):
             export, own = _claim(grant.export, descriptors)
@@ -437,6 +455,7 @@ class Core:
             raise ProtocolError(f"lease {grant.id} contradicts what is known of block {grant.block}")
         block.leases += 1
         self.granted.add(grant.id)
+        self.untaken[grant.id] = request, grant
 
     # Closing
 

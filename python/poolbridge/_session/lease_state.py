@@ -93,6 +93,7 @@ class LeaseState(Uncopied):
     allocated = False  # whether the lease came with its buffer, so that the buffer has no name
     unsure = False  # whether only the service knows if this is a read lease, because a publication got no answer
     sent = False  # whether another object, such as a channel, has the lease now; this state only keeps the block mapped
+    counted = False  # whether the block counts one lease more for this state, besides the lease itself
 
     def __init__(
         self,
@@ -133,7 +134,9 @@ class LeaseState(Uncopied):
         self.lost = bool(session.lost) and grant.buffer in session.lost
         self.consumer = consumer
         session.lease_states[grant.id] = ref(self)
-        self.released, self.owed = False, True
+        self.released, self.owed = False, True  # no signal handler runs between this step and the end of the next
+        if session.core.untaken:
+            session.core.untaken.pop(grant.id, None)
 
     @property
     def title(self) -> str:
@@ -280,7 +283,7 @@ class LeaseState(Uncopied):
     def _twin(self) -> LeaseState:
         twin = object.__new__(LeaseState)  # copy.copy takes three times as long
         twin.__dict__.update(self.__dict__)
-        twin.owed = False
+        twin.owed = twin.counted = False
         return twin
 
     def part(self, base: int, nbytes: int, description: _tensor.Description) -> LeaseState:
@@ -327,7 +330,7 @@ class LeaseState(Uncopied):
     @while_running
     def __del__(self) -> None:
         # If a signal handler has raised an error during `release` or `end`, the lease ends here.
-        if self.owed or self.sent:
+        if self.owed or self.counted:
             self.released = True
             self.session.let_go(self, failed=self.failed, alone=True)
 

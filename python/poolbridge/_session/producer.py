@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 # How many packed descriptions a producer keeps. The frames of a channel normally have few different descriptions.
 _MOST_DESCRIPTIONS: Final = 256
+# After how many seconds a thread that waits for another one to join looks again, in case a signal handler has ended the
+# other one just before it set the event.
+_JOINING: Final = 1.0
 
 
 class Producer(Membership):
@@ -112,7 +115,7 @@ class Producer(Membership):
             pass  # this member has left
         while reclaimed:
             came = reclaimed[0]
-            condition = None if isinstance(came, list) else came
+            condition = None if came.__class__ is list else came
             while condition is None and came:
                 block, fences = came[0]
                 returned = self.loans.get(block)
@@ -127,10 +130,11 @@ class Producer(Membership):
             returns.settle()
         return condition
 
-    def has_in_flight(self, block: int) -> bool:
-        """Whether this producer has published the block `block`, and the block has not come back from the consumers."""
+    def has(self, loan: Returned) -> bool:
+        """Whether this producer has published the frame of a loan. The caller holds the session's lock."""
+        block = loan.grant.block
         try:
-            return any(one == block for _, one in self.native.in_flight)
+            return self.loans.get(block) is not loan or any(one == block for _, one in self.native.in_flight)
         except (ClosedError, ForkError):
             return False
 
@@ -192,35 +196,42 @@ class _LeaseSending(Sending):
         apart = bool(state.tokens) or state.unaccounted or state.promise is not None
         arrays = ref(state) if apart else None
         # Add the loan before the frame is published, because another thread may get the block back at once.
-        producer.loans[grant.block] = Returned(grant, fences, allocated=allocated, arrays=arrays)
-        if apart:
-            producer.session.own(grant)
+        loan = producer.loans[grant.block] = Returned(grant, fences, allocated=allocated, arrays=arrays)
         result: Any = None
         try:
+            if apart:
+                producer.session.own(state)
             result = producer.native.publish(
                 grant.block, grant.buffer, grant.nbytes, id_, packed, self._meta, word, value, self._event, seconds
             )
         finally:
-            # After an error, look: a signal handler may have raised it after the frame had entered the channel.
-            self.sent = isinstance(result, int) or (result is None and producer.has_in_flight(grant.block))
+            # If the frame is in the channel, no signal handler runs before `owed` is False: these steps call nothing.
+            if result.__class__ is int:
+                self.sent = True
+            elif result is None:
+                # After an error, look: a signal handler may have raised it after the frame had entered the channel.
+                with producer.session.lock:  # no other thread takes the frame back meanwhile
+                    self.sent = producer.has(loan)
             if self.sent:
                 state.owed = False
                 producer.session.lent(state, fence, apart=apart)
-            elif producer.loans.pop(grant.block, None) is not None and apart:
-                producer.session.unown(grant)
+            else:
+                with producer.session.lock:
+                    producer.loans.pop(grant.block, None)
+                    producer.session.unown(state)
         return result
 
 
 def producer_of(session: Session, channel: ChannelIdentity) -> Flow[Producer]:
     """Return the session's producer in a channel. The first call joins the channel."""
     while (producer := session.producers.get(channel.id)) is None:
-        joined = threading.Event()
-        other = session.joining.setdefault(channel.id, joined)
-        if other is not joined:
-            yield Sleep(other.wait, None)
-            session.check_usable()
-            continue
+        joined, joining = threading.Event(), session.joining
         try:
+            other = joining.setdefault(channel.id, joined)
+            if other is not joined:
+                yield Sleep(other.wait, _JOINING)
+                session.check_usable()
+                continue
             with named(channel.name):
                 session.producers[channel.id] = yield from join(
                     session,
@@ -228,7 +239,9 @@ def producer_of(session: Session, channel: ChannelIdentity) -> Flow[Producer]:
                     lambda channel, native, member: Producer(session, channel, native, member),
                 )
         finally:
-            del session.joining[channel.id]
+            # No signal handler runs between the next steps, because they call nothing.
+            if channel.id in joining and joining[channel.id] is joined:
+                del joining[channel.id]
             joined.set()
     return cast("Producer", producer)
 

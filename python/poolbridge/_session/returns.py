@@ -106,8 +106,8 @@ class Owner(SessionMemory):
         """
 
     @abstractmethod
-    def disown(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> None:
-        """Count one lease less on a block. The session waits for `fences` before it unmaps the block."""
+    def give_up(self, grant: Grant, fences: tuple[Fence, ...]) -> None:
+        """Note that the service ends a lease. The session waits for `fences` before it unmaps the lease's block."""
 
     @abstractmethod
     def end_lease(self, grant: Grant) -> None:
@@ -377,11 +377,12 @@ class Returns:
         for producer in list(self._session.producers.values()):
             if producer.channel.pool == pool:
                 producer.collect()
-        if time.monotonic() >= self._scarce.get(pool, 0):
+        if not self._scarce or time.monotonic() >= self._scarce.get(pool, 0):
             for id_, one in self._back.items():
                 grant = one.grant
                 if grant.pool == pool and grant.tensor == tensor and not one.in_use:
-                    one.fences = tuple([fence for fence in one.fences if not self._reached(fence)])
+                    if one.fences:
+                        one.fences = tuple([fence for fence in one.fences if not self._reached(fence)])
                     block = self._session.core.blocks.get(grant.block)
                     if one.fences or block is None or block.recalled:
                         break
@@ -540,8 +541,8 @@ class Returns:
         clean = self._over or not any(one.in_use for one in sent)
         if clean:  # otherwise all of them wait: what goes without the others, nobody would release
             for one in sent:
-                self._leaving.pop(one.grant.id)
                 self.disown(one)
+                self._leaving.pop(one.grant.id, None)
         return clean
 
     def leave_behind(self, producer: Producer) -> None:
@@ -559,7 +560,8 @@ class Returns:
         one.owned = False
         own = self._session.timelines.own
         fences = [fence for fence in one.all_fences() if own is not None and fence.timeline == own.id]
-        self._session.disown(one.grant, tuple(fences))
+        self._session.give_up(one.grant, tuple(fences))
+        self._lent.pop(one.grant.id, None)
 
     def _tidy(self) -> None:
         """Release what is in `_leaving`, not in use, and whose fences are reached."""

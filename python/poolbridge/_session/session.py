@@ -17,7 +17,7 @@ from poolbridge._session.calls import Waiter
 from poolbridge._session.session_members import SessionMembers
 from poolbridge._sys import error_texts as _error_texts, process as _process
 from poolbridge._wire import received_errors as _received_errors
-from poolbridge._wire.messages import Bye, Cancel, Forget, Reply, Seal, Wanted
+from poolbridge._wire.messages import Bye, Cancel, Forget, GrantReply, Reply, Seal, Wanted
 from poolbridge.errors import (
     ClientClosedError,
     ConnectionLostError,
@@ -264,6 +264,11 @@ class Session(SessionMembers):
         if _process.pid == self.pid:
             self.lock.later(partial(self._release, grant, (), failed=False, consumer=consumer, alone=True))
 
+    def release_untaken(self, reply: object) -> None:
+        """Release the lease that a reply grants, if a signal handler raised an error before the lease had a state."""
+        if isinstance(reply, GrantReply) and reply.grant.id in self.core.untaken:
+            self.release_grant(reply.grant)
+
     def let_go(self, state: LeaseState, *, failed: bool, alone: bool = False) -> None:
         """Release the lease that `state` describes. Never waits, never raises.
 
@@ -272,8 +277,8 @@ class Session(SessionMembers):
         """
         if _process.pid != self.pid:
             return
-        if state.sent:
-            self.lock.later(partial(self._unlend, state))
+        if state.counted:
+            self.lock.later(partial(self.unown, state))
         if not state.owed:
             return
         fences = _fences.done_at_once(state)
@@ -320,7 +325,7 @@ class Session(SessionMembers):
             block = self.core.blocks.get(state.grant.block)
             if block is not None:
                 block.leases += 1
-                lender.sent = True
+                lender.counted = lender.sent = True
                 if lender.write:
                     self.sent_states.add(lender)
         return lender
@@ -328,15 +333,8 @@ class Session(SessionMembers):
     def leave_to_arrays(self, lender: LeaseState) -> None:
         """See `Owner.leave_to_arrays`."""
         self.lease_states[lender.grant.id] = ref(lender)
-        lender.released, lender.owed = False, True
-        self._unlend(lender)
-
-    def _unlend(self, state: LeaseState) -> None:
-        """Count one lease less on the block of a state that only keeps the block mapped."""
-        if state.sent:
-            self.core.forget(state.grant)
-            state.sent = False  # no signal handler runs between this step and the end of `forget`
-            self._released(self.core.idle(state.grant))
+        lender.released, lender.owed, lender.sent = False, True, False
+        self.unown(lender)
 
     def keep_array(self, grant: Grant, place: tuple[Any, ...], made: tuple[Any, Any]) -> None:
         """Keep an array in `arrays` of its block, for later frames; `place` is the key in `arrays`.
@@ -374,7 +372,7 @@ class Session(SessionMembers):
                     state.sent = True
                     self.sent_states.add(state)
                 else:
-                    self.disown(state.grant)
+                    self.unown(state)
 
     def _released(self, idle: SessionBlock | None) -> None:
         if idle is not None:

@@ -147,22 +147,29 @@ class SessionMembers(Owner):
 
     # Leases that channels have
 
-    def own(self, grant: Grant) -> None:
+    def own(self, state: LeaseState) -> None:
         """Count one more lease on a block, because the channel and arrays of the user both need the mapped block."""
         with self.lock:
-            block = self.core.blocks.get(grant.block)
-            if block is not None:
+            block = self.core.blocks.get(state.grant.block)
+            if block is not None and not state.counted:
                 block.leases += 1
+                state.counted = True
 
-    def unown(self, grant: Grant) -> None:
-        """Undo `own`, because the channel did not get the lease."""
-        with self.lock:
-            self.disown(grant)
+    def unown(self, state: LeaseState) -> None:
+        """Undo `own` or `Session.lend`; a second call does nothing. The caller holds the lock."""
+        if state.counted:
+            self.core.forget(state.grant)
+            state.counted = False  # no signal handler runs between the end of `forget` and this step
+            self._released(self.core.idle(state.grant))
 
     def disown(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> None:
-        """See `Owner.disown`."""
+        """Count one frame less on a block. The session waits for `fences` before it unmaps the block."""
         self.core.forget(grant, fences)
         self._released(self.core.idle(grant))
+
+    def give_up(self, grant: Grant, fences: tuple[Fence, ...]) -> None:
+        """See `Owner.give_up`."""
+        self._released(self.core.give_up(grant, fences))
 
     def renew(self, pool: int, tensor: Tensor, make: Maker) -> LeaseState | None:
         """See `Returns.renew`: the program allocates in the pool."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial, wraps
+from types import MethodType
 from typing import Any, TypeVar, cast
 
 from poolbridge._sys.native import NATIVE
@@ -23,12 +24,13 @@ def while_running(finalise: Callable[[_T], None]) -> Callable[[_T], None]:
     """
     ending = sys.is_finalizing
 
+    if NATIVE is not None:
+        bind: Any = property(partial(MethodType, partial(NATIVE.call_again, ending, finalise)))
+        return cast("Callable[[_T], None]", bind)
+
     @wraps(finalise)
     def finalise_while_running(self: _T) -> None:
         if not ending():
             finalise(self)
 
-    if NATIVE is None:
-        return finalise_while_running
-    bind: Any = property(partial(partial, NATIVE.call_again, finalise_while_running))
-    return cast("Callable[[_T], None]", bind)
+    return finalise_while_running
