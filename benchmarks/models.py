@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -45,24 +46,26 @@ def row(what: str, seconds: list[float], beside: list[float] | None = None) -> N
 
 
 def frames(client: poolbridge.Client, nbytes: int) -> None:
-    """Measure a publisher's frames of one array, and of several that have the same bytes."""
-    channel = client.create_channel("frames", mode="queue", capacity=8)
-    each = {}
-    for count in (1, 8, 100):
-        shape: Any = {f"a{n}": (nbytes // count, "uint8") for n in range(count)} if count > 1 else nbytes
-        arrays = client.subscribe("frames").arrays()
-        with channel.publisher(shape, "uint8") as publisher:
+    """Measure a publisher's frames of one array, and of several that have the same bytes, in turn."""
+    works: dict[int, Callable[[], None]] = {}
+    with ExitStack() as open_ones:
+        for count in (1, 8, 100):
+            shape: Any = {f"a{n}": (nbytes // count, "uint8") for n in range(count)} if count > 1 else nbytes
+            channel = client.create_channel(f"frames of {count}", mode="queue", capacity=8)
+            arrays = open_ones.enter_context(client.subscribe(channel)).arrays()
+            publisher = open_ones.enter_context(channel.publisher(shape, "uint8"))
 
-            def one(publisher: Any = publisher, arrays: Any = arrays) -> None:
+            def work(publisher: Any = publisher, arrays: Any = arrays) -> None:
                 for _ in range(2000):
                     publisher.loan()
                     publisher.publish()
                     next(arrays)
 
-            one()
-            each[count] = [timed(one) / 2000 for _ in range(_ROUNDS)]
-            arrays.release()
-        row(f"a frame of {count} arrays, {nbytes >> 10} KiB, publisher", each[count], each[1])
+            works[count] = work
+        rounds = [{count: timed(work) / 2000 for count, work in works.items()} for _ in range(10 * _ROUNDS)]
+        for count in works:
+            took, beside = ([one[which] for one in rounds[1:]] for which in (count, 1))
+            row(f"a frame of {count} arrays, {nbytes >> 10} KiB, publisher", took, beside)
 
 
 def models(client: poolbridge.Client, other: poolbridge.Client, tensors: int, library: Any) -> None:
