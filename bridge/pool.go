@@ -107,7 +107,8 @@ func (c *Client) open(ctx context.Context, try session.Attempt, r wire.Request, 
 // Allocate makes a buffer for a tensor and returns a write lease on it. Allocate waits until the pool has room for the buffer. If a lease on
 // a buffer for an equal tensor was published as a frame and has come back from the channel, Allocate returns a lease on this buffer.
 //
-// For a Tensor of several arrays, such as [Pack] makes, the buffer has a layout behind the arrays, so that whoever leases it knows them.
+// For a Tensor of several arrays, such as [Pack] makes, the client writes a layout behind the arrays. A client that leases the buffer reads
+// there which arrays it has.
 //
 // Errors: [ErrLimit] or [ErrOutOfMemory] at the deadline, or at once if the pool can never have room; [ErrInvalid], [ErrClosed].
 func (p *Pool) Allocate(ctx context.Context, t Tensor) (*Lease, error) {

@@ -15,8 +15,8 @@ type NamedTensor struct {
 // arrayAlignment is the alignment of the arrays that Pack places. JAX and CUDA use arrays in place whose addresses are multiples of it.
 const arrayAlignment = 256
 
-// Pack returns the description of a buffer or frame of several arrays. It places the arrays one after the other, each at a multiple of 256 bytes, and
-// ignores the ByteOffset of each Tensor.
+// Pack returns the description of a buffer or frame of several arrays. It places the arrays one after the other, each at a multiple of 256
+// bytes, and ignores the ByteOffset of each Tensor.
 //
 // Errors: [ErrInvalid] for no array, two arrays of one name, strides, or an array that [Tensor.Validate] refuses.
 func Pack(arrays ...NamedTensor) (Tensor, error) {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -135,7 +136,7 @@ func indexed(path string) ([]string, error) {
 }
 
 func (f *Files) open(path string) ([]entry, error) {
-	opened, err := os.Open(path)
+	opened, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // the open of a FIFO would wait for its writer
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/bridge/server"
@@ -216,8 +217,12 @@ func TestAMalformedFileIsRefusedByItsName(t *testing.T) {
 			assert.Equal(t, fds, harness.OpenFDs(t))
 		})
 	}
-	_, err := Open("/dev/null")
-	require.ErrorIs(t, err, bridge.ErrInvalid)
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	require.NoError(t, unix.Mkfifo(fifo, 0o600))
+	for _, path := range []string{"/dev/null", fifo} {
+		_, err := Open(path)
+		require.ErrorIs(t, err, bridge.ErrInvalid)
+	}
 }
 
 func TestAFileThatChangesWhileItIsReadIsAnError(t *testing.T) {

@@ -43,8 +43,10 @@ PATH is a file, the index of a model of several files (*.index.json), or a folde
 		if err != nil {
 			return err
 		}
-		if err := checkFree(ctx, client, name); err != nil && !replace {
-			return err
+		if !replace {
+			if err := checkFree(ctx, client, name); err != nil {
+				return err
+			}
 		}
 		began := time.Now()
 		l, err := open.TryAllocate(ctx, files.Tensor)
@@ -79,6 +81,8 @@ func checkFree(ctx context.Context, client *bridge.Client, name string) error {
 		err = l.Release(false)
 	case errors.Is(err, bridge.ErrNotFound):
 		return nil
+	case errors.Is(err, bridge.ErrDisconnected):
+		return err
 	}
 	return errors.Join(fmt.Errorf("%w: there is a buffer %q already: --replace lets the name refer to the new one", bridge.ErrExists, name), err)
 }

@@ -47,6 +47,7 @@ func (p *Pattern) tensor() mempool.Tensor {
 		return mempool.Tensor{DType: dtypes[p.Kind], Shape: []uint64{p.Elements}}
 	}
 	half := mempool.Tensor{DType: dtypes[p.Kind], Shape: []uint64{p.Elements / 2}}
+	// Pack fails only for sizes that no check has; Allocate would refuse the empty Tensor.
 	both, _ := mempool.Pack(mempool.NamedTensor{Name: "first", Tensor: half}, mempool.NamedTensor{Name: "second", Tensor: half})
 	return both
 }
