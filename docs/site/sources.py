@@ -1,7 +1,7 @@
 """Write the sources of the documentation site: the Markdown pages of the repository, and the lists of public names.
 
 In the repository, a link leads from a file to a file. If the file is a page of the site, the new link leads to this
-page. If it is an SVG image, the new link leads to a copy on the site. Otherwise the new link leads to the file on
+page. If it is a picture, the new link leads to a copy on the site. Otherwise the new link leads to the file on
 GitHub. If a link leads to no file, the script fails.
 
 If a line is only a link to an example, the program follows it. A block of Python and a block of Go, one directly after
@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import mimetypes
 import re
 import sys
 import textwrap
@@ -35,6 +36,11 @@ PAIR = re.compile(r"(^```(python|go)\n[^`]*^```\n)\n(^```(?!\2)(python|go)\n[^`]
 FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 
 
+def is_picture(path: Path) -> bool:
+    """Return whether a file is a picture, which the site has a copy of."""
+    return (mimetypes.guess_type(path.name)[0] or "").startswith("image/")
+
+
 def pages() -> dict[Path, str]:
     """Return the file of every page, and the name of the page on the site."""
     found = {path: path.stem for path in sorted((ROOT / "docs").glob("*.md"))}
@@ -50,7 +56,7 @@ def relinked(text: str, file: Path, site: dict[Path, str]) -> str:
             return f"{site[to]}.md{match[2] or ''}"
         if not to.exists() or not to.is_relative_to(ROOT):
             raise SystemExit(f"{file.relative_to(ROOT)} links to {match[1]}, and there is no such file")
-        if to.suffix == ".svg":
+        if is_picture(to):
             return to.relative_to(ROOT / "docs").as_posix()
         place = to.relative_to(ROOT).as_posix()
         return f"{HOST}/{'tree' if to.is_dir() else 'blob'}/main/{place}{match[2] or ''}"
@@ -177,16 +183,15 @@ def main(out: Path) -> None:
         if file == INDEX:
             shown = [first("docs/install.md", "sh"), first("README.md", "python"), first("README.md", "go")]
             text = text.replace("![Who", "\n".join([*shown, "![Who"]))
-            text = text.replace(
-                "## Reference\n", "## Reference\n\n- [Python](reference-python.md)\n- [Go](reference-go.md)\n"
-            )
+            references = "- [Python](reference-python.md)\n- [Go](reference-go.md)"
+            text = re.sub("^`make docs` builds.*", references, text, flags=re.MULTILINE)  # the reader has the site
             text += contents(file.read_text(), site, {"Reference": ["reference-python", "reference-go"]})
         (out / f"{name}.md").write_text(tabbed(text))
     programs((ROOT / "README.md").read_text(), ROOT / "README.md")
     (out / "python").mkdir(exist_ok=True)
     for path in (ROOT / "docs/site/python").glob("*.rst"):
         (out / "python" / path.name).write_text(path.read_text())
-    for path in (ROOT / "docs").rglob("*.svg"):
+    for path in filter(is_picture, (ROOT / "docs").rglob("*")):
         copy = out / path.relative_to(ROOT / "docs")
         copy.parent.mkdir(exist_ok=True)
         copy.write_bytes(path.read_bytes())

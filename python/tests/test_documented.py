@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import re
 import shlex
@@ -302,6 +303,17 @@ CLASSES = [
     for value in vars(poolbridge).values()
     if isinstance(value, type) and issubclass(value, (poolbridge.PoolbridgeError, poolbridge.ReadOnlyWarning))
 ]
+
+
+def test_the_site_has_each_picture_of_a_page_and_none_may_be_missing():
+    spec = importlib.util.spec_from_file_location("sources", ROOT / "docs/site/sources.py")
+    sources = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sources)
+    page = ROOT / "docs/operating.md"
+    for name in ("page-light.png", "picture.svg"):
+        assert sources.relinked(f"![text]({name})", page, {}) == f"![text]({name})"
+    with pytest.raises(SystemExit, match=r"operating.md links to gone.png, and there is no such file"):
+        sources.relinked("![text](gone.png)", page, {})
 
 
 def sections():
