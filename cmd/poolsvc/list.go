@@ -36,8 +36,8 @@ type listing[T any] struct {
 	// named says that rows name sessions of the entries by their programs.
 	named bool
 
-	// blocks says whether an entry blocks others, so that its row is in colour; nil: no entry does.
-	blocks func(T, *listed) bool
+	// part returns what an entry has to do with producers that wait: a table shows such entries first, in colour; nil: no entry has a part.
+	part func(T, *listed) display.Part
 
 	// compare orders the entries; nil: the entries keep the order of the service.
 	compare func(a, b T) int
@@ -57,7 +57,8 @@ type listed struct {
 
 	programs map[uint64]string // programs of sessions, by id; only for a listing that names them
 	commands map[int32]string  // command lines, by process
-	blocking map[uint64]bool   // sessions that block producers of a channel
+	jams     []display.Jam     // only for a table of entries that have a part
+	parts    map[uint64]display.Part
 }
 
 // command returns the command line of the process `pid` if this program can read the command line and the process belongs to the user
@@ -118,9 +119,10 @@ func (l *listed) pool(id uint64) string {
 func newLists() []*cobra.Command {
 	return []*cobra.Command{
 		listing[mempool.SessionInfo]{
-			name:    "sessions",
-			short:   "Show the sessions of a running service",
-			long:    "Show the sessions of your user, this one included. The service's own user sees all. Sessions with the most bytes come first.",
+			name:  "sessions",
+			short: "Show the sessions of a running service",
+			long: `Show the sessions of your user, this one included. The service's own user sees all. Those that block producers come first, then producers that
+wait, then the sessions with the most bytes.`,
 			entries: (*bridge.Client).Sessions,
 			compare: func(a, b mempool.SessionInfo) int {
 				return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.ID, b.ID))
@@ -128,9 +130,9 @@ func newLists() []*cobra.Command {
 			head: "SESSION\tUSER\tPID\tPROGRAM\tAGE\tLEASES\tBYTES\tBLOCKS\tMEMBERS\tWAITS FOR",
 			row: func(s mempool.SessionInfo, l *listed) string {
 				return fmt.Sprintf("%d\t%d\t%d\t%s\t%s\t%d\t%s\t%d\t%d\t%s", s.ID, s.UID, s.PID, display.Printable(s.Program), display.Age(l.now.Sub(s.Began)), s.Leases,
-					display.Size(s.Bytes), s.Blocks, s.Members, display.Waits(s.WaitsFor, l.now.Sub(s.Since)))
+					display.Size(s.Bytes), s.Blocks, s.Members, display.Doing(s, l.jams, l.now))
 			},
-			blocks:     func(s mempool.SessionInfo, l *listed) bool { return l.blocking[s.ID] },
+			part:       func(s mempool.SessionInfo, l *listed) display.Part { return l.parts[s.ID] },
 			json:       jsonSessionInfo,
 			ofSessions: func(s mempool.SessionInfo) []uint64 { return []uint64{s.ID} },
 			ofUser:     func(s mempool.SessionInfo) uint32 { return s.UID },
@@ -149,8 +151,8 @@ are frames that consumers missed; in a queue, also those that were delivered too
 				return fmt.Sprintf("%s\t%d\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s", ch.Name, ch.ID, l.pool(ch.Pool), ch.Mode, ch.Capacity, ch.Full, ch.Producers,
 					ch.Consumers, ch.Published, ch.Dropped, ch.Used, min(ch.Waiting, uint64(ch.Capacity)), l.who(ch.Slowest), display.State(ch))
 			},
-			named:  true,
-			blocks: func(ch mempool.ChannelInfo, _ *listed) bool { return ch.Blocked },
+			named: true,
+			part:  func(ch mempool.ChannelInfo, _ *listed) display.Part { return display.PartOf(ch) },
 			json: func(ch mempool.ChannelInfo, l *listed) map[string]any {
 				out := jsonChannelInfo(ch, l)
 				out["state"] = state(ch)
@@ -238,12 +240,15 @@ func (l listing[T]) command() *cobra.Command {
 			for _, p := range stats.Pools {
 				with.pools[p.Pool.ID] = p.Pool.Name
 			}
-			if l.blocks != nil && !v.json {
+			if l.part != nil && !v.json {
 				channels, err := display.All(client.Channels(ctx))
 				if err != nil {
 					return err
 				}
-				with.blocking = display.Blocking(channels)
+				if with.jams, err = display.Jams(ctx, channels, client.Members); err != nil {
+					return err
+				}
+				with.parts = display.Parts(with.jams)
 			}
 			if l.named && !v.json {
 				for s, err := range client.Sessions(ctx) {
@@ -268,6 +273,9 @@ func (l listing[T]) command() *cobra.Command {
 			}
 			if v.json {
 				return l.printJSON(&v, out, entries, with)
+			}
+			if l.part != nil {
+				slices.SortStableFunc(entries, func(a, b T) int { return cmp.Compare(l.part(b, with), l.part(a, with)) })
 			}
 			return l.print(out, entries, with)
 		})
@@ -351,7 +359,7 @@ func noPool(name string) error {
 func (l listing[T]) print(out io.Writer, entries []T, with *listed) error {
 	t := table{head: l.head}
 	for _, e := range entries {
-		t.add(l.blocks != nil && l.blocks(e, with), "%s", l.row(e, with))
+		t.add(l.part != nil && l.part(e, with) > 0, "%s", l.row(e, with))
 	}
 	return t.print(out)
 }

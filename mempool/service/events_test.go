@@ -513,7 +513,7 @@ func TestAProducerOfAFullChannelWaitsForRoomInIt(t *testing.T) {
 			camera.send()
 		}
 		what, since := waits()
-		assert.Equal(t, fmt.Sprintf("room in channel \"frames\" (session %d is behind)", sink.ID()), what)
+		assert.Equal(t, fmt.Sprintf("a consumer (session %d), which is behind in channel \"frames\"", sink.ID()), what)
 		time.Sleep(time.Minute)
 		_, still := waits()
 		assert.Equal(t, since, still)

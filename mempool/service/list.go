@@ -166,11 +166,10 @@ func (s *Session) waitsForLocked(to *ledger.Session) (what string, since time.Ti
 			continue
 		}
 		if slow, full := s.svc.channels.of(m.Channel).Blocked(); !full.IsZero() && (what == "" || full.Before(since)) {
-			why := "its frames wait for a consumer"
+			what, since = fmt.Sprintf("room in channel %q (its frames wait for a consumer)", m.Channel.Info.Name), full
 			if slow != nil {
-				why = fmt.Sprintf("session %d is behind", slow.Session.ID)
+				what = fmt.Sprintf("%s (session %d), which is behind in channel %q", cmp.Or(slow.Session.Program, "a consumer"), slow.Session.ID, m.Channel.Info.Name)
 			}
-			what, since = fmt.Sprintf("room in channel %q (%s)", m.Channel.Info.Name, why), full
 		}
 	}
 	return journal.Cut(what, maxWaitText), since

@@ -76,7 +76,7 @@ func TestTopShowsInATerminalWhoHoldsMostAndWhoDied(t *testing.T) {
 	term.press("Escape")
 	term.shows("CHANNEL")
 	require.NoError(t, holder.Close())
-	term.shows("ended (left)")
+	term.shows("ended after")
 	term.press("?")
 	term.shows("RESERVED is taken from the machine or the GPU")
 	term.press("q")

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+
+	"github.com/poolbridge/poolbridge/mempool"
 )
 
 func TestNoTextOfAClientReachesATerminalAsACommand(t *testing.T) {
@@ -25,4 +27,13 @@ func TestAgesHaveTwoUnitsAtMost(t *testing.T) {
 	} {
 		assert.Equal(t, want, Age(d))
 	}
+}
+
+func TestAFullQueueWithConsumersBlocksNobody(t *testing.T) {
+	of := func(mode mempool.ChannelMode, consumers int) bool {
+		return Blocks(mempool.ChannelInfo{ChannelIdentity: mempool.ChannelIdentity{ChannelSpec: mempool.ChannelSpec{Mode: mode}}, Consumers: consumers, Blocked: true})
+	}
+	assert.True(t, of(mempool.Broadcast, 1))
+	assert.True(t, of(mempool.WorkQueue, 0))
+	assert.False(t, of(mempool.WorkQueue, 1))
 }

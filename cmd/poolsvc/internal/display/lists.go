@@ -19,17 +19,6 @@ func All[T any](entries iter.Seq2[T, error]) (list []T, err error) {
 	return list, nil
 }
 
-// Blocking returns the sessions that block producers of the channels.
-func Blocking(channels []mempool.ChannelInfo) map[uint64]bool {
-	blocking := make(map[uint64]bool)
-	for _, ch := range channels {
-		if ch.Blocked {
-			blocking[ch.Slowest] = true
-		}
-	}
-	return blocking
-}
-
 // State returns the state of a channel as a word: closed, full, where the next frame waits, fails or drops another, or open.
 func State(ch mempool.ChannelInfo) string {
 	switch {

@@ -11,6 +11,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -166,7 +167,8 @@ func (m *Model) typeFilter(key tea.KeyPressMsg) {
 }
 
 // openDetails shows details of the session or the event under the cursor. If a channel is under the cursor, openDetails shows the session
-// of the consumer that has the most frames left to take. If details are already open, openDetails closes them.
+// of the consumer that has the most frames left to take, or of a producer that waits for any consumer. If details are already open, openDetails
+// closes them.
 func (m *Model) openDetails() {
 	if m.now == nil || m.details != 0 || m.event != nil {
 		m.details, m.event = 0, nil
@@ -180,7 +182,13 @@ func (m *Model) openDetails() {
 		}
 	case channelsPane:
 		if list := m.channels(); len(list) > 0 {
-			m.details = list[m.cursor(channelsPane, len(list))].Slowest
+			ch := list[m.cursor(channelsPane, len(list))]
+			m.details = ch.Slowest
+			for _, j := range m.now.jams {
+				if j.ID == ch.ID && len(j.Members) > 0 {
+					m.details = cmp.Or(m.details, j.Members[0].Session)
+				}
+			}
 		}
 	case eventsPane:
 		if n := len(m.events); n > 0 {
@@ -229,11 +237,12 @@ var columns = [panes][]string{
 	channelsPane: {"FRAMES/S", "USED", "CHANNEL"},
 }
 
-// sessions returns the sessions that pass the filter, in the order of the pane.
+// sessions returns the sessions that pass the filter, in the order of the pane, after those that block producers and those that wait for them.
 func (m *Model) sessions() []mempool.SessionInfo {
 	list := slices.DeleteFunc(slices.Clone(m.now.sessions), func(o mempool.SessionInfo) bool {
 		return !m.matches(o.Program, strconv.Itoa(int(o.PID)), strconv.Itoa(int(o.UID)), strconv.FormatUint(o.ID, 10))
 	})
+	parts := display.Parts(m.now.jams)
 	slices.SortStableFunc(list, func(a, b mempool.SessionInfo) int {
 		by := 0
 		switch columns[sessionsPane][m.order[sessionsPane]] {
@@ -246,12 +255,12 @@ func (m *Model) sessions() []mempool.SessionInfo {
 		case "PROGRAM":
 			by = cmp.Compare(a.Program, b.Program)
 		}
-		return cmp.Or(by, cmp.Compare(a.ID, b.ID))
+		return cmp.Or(cmp.Compare(parts[b.ID], parts[a.ID]), by, cmp.Compare(a.ID, b.ID))
 	})
 	return list
 }
 
-// channels returns the channels that pass the filter, in the order of the pane.
+// channels returns the channels that pass the filter, in the order of the pane, after those that block producers.
 func (m *Model) channels() []mempool.ChannelInfo {
 	list := slices.DeleteFunc(slices.Clone(m.now.channels), func(ch mempool.ChannelInfo) bool {
 		return !m.matches(ch.Name, m.now.pool(ch.Pool))
@@ -267,7 +276,7 @@ func (m *Model) channels() []mempool.ChannelInfo {
 		case "CHANNEL":
 			by = cmp.Compare(a.Name, b.Name)
 		}
-		return cmp.Or(by, cmp.Compare(a.ID, b.ID))
+		return cmp.Or(cmp.Compare(display.PartOf(b), display.PartOf(a)), by, cmp.Compare(a.ID, b.ID))
 	})
 	return list
 }

@@ -2,6 +2,7 @@ package top
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -113,17 +115,11 @@ func TestFramesASecondAreThoseBetweenTwoLooks(t *testing.T) {
 func TestTheLastLinesSayWhatHappened(t *testing.T) {
 	_, draw := screen(t, 80, 30, busy(), after(busy(), time.Second, func(s *snapshot) {
 		at := s.at.Local()
-		s.events = []mempool.HistoryEvent{
-			{At: at, Kind: mempool.SessionBegan, Session: 4, PID: 13, Program: "evil\x1b[2J"},
-			{At: at, Kind: mempool.SessionEnded, Session: 2, PID: 11, Program: "train.py", Bytes: 400 << 20, Ending: mempool.SessionLost},
-			{At: at, Kind: mempool.MemoryReclaimed, Session: 2, PID: 11, Program: "train.py", Bytes: 400 << 20, Took: 5 * time.Millisecond},
-			{At: at, Kind: mempool.ChannelClosed, Text: "channel camera was closed"},
-		}
+		s.events = []mempool.HistoryEvent{{At: at, Kind: mempool.SessionBegan, Text: "session 4 (evil\x1b[2J, pid 13) began"},
+			{At: at, Kind: mempool.ChannelClosed, Text: "channel camera was closed"}}
 	}))
 	text := strings.Join(draw(), "\n")
 	assert.Contains(t, text, "session 4 (evil?[2J, pid 13) began")
-	assert.Contains(t, text, "session 2 (train.py, pid 11) ended (lost); it had 400MiB")
-	assert.Contains(t, text, "400MiB of session 2 (train.py, pid 11) reclaimed 5ms after its end")
 	assert.Contains(t, text, "channel camera was closed")
 }
 
@@ -183,12 +179,12 @@ func TestTheDetailsCanBeReadToTheirLastRow(t *testing.T) {
 	}
 	m, draw := screen(t, 80, 24, s)
 	press(m, "enter")
-	lineWith(t, draw(), "rows 1 to 15 of 51")
+	lineWith(t, draw(), "rows 1 to 14 of 51")
 	lineWith(t, draw(), "esc back")
 	for range 60 {
 		press(m, "down")
 	}
-	lineWith(t, draw(), "rows 37 to 51 of 51")
+	lineWith(t, draw(), "rows 38 to 51 of 51")
 	lineWith(t, draw(), "949")
 	lineWith(t, draw(), "rest")
 	press(m, "g")
@@ -201,6 +197,79 @@ func TestAFullChannelShowsThatAllItsPlacesAreUsed(t *testing.T) {
 	_, draw := screen(t, 100, 24, after(busy(), 0, func(s *snapshot) { s.channels[0].Waiting = 7 })) // the consumer has the 8th frame
 	_, line := lineWith(t, draw(), "camera")
 	assert.Regexp(t, `8/8 .* full`, line)
+}
+
+// jammed is a snapshot in which session 3 blocks session 1 in the second of two channels.
+func jammed() snapshot {
+	return after(busy(), 0, func(s *snapshot) {
+		s.sessions[2].Program = "slow_archive.py"
+		s.sessions[0].WaitsFor, s.sessions[0].Since = `slow_archive.py (session 3), which is behind in channel "blocked"`, noon.Add(-46*time.Second)
+		ch := s.channels[0]
+		ch.ID, ch.Name, ch.Slowest, ch.Waiting, ch.Blocked = 8, "blocked", 3, 7, true
+		s.channels = append(s.channels, ch)
+		s.jams = []display.Jam{{ChannelInfo: ch, Members: []mempool.MemberInfo{
+			{Session: 1, Role: "producer", Program: "loader"}, {Session: 3, Role: "consumer", Program: "slow_archive.py", Since: noon.Add(-46 * time.Second)},
+		}}}
+	})
+}
+
+func TestWhatBlocksComesFirstAndThenWhatWaitsForIt(t *testing.T) {
+	m, draw := screen(t, 80, 24, jammed(), after(jammed(), time.Second, func(s *snapshot) { s.channels[0].Published += 100 }))
+	var order []string
+	for _, line := range draw() {
+		if first, _, _ := strings.Cut(strings.TrimSpace(line), " "); slices.Contains([]string{"1", "2", "3", "camera", "blocked"}, first) {
+			order = append(order, first)
+		}
+	}
+	assert.Equal(t, []string{"3", "1", "2", "blocked", "camera"}, order)
+	_, line := lineWith(t, draw(), "12  1001  slow_archive.py")
+	assert.Contains(t, line, "blocks loader for 47s")
+	_, line = lineWith(t, draw(), "10  1000  loader")
+	assert.Contains(t, line, "slow_archive.py (session 3)…")
+	colour := func(text string) string {
+		for _, line := range strings.Split(m.draw(), "\n") {
+			if strings.Contains(line, text) {
+				return line[:strings.Index(line, "m")+1]
+			}
+		}
+		return ""
+	}
+	press(m, "tab", "tab")
+	assert.Equal(t, []string{"\x1b[1;31m", "\x1b[31m", "\x1b[1;31m"}, []string{colour("1001"), colour("10  1000"), colour("blocked  frames")})
+}
+
+func TestDetailsSayWhomASessionBlocksAndHowFarItIsBehind(t *testing.T) {
+	reason := "7 of 8 frames behind in blocked, and 1 more in hand; blocks loader for 46s"
+	m, draw := screen(t, 80, 24, jammed())
+	press(m, "enter")
+	lineWith(t, draw(), "session 3: slow_archive.py")
+	lineWith(t, draw(), reason)
+	press(m, "esc", "tab", "enter")
+	lineWith(t, draw(), reason)
+
+	nobody := jammed()
+	nobody.channels[1].Mode, nobody.channels[1].Slowest = mempool.WorkQueue, 0
+	nobody.jams[0].ChannelInfo = nobody.channels[1]
+	m, draw = screen(t, 80, 24, nobody)
+	m.now.channels[1].Consumers, m.now.jams[0].Consumers = 0, 0
+	press(m, "tab", "enter")
+	lineWith(t, draw(), "session 1: loader")
+}
+
+func TestRowsThatDoNotFitAreCounted(t *testing.T) {
+	_, draw := screen(t, 80, 24, after(busy(), 0, func(s *snapshot) {
+		for id := range uint64(30) {
+			s.sessions = append(s.sessions, mempool.SessionInfo{ID: 100 + id, Program: "worker"})
+		}
+	}))
+	workers := strings.Count(strings.Join(draw(), "\n"), "worker")
+	lineWith(t, draw(), fmt.Sprintf("%d more rows", 30-workers))
+}
+
+func TestColumnsThatAreLeftOutGiveTheirRoomToTheOthers(t *testing.T) {
+	_, draw := screen(t, 80, 24, jammed())
+	_, line := lineWith(t, draw(), "blocked  frames")
+	assert.Contains(t, line, "3 slow_archive.py")
 }
 
 func TestASlowChannelLeadsToItsSlowestSession(t *testing.T) {
@@ -223,18 +292,18 @@ func TestTheColumnThatSortsHasAnArrow(t *testing.T) {
 
 func TestWhatASessionWaitsForIsShownWhereThereIsRoom(t *testing.T) {
 	s := busy()
-	s.sessions[1].WaitsFor, s.sessions[1].Since = `room in channel "camera" (session 1 is behind)`, noon.Add(-time.Minute)
+	s.sessions[1].WaitsFor, s.sessions[1].Since = `loader (session 1), which is behind in channel "camera"`, noon.Add(-time.Minute)
 	_, draw := screen(t, 160, 24, s)
 	_, line := lineWith(t, draw(), "train.py")
-	assert.Contains(t, line, `room in channel "camera" (session 1 is behind) (1m00s)`)
+	assert.Contains(t, line, `loader (session 1), which is behind in channel "camera" (1m00s)`)
 	_, draw = screen(t, 80, 24, s)
 	_, line = lineWith(t, draw(), "train.py")
-	assert.Contains(t, line, `room in channel "camera`)
+	assert.Contains(t, line, `loader (session 1), `)
 	m, draw := screen(t, 60, 24, s)
 	_, line = lineWith(t, draw(), "train.py")
-	assert.NotContains(t, line, "room")
+	assert.NotContains(t, line, "loader")
 	press(m, "enter")
-	lineWith(t, draw(), "waits for room in channel")
+	lineWith(t, draw(), "waits for loader (session 1)")
 }
 
 func TestAnEventCanBeReadWhole(t *testing.T) {

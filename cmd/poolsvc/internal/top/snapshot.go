@@ -21,6 +21,7 @@ type snapshot struct {
 	stats    mempool.ServiceStats
 	sessions []mempool.SessionInfo
 	channels []mempool.ChannelInfo
+	jams     []display.Jam
 	events   []mempool.HistoryEvent // events since the last snapshot
 	held     []mempool.BufferInfo   // buffers that count for the session whose details are shown, or that it uses, among the first maxScanned buffers
 }
@@ -67,6 +68,9 @@ func (s *Source) ask(ctx context.Context, of uint64) (now snapshot, err error) {
 		return now, err
 	}
 	if now.channels, err = display.All(s.client.Channels(ctx)); err != nil {
+		return now, err
+	}
+	if now.jams, err = display.Jams(ctx, now.channels, s.client.Members); err != nil {
 		return now, err
 	}
 	if now.events, err = s.news(ctx); err != nil || of == 0 {
@@ -133,20 +137,6 @@ func (s *snapshot) who(session uint64) string {
 		}
 	}
 	return strconv.FormatUint(session, 10)
-}
-
-// brief returns a short text for an event.
-func brief(e mempool.HistoryEvent) string {
-	who := display.Session(e.Session, e.Program, e.PID)
-	switch e.Kind {
-	case mempool.SessionBegan:
-		return who + " began"
-	case mempool.SessionEnded:
-		return fmt.Sprintf("%s ended (%s); it had %s", who, e.Ending, display.Size(e.Bytes))
-	case mempool.MemoryReclaimed:
-		return fmt.Sprintf("%s of %s reclaimed %v after its end", display.Size(e.Bytes), who, e.Took.Round(time.Millisecond))
-	}
-	return e.Text
 }
 
 func index[T any](list []T, id func(T) uint64) map[uint64]T {

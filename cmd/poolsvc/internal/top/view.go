@@ -105,13 +105,15 @@ const helpText = `
   Sessions  BYTES count for the session in all pools; SHARE is its part of
             what counts for all. enter shows the buffers of a session: COUNTS
             sums to its BYTES; nobody uses a buffer that a name or channel
-            has kept. A narrow screen has fewer columns.
+            has kept. A narrow screen has fewer columns. What blocks producers
+            comes first, in bold red, and then who waits for it, in red.
   Channels  FRAMES/S since the last look. USED of the channel's places have
             frames: of a broadcast, those that session SLOWEST has to take or,
             if producers wait for it, to give back; of a queue, those that
             wait for a consumer. DROPPED frames were missed by consumers.
             STATE is full where the next frame waits, fails, or drops another.
-            P/C counts producers and consumers. enter shows the slowest.
+            P/C counts producers and consumers. enter shows the slowest, and
+            whom it blocks. Channels that block producers come first, in red.
   Events    What happened to the service, the newest last: as poolsvc events.
             enter shows the whole sentence.
 
@@ -124,7 +126,7 @@ const helpText = `
 func (m *Model) drawAll() []string {
 	sessions, channels := m.drawSessions(), m.drawChannels()
 	rest := m.height - 2 - 3 // without the title, the foot, and the 3 blank lines between the panes
-	pools := window(m.drawPools(), 1, 0, max(2, rest/4))
+	pools := window(m.drawPools(), 0, max(2, rest/4))
 	rest -= len(pools)
 	forEvents := max(2, rest/5)
 	rest -= forEvents
@@ -132,21 +134,27 @@ func (m *Model) drawAll() []string {
 	forSessions := min(len(sessions), rest-forChannels)
 	forEvents += rest - forChannels - forSessions
 	lines := append(slices.Clone(pools), "")
-	lines = append(lines, window(sessions, 1, m.row[sessionsPane], forSessions)...)
+	lines = append(lines, window(sessions, m.row[sessionsPane], forSessions)...)
 	lines = append(lines, "")
-	lines = append(lines, window(channels, 1, m.row[channelsPane], forChannels)...)
+	lines = append(lines, window(channels, m.row[channelsPane], forChannels)...)
 	lines = append(lines, "")
-	return append(lines, window(m.drawEvents(), 1, max(0, len(m.events)-1-m.cursor(eventsPane, len(m.events))), forEvents)...)
+	return append(lines, m.drawEvents(forEvents-1)...)
 }
 
-// window returns the head of a table and as many rows as fit, including the row with the cursor.
-func window(lines []string, head, cursor, most int) []string {
-	if len(lines) <= most || most <= head {
+// window returns the head of a table and as many rows as fit, including the row with the cursor. If there are more rows, and room for two, the
+// last line says how many.
+func window(lines []string, cursor, most int) []string {
+	if len(lines) <= most || most <= 1 {
 		return lines[:min(len(lines), max(most, 0))]
 	}
-	rows, space := lines[head:], most-head
+	rows, space := lines[1:], most-1
+	var more []string
+	if space > 1 {
+		space--
+		more = []string{faint.Render(count.Of(len(rows)-space, "more row"))}
+	}
 	first := min(max(0, cursor-space+1), len(rows)-space)
-	return append(append([]string{}, lines[:head]...), rows[first:first+space]...)
+	return slices.Concat(lines[:1], rows[first:first+space], more)
 }
 
 func (m *Model) drawPools() []string {
@@ -198,17 +206,20 @@ func (m *Model) drawSessions() []string {
 			share = fmt.Sprintf("%.0f%%", 100*float64(o.Bytes)/float64(total))
 		}
 		rows = append(rows, []string{strconv.FormatUint(o.ID, 10), strconv.Itoa(int(o.PID)), strconv.Itoa(int(o.UID)), display.Printable(o.Program),
-			display.Age(m.now.at.Sub(o.Began)), strconv.Itoa(o.Leases), display.Size(o.Bytes), share, display.Waits(o.WaitsFor, m.now.at.Sub(o.Since))})
+			display.Age(m.now.at.Sub(o.Began)), strconv.Itoa(o.Leases), display.Size(o.Bytes), share, display.Doing(o, m.now.jams, m.now.at)})
 	}
-	blocking := display.Blocking(m.now.channels)
+	parts := display.Parts(m.now.jams)
 	align := "rrRlRRrRW"
 	if m.width < 80 { // the other columns have more use there
 		align = "rrRlRRrRL"
 	}
 	lines := table(rows, align, m.width)
 	for i, o := range list {
-		if blocking[o.ID] {
+		switch parts[o.ID] {
+		case display.Blocking:
 			lines[i+1] = trouble.Render(lines[i+1])
+		case display.Waiting:
+			lines[i+1] = trouble.Bold(false).Render(lines[i+1])
 		}
 	}
 	return m.mark(sessionsPane, rows, lines)
@@ -231,7 +242,7 @@ func (m *Model) drawChannels() []string {
 	}
 	lines := table(rows, "lLLLrRrrlRl", m.width)
 	for i, ch := range list {
-		if ch.Blocked {
+		if display.Blocks(ch) {
 			lines[i+1] = trouble.Render(lines[i+1])
 		}
 	}
@@ -263,11 +274,16 @@ func (m *Model) mark(pane int, rows [][]string, lines []string) []string {
 	return lines
 }
 
-func (m *Model) drawEvents() []string {
+// drawEvents draws the newest events, or those up to the cursor if it is above them.
+func (m *Model) drawEvents(most int) []string {
 	lines := []string{bold.Render("EVENTS")}
 	at := len(m.events) - 1 - m.cursor(eventsPane, len(m.events))
+	first := max(0, min(at, len(m.events)-most))
 	for i, e := range m.events {
-		line := fit(e.At.Format(time.TimeOnly)+"  "+brief(e), m.width)
+		if i < first || i >= first+most {
+			continue
+		}
+		line := fit(e.At.Format(time.TimeOnly)+"  "+display.Printable(e.Text), m.width)
 		switch {
 		case m.pane == eventsPane && i == at:
 			line = selected.Render(line)
@@ -309,6 +325,18 @@ func (m *Model) drawDetails() []string {
 	if o.WaitsFor != "" {
 		lines = append(lines, "waits for "+display.Waits(o.WaitsFor, m.now.at.Sub(o.Since)))
 	}
+	for _, ch := range m.now.channels {
+		if ch.Slowest != o.ID {
+			continue
+		}
+		line := display.Behind(ch)
+		for _, j := range m.now.jams {
+			if j.ID == ch.ID {
+				line = trouble.Render(line + "; " + j.Harm(m.now.at))
+			}
+		}
+		lines = append(lines, line)
+	}
 	rows := [][]string{{"BUFFER", "POOL", "DTYPE", "SHAPE", "BYTES", "COUNTS", "USE", "NAMES"}}
 	rest := o.Bytes // what counts for the session, without the buffers that are listed
 	for _, b := range m.now.held {
@@ -341,7 +369,8 @@ func (m *Model) drawDetails() []string {
 
 // table aligns columns. The string `align` has one letter for each column: l, L and W align to the left, r and R align to the right. If the
 // rows are wider than `width`, table first makes columns of text narrower. If this is not enough, table removes columns with the letters L
-// and R, and begins with the rightmost of these columns. A column with the letter W keeps 24 cells: its text says nothing in fewer.
+// and R, and begins with the rightmost of these columns. A column with the letter l keeps 18 cells, because it has names, and one with the
+// letter W keeps 24: its text says nothing in fewer.
 func table(rows [][]string, align string, width int) []string {
 	widths := make([]int, len(align))
 	for _, row := range rows {
@@ -349,7 +378,8 @@ func table(rows [][]string, align string, width int) []string {
 			widths[i] = max(widths[i], ansi.StringWidth(cell))
 		}
 	}
-	for total(widths) > width && narrow(widths, align) {
+	natural := slices.Clone(widths)
+	for total(widths) > width && narrow(widths, natural, align) {
 	}
 	lines := make([]string, len(rows))
 	for n, row := range rows {
@@ -371,11 +401,12 @@ func table(rows [][]string, align string, width int) []string {
 	return lines
 }
 
-// narrow makes the widest column of text narrower by one cell, or else drops a column. It returns false if it can do neither.
-func narrow(widths []int, align string) bool {
+// narrow makes the widest column of text narrower by one cell, or else drops a column, which leaves the others room to be as wide as they were. It
+// returns false if it can do neither.
+func narrow(widths, natural []int, align string) bool {
 	widest, last := -1, -1
 	for i, w := range widths {
-		least := map[byte]int{'l': 11, 'L': 11, 'W': 24}[align[i]]
+		least := map[byte]int{'l': 18, 'L': 11, 'W': 24}[align[i]]
 		if least > 0 && w > least && (widest < 0 || w > widths[widest]) {
 			widest = i
 		}
@@ -387,7 +418,8 @@ func narrow(widths []int, align string) bool {
 	case widest >= 0:
 		widths[widest]--
 	case last >= 0:
-		widths[last] = 0
+		natural[last] = 0
+		copy(widths, natural)
 	default:
 		return false
 	}
