@@ -275,7 +275,7 @@ func TestTheCardsNameWhoDoesTheMostHarm(t *testing.T) {
 	}
 	channel := func(id, published int, waiting int, members ...m) m {
 		return m{"id": id, "name": fmt.Sprintf("channel %d", id), "pool": 1, "mode": "broadcast", "full": "block", "capacity": 4, "published": published,
-			"dropped": 0, "used": min(waiting, 4), "waiting": waiting, "slowest": id, "members": append([]m{}, members...)}
+			"dropped": 0, "used": min(waiting, 4), "waiting": waiting, "slowest": id, "blocks": false, "members": append([]m{}, members...)}
 	}
 	with := func(ch m, more m) m {
 		maps.Copy(ch, more)
@@ -318,21 +318,21 @@ func TestTheCardsNameWhoDoesTheMostHarm(t *testing.T) {
 	misses := channel(1, 20, 0, m{"session": 1}, m{"session": 2, "missed": 10}, m{"session": 4, "producer": true})
 	look(4, []m{with(misses, m{"dropped": 10})}, readers...)
 	shows("harm", "nobody waits", "stands misses 50 % of the frames of channel 1")
-	page.shows(firstState + ` === "stands misses 50 %%"`)
-	look(4, []m{with(misses, m{"blocked": 3, "used": 4, "slowest": 1, "waiting": 4})}, readers...)
+	page.shows(firstState + ` === "stands misses 50 %%" && document.querySelector(".node.channel").matches(".hint:not(.slow)")`)
+	look(4, []m{with(misses, m{"blocked": 3, "blocks": true, "used": 4, "slowest": 1, "waiting": 4})}, readers...)
 	shows("harm", "flows blocks looks", "")
 	page.shows(`document.getElementById("graph").textContent.includes("4 of 4 used") && !document.getElementById("graph").textContent.includes("misses")`)
 
-	// A queue that drops many of its frames is no trouble, and not in order either.
+	// A queue that drops many of its frames is no trouble, because somebody chose so.
 	dropping := m{"mode": "queue", "full": "drop-oldest", "dropped": 41}
 	const state = `document.querySelector("#channel-rows tr").children[11]`
 	look(4, []m{with(channel(1, 50, 4, m{"session": 1}, m{"session": 4, "producer": true}), dropping)}, readers...)
 	shows("harm", "nobody waits", "channel 1 drops 82 % of its frames (when full: drop-oldest)")
-	page.shows(`!document.getElementById("card-harm").classList.contains("alarm") && document.querySelector(".node.channel").matches(".hint:not(.slow)")`)
-	page.shows(state + `.textContent === "drops 82 %%" && ` + state + `.classList.contains("hint")`)
+	page.shows(`!document.getElementById("card-harm").classList.contains("alarm") && document.querySelector(".node.channel").matches(":not(.hint, .slow)")`)
+	page.shows(state + `.textContent === "drops 82 %%" && !` + state + `.classList.contains("hint")`)
 	look(30, []m{with(channel(1, 100, 4, m{"session": 1}, m{"session": 4, "producer": true}), dropping)}, readers...)
 	look(70, []m{with(channel(1, 150, 4, m{"session": 1}, m{"session": 4, "producer": true}), dropping)}, readers...)
-	page.shows(state + `.textContent === "full" && document.querySelector(".node.channel").matches(":not(.hint)")`)
+	page.shows(state + `.textContent === "full"`)
 
 	// A queue that is full while it has workers is in order. Its slowest worker is marked.
 	const above = `document.getElementById("channels").getBoundingClientRect().top < document.getElementById("pools").getBoundingClientRect().top`
@@ -342,14 +342,14 @@ func TestTheCardsNameWhoDoesTheMostHarm(t *testing.T) {
 	page.shows(`!(%s) && document.getElementById("graph").textContent.includes("the slowest")`, above)
 
 	// A queue without a worker stops its producers.
-	look(72, []m{with(channel(1, 14, 4, m{"session": 4, "producer": true}), queue)}, readers...)
+	look(72, []m{with(with(channel(1, 14, 4, m{"session": 4, "producer": true}), queue), m{"blocks": true})}, readers...)
 	shows("harm", "nobody takes from channel 1", "looks waits for room, for 15 min 00 s")
 	page.shows(above)
 
 	// A consumer that blocks producers comes before everything else: the one for which they have waited longest.
 	waits := with(session(3, "borrows", 1), m{"waits": "buffer 7", "waited": 3600})
-	look(73, []m{with(channel(1, 14, 4, m{"session": 1, "behind": 4}, m{"session": 4, "producer": true}), m{"blocked": 3}),
-		with(channel(2, 10, 3, m{"session": 2, "behind": 3}, m{"session": 4, "producer": true}), m{"blocked": 840, "used": 4}),
+	look(73, []m{with(channel(1, 14, 4, m{"session": 1, "behind": 4}, m{"session": 4, "producer": true}), m{"blocked": 3, "blocks": true}),
+		with(channel(2, 10, 3, m{"session": 2, "behind": 3}, m{"session": 4, "producer": true}), m{"blocked": 840, "blocks": true, "used": 4}),
 		with(channel(4, 50, 4, m{"session": 1}, m{"session": 4, "producer": true}), dropping)}, append(readers, waits)...)
 	shows("harm", "stands blocks looks", "for 14 min 00 s, 3 of 4 frames behind in channel 2, and 1 more in hand · pid 102")
 	page.shows(`document.querySelector("#channel-rows").children[1].children[7].textContent === "4 / 4"`)
@@ -383,6 +383,36 @@ func TestTheCardsNameWhoDoesTheMostHarm(t *testing.T) {
 	page.shows(`document.getElementById("event-count").textContent === "1 of all 5"`)
 	say("events", events[:2]) // older events are gone
 	page.shows(`document.getElementById("event-count").textContent === "1 of the newest 2; poolsvc events has more"`)
+}
+
+func TestThePageMarksWhoBlocksAndWhoWaits(t *testing.T) {
+	url, say := scripted(t, httpOf(t, rig.Serve(t, "--http", "127.0.0.1:0")))
+	page := openBrowser(t, url)
+	type m = map[string]any
+	session := func(id int, program string, part, bytes int) m {
+		return m{"id": id, "uid": 1, "pid": 100 + id, "program": program, "age": 1, "leases": 0, "bytes": bytes, "part": part}
+	}
+	channel := func(id int, blocks bool, producer, consumer int) m {
+		return m{"id": id, "name": fmt.Sprintf("channel %d", id), "pool": 1, "mode": "broadcast", "full": "block", "capacity": 4, "published": 9, "dropped": 0, "used": 4,
+			"waiting": 4, "slowest": consumer, "blocks": blocks, "blocked": 3, "members": []m{{"session": producer, "producer": true}, {"session": consumer, "behind": 4}}}
+	}
+	say("look", m{"at": time.Now().UnixMilli(), "version": "1", "epoch": "e", "count": 4, "leases": 0, "buffers": 0, "pools": []m{},
+		"sessions": []m{session(3, "slow", 2, 0), session(4, "camera", 1, 0), session(1, "most", 0, 9), session(2, "other", 0, 0)},
+		"channels": []m{channel(7, false, 1, 2), channel(8, true, 4, 3)}})
+	shows := func(list, value, want string) {
+		t.Helper()
+		page.shows(`[...document.querySelectorAll("#%s-rows tr")].map((e) => %s).join() === %q`, list, value, want)
+	}
+	shows("session", `e.children[1].textContent + " " + e.className`, "slow blocks,camera waits,most ,other ")
+	shows("channel", `e.children[0].textContent`, "channel 8,channel 7")
+	page.shows(`[...document.querySelectorAll(".node.slow")].map((e) => e.firstChild.textContent).sort().join() === "camera,channel 8,slow"`)
+	page.shows(`document.getElementById("card-most").textContent === "most"`)
+
+	// In a narrow window, each cell has the name of its column.
+	say("events", []m{{"number": 1, "at": 1, "kind": "subscriber-slow", "trouble": true, "text": "slow", "count": 1},
+		{"number": 0, "at": 1, "kind": "session-ended", "ending": "lost", "text": "ended", "count": 1}})
+	page.do(chromedp.EmulateViewport(420, 800))
+	shows("event", `e.children[1].textContent + getComputedStyle(e.children[1], "::before").content`, `▲ subscriber slow"Event",✕ session ended, lost"Event"`)
 }
 
 // forward listens on a TCP port, and forwards each connection to the Unix socket at path, as ssh -L does.

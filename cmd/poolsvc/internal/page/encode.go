@@ -13,7 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// maxSessions is how many sessions the page shows one by one: the sessions with the most bytes.
+// maxSessions is how many sessions the page shows one by one: the first of look.Sessions.
 const maxSessions = 2000
 
 // maxEvents is how many events the page shows.
@@ -29,7 +29,7 @@ type look struct {
 	Leases   int       `json:"leases"`
 	Buffers  int       `json:"buffers"`
 	Pools    []pool    `json:"pools"`
-	Sessions []session `json:"sessions"` // the session with the most bytes comes first
+	Sessions []session `json:"sessions"` // those with the greatest part come first, then those with the most bytes
 	Channels []channel `json:"channels"`
 }
 
@@ -59,6 +59,7 @@ type session struct {
 	Wants   []uint64 `json:"wants,omitempty"` // the pools that have no free memory for the session
 	Waits   string   `json:"waits,omitempty"`
 	Waited  float64  `json:"waited,omitempty"`
+	Part    int      `json:"part"` // a display.Part: 1 is a producer that waits for a consumer, 2 a consumer that producers wait for
 }
 
 type channel struct {
@@ -75,6 +76,7 @@ type channel struct {
 	Slowest   uint64   `json:"slowest,omitempty"`
 	Closed    bool     `json:"closed,omitempty"`
 	Blocked   *float64 `json:"blocked,omitempty"` // since when producers wait for room; nil: they do not wait
+	Blocks    bool     `json:"blocks"`            // whether producers wait, and somebody should act
 	Members   []member `json:"members"`
 }
 
@@ -192,11 +194,14 @@ func (e encoder) look(o service.Overview, now time.Time) look {
 		}
 		l.Pools = append(l.Pools, one)
 	}
+	parts := display.Parts(jams(o.Flows))
 	holders := slices.Clone(o.Holders)
-	slices.SortStableFunc(holders, func(a, b service.Holder) int { return cmp.Compare(b.Bytes, a.Bytes) })
+	slices.SortStableFunc(holders, func(a, b service.Holder) int {
+		return cmp.Or(cmp.Compare(parts[b.ID], parts[a.ID]), cmp.Compare(b.Bytes, a.Bytes))
+	})
 	for _, h := range holders[:min(len(holders), maxSessions)] {
 		one := session{ID: h.ID, UID: h.UID, PID: h.PID, Program: display.Printable(h.Program), Age: seconds(now.Sub(h.Began)), Leases: h.Leases,
-			Bytes: h.Bytes, Ended: h.Ended, Wants: h.Wants}
+			Bytes: h.Bytes, Ended: h.Ended, Wants: h.Wants, Part: int(parts[h.ID])}
 		if h.WaitsFor != "" {
 			one.Waits, one.Waited = display.Printable(h.WaitsFor), seconds(now.Sub(h.Since))
 		}
@@ -204,7 +209,8 @@ func (e encoder) look(o service.Overview, now time.Time) look {
 	}
 	for _, f := range o.Flows {
 		one := channel{ID: f.ID, Name: display.Printable(f.Name), Pool: f.Pool, Mode: string(f.Mode), Full: string(f.Full), Capacity: f.Capacity,
-			Published: f.Published, Dropped: f.Dropped, Used: f.Used, Waiting: f.Waiting, Slowest: f.Slowest, Closed: f.Closed, Members: []member{}}
+			Published: f.Published, Dropped: f.Dropped, Used: f.Used, Waiting: f.Waiting, Slowest: f.Slowest, Closed: f.Closed,
+			Blocks: display.Blocks(f.ChannelInfo), Members: []member{}}
 		if !f.BlockedSince.IsZero() {
 			blocked := seconds(now.Sub(f.BlockedSince))
 			one.Blocked = &blocked
@@ -215,6 +221,21 @@ func (e encoder) look(o service.Overview, now time.Time) look {
 		l.Channels = append(l.Channels, one)
 	}
 	return l
+}
+
+// jams returns the channels that block producers.
+func jams(flows []service.Flow) (found []display.Jam) {
+	for _, f := range flows {
+		if !display.Blocks(f.ChannelInfo) {
+			continue
+		}
+		one := display.Jam{ChannelInfo: f.ChannelInfo}
+		for _, m := range f.Members {
+			one.Members = append(one.Members, mempool.MemberInfo{Session: m.Session, Role: string(m.Role)})
+		}
+		found = append(found, one)
+	}
+	return found
 }
 
 func mapsOf(o service.Overview, now time.Time) atlas {

@@ -148,6 +148,22 @@ func TestEveryPartOfThePageIsServedAndNothingComesFromElsewhere(t *testing.T) {
 	assert.Equal(t, http.StatusNotFound, get(t, s.URL+"/page/..%2fpage.go").status)
 }
 
+func TestThePageNamesFirstWhoBlocksAndThenWhoWaits(t *testing.T) {
+	holders := make([]service.Holder, 4)
+	for i := range holders {
+		holders[i].ID, holders[i].Bytes = uint64(i+1), 100-uint64(i)
+	}
+	flow := service.Flow{ChannelInfo: mempool.ChannelInfo{Blocked: true, Slowest: 4, Consumers: 2}, Members: []service.FlowMember{
+		{Session: 3, Role: service.Producer}, {Session: 4, Role: service.Consumer}, {Session: 2, Role: service.Consumer}}}
+	shown := encoder{of: busy(t)}.look(service.Overview{Holders: holders, Flows: []service.Flow{flow}}, time.Now())
+	var order [][2]int
+	for _, s := range shown.Sessions {
+		order = append(order, [2]int{int(s.ID), s.Part})
+	}
+	assert.Equal(t, [][2]int{{4, 2}, {3, 1}, {1, 0}, {2, 0}}, order)
+	assert.True(t, shown.Channels[0].Blocks)
+}
+
 func TestThePageIsForThisMachineAlone(t *testing.T) {
 	mux := http.NewServeMux()
 	p := New(busy(t), "1.2.3")

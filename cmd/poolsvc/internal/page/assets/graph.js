@@ -1,7 +1,7 @@
 // Channels as a graph, from producers to consumers.
 
 import { byId, count, draw, keyed, make, rate, say } from "./format.js";
-import { blocksIn, dropsMuch, inHand, isFullQueue } from "./tables.js";
+import { blockedFirst, dropsMuch, inHand, isFullQueue, missesMuch } from "./tables.js";
 
 const most = 40; // channels
 const column = 256;
@@ -12,7 +12,7 @@ const row = 76;
  * with the same part in the same channels are one node, but a session that blocks producers has a node of its own.
  */
 export function showGraph(channels, sessions, flows) {
-  const shown = channels.slice(0, most);
+  const shown = blockedFirst(channels).slice(0, most);
   const { nodes, edges } = build(shown, sessions);
   layer(nodes, edges);
   const graph = byId("graph");
@@ -41,7 +41,7 @@ export function showGraph(channels, sessions, flows) {
   keyed(area.lastChild, [...nodes.values()], (n) => n.key, createNode, (e, n) => {
     e.style.left = `${n.x}px`;
     e.style.top = `${n.y}px`;
-    if (n.channel) updateChannel(e, n.channel, flows.get(n.channel.id), blocksIn(n.channel));
+    if (n.channel) updateChannel(e, n.channel, flows.get(n.channel.id));
     else updateGroup(e, n, channels);
   });
   const svg = area.firstChild;
@@ -52,7 +52,7 @@ export function showGraph(channels, sessions, flows) {
     const [x1, y1, x2, y2] = [one.from.x + column, one.from.y + middle(one.from), one.to.x, one.to.y + middle(one.to)];
     const bend = x2 > x1 ? (x2 - x1) / 2 : between; // a way back goes around
     path.setAttribute("d", `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`);
-    path.setAttribute("class", one.from.channel && blocksIn(one.from.channel) && one.to.holds.has(one.from.channel.slowest) ? "slow" : "");
+    path.setAttribute("class", one.from.channel?.blocks && one.to.holds.has(one.from.channel.slowest) ? "slow" : "");
   });
 }
 
@@ -72,9 +72,8 @@ function build(channels, sessions) {
   for (const [id, list] of [...parts].sort((a, b) => a[0] - b[0])) {
     const s = sessions.get(id);
     const roles = [...new Set(list.map((p) => `${p.channel}${p.producer ? "p" : "c"}`))].sort();
-    const blocks = channels.some((ch) => ch.slowest === id && blocksIn(ch));
-    const key = `${s?.program ?? "?"} ${roles.join(" ")}${blocks ? ` ${id}` : ""}`;
-    const n = nodes.get(key) ?? { key, program: s?.program ?? `session ${id}`, holds: new Set(), pids: [], behind: 0 };
+    const key = `${s?.program ?? "?"} ${roles.join(" ")}${s?.part === 2 ? ` ${id}` : ""}`;
+    const n = nodes.get(key) ?? { key, program: s?.program ?? `session ${id}`, part: s?.part, holds: new Set(), pids: [], behind: 0 };
     nodes.set(key, n);
     n.holds.add(id);
     n.pids.push(s?.pid);
@@ -126,13 +125,13 @@ function createNode(n) {
   return e;
 }
 
-function updateChannel(e, ch, flow, slow) {
-  const drops = slow ? undefined : dropsMuch(ch, flow);
+function updateChannel(e, ch, flow) {
+  const drops = ch.blocks ? undefined : dropsMuch(ch, flow);
   say(e.children[0], ch.name);
   say(e.children[1], ch.closed ? "closed" : `${flow.rate === undefined ? "rate " : ""}${rate(flow.rate)}${flow.rate === undefined ? "" : "/s"} · ${drops ?? `${ch.used} of ${ch.capacity} used`}`);
   e.children[2].firstChild.style.width = `${(100 * ch.used) / ch.capacity}%`;
-  e.classList.toggle("slow", slow);
-  e.classList.toggle("hint", drops !== undefined);
+  e.classList.toggle("slow", ch.blocks);
+  e.classList.toggle("hint", missesMuch(ch, flow));
 }
 
 function updateGroup(e, n, channels) {
@@ -143,6 +142,7 @@ function updateGroup(e, n, channels) {
   if (n.behind > 0 || hand > 0) parts.push(`${n.holds.size > 1 ? "up to " : ""}${n.behind} behind${hand > 0 ? `, ${hand} in hand` : ""}`);
   const queue = slowestIn.find(isFullQueue);
   if (queue) parts.push(n.holds.size > 1 ? `the slowest: session ${queue.slowest}` : "the slowest");
+  if (n.part === 1) parts.push("waits");
   say(e.children[1], parts.join(" · "));
-  e.classList.toggle("slow", slowestIn.some(blocksIn));
+  e.classList.toggle("slow", n.part > 0);
 }

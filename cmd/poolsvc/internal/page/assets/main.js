@@ -4,7 +4,7 @@ import { Timeline } from "./charts.js";
 import { age, byId, bytes, clock, count, percent, rate, say } from "./format.js";
 import { showGraph } from "./graph.js";
 import { redraw, showPools } from "./pools.js";
-import { behindIn, blocksIn, dropsMuch, inHand, showChannels, showEvents, showSessions, troubles } from "./tables.js";
+import { behindIn, dropsMuch, inHand, showChannels, showEvents, showSessions, troubles } from "./tables.js";
 
 const bytesChart = new Timeline(byId("bytes-chart"), bytes, true);
 const framesChart = new Timeline(byId("frames-chart"), rate, false);
@@ -34,7 +34,7 @@ function show(look) {
   say(byId("version"), `poolsvc ${look.version}.`);
   const found = troubles(look);
   cards(look, sessions);
-  document.body.classList.toggle("blocked", look.channels.some(blocksIn)); // the channels then stand above the pools
+  document.body.classList.toggle("blocked", look.channels.some((ch) => ch.blocks)); // the channels then stand above the pools
   showPools(look, sessions, maps);
   bytesChart.add(look.at, look.pools.map((p) => [p.id, p.name, p.busy]));
   framesChart.add(look.at, look.channels.map((ch) => [ch.id, ch.name, flows.get(ch.id).rate]));
@@ -105,7 +105,7 @@ function happen(list) {
 function attention(look, sessions) {
   const name = (id) => sessions.get(id)?.program ?? `session ${id}`;
   const pid = (id) => (sessions.has(id) ? ` · pid ${sessions.get(id).pid}` : "");
-  const blocked = look.channels.filter(blocksIn).sort((a, b) => b.blocked - a.blocked || a.id - b.id)[0];
+  const blocked = look.channels.filter((ch) => ch.blocks).sort((a, b) => b.blocked - a.blocked || a.id - b.id)[0];
   if (blocked) {
     const producers = [...new Set(blocked.members.filter((m) => m.producer).map((m) => name(m.session)))];
     const victim = producers.length > 1 ? `${producers[0]} and ${count(producers.length - 1)} more` : producers[0] ?? blocked.name;
@@ -140,7 +140,7 @@ function cards(look, sessions) {
     card("pool", "–", "there is no pool");
   }
   const total = look.sessions.reduce((sum, s) => sum + s.bytes, 0);
-  const first = look.sessions[0];
+  const first = [...look.sessions].sort((a, b) => b.bytes - a.bytes)[0];
   if (first?.bytes > 0) card("most", first.program, `${bytes(first.bytes)}, ${percent(first.bytes, total)} of all · pid ${first.pid}, session ${first.id}${first.ended ? ", which has ended" : ""}`);
   else card("most", "nobody", "no session has memory");
   attention(look, sessions);

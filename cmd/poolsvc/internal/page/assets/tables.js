@@ -24,8 +24,8 @@ function cells(body, classes) {
   return row;
 }
 
-/** Whether producers of a channel wait, and somebody should act. A full queue is in order while it has consumers: they take its frames in turn. */
-export const blocksIn = (ch) => ch.blocked !== undefined && !ch.closed && (ch.mode !== "queue" || ch.members.every((m) => m.producer));
+/** Channels, with those first that block producers. */
+export const blockedFirst = (channels) => [...channels].sort((a, b) => b.blocks - a.blocks);
 
 /** How many frames the slowest consumer of a broadcast has taken and not given back: producers wait for these, too. */
 export const inHand = (ch) => (ch.mode === "queue" ? 0 : Math.max(0, ch.used - ch.waiting));
@@ -37,16 +37,18 @@ export function behindIn(n, ch, hand) {
 }
 
 /**
- * Says which share of its frames a channel drops, where it is high: no trouble, as somebody chose so, but no good state either. In a broadcast, that is
- * what one consumer misses, because it or the channel is not to block producers.
+ * Says which share of its frames a channel drops, where it is high: no trouble, as somebody chose so. In a broadcast, that is what one consumer misses,
+ * because it or the channel is not to block producers: this is no good state, either.
  */
 export const dropsMuch = (ch, flow) => !ch.closed && flow?.lost >= 0.1 ? `${flow.loser ? `${flow.loser} misses` : "drops"} ${percent(flow.lost, 1)}` : undefined;
+
+export const missesMuch = (ch, flow) => !ch.blocks && ch.mode !== "queue" && dropsMuch(ch, flow) !== undefined;
 
 export function showChannels(look, sessions, flows) {
   byId("no-channels").hidden = look.channels.length > 0;
   byId("channel-rows").closest(".scroll").hidden = look.channels.length === 0;
   const pools = new Map(look.pools.map((p) => [p.id, p.name]));
-  keyed(byId("channel-rows"), look.channels, (ch) => ch.id, () => cells(byId("channel-rows"), ["text", "text", "", "", "number", "number", "number", "number", "text", "number", "number", ""]),
+  keyed(byId("channel-rows"), blockedFirst(look.channels), (ch) => ch.id, () => cells(byId("channel-rows"), ["text", "text", "", "", "number", "number", "number", "number", "text", "number", "number", ""]),
     (row, ch) => {
       const slowest = sessions.get(ch.slowest);
       const producers = ch.members.filter((m) => m.producer).length;
@@ -54,8 +56,8 @@ export function showChannels(look, sessions, flows) {
       const texts = [ch.name, pools.get(ch.pool) ?? "", ch.mode, ch.full, rate(flows.get(ch.id).rate), count(ch.published), count(ch.dropped), `${ch.used} / ${ch.capacity}`,
         slowest ? who(slowest) : ch.slowest ? `session ${ch.slowest}` : "–", count(producers), count(ch.members.length - producers), ch.closed ? "closed" : ch.blocked !== undefined ? `producers wait ${age(ch.blocked)}` : drops ?? (ch.used >= ch.capacity ? "full" : "open")];
       texts.forEach((text, i) => say(row.children[i], text));
-      for (const i of [7, 8, 11]) row.children[i].classList.toggle("alarm", blocksIn(ch));
-      for (const i of [6, 11]) row.children[i].classList.toggle("hint", drops !== undefined && !blocksIn(ch));
+      for (const i of [7, 8, 11]) row.children[i].classList.toggle("alarm", ch.blocks);
+      for (const i of [6, 11]) row.children[i].classList.toggle("hint", missesMuch(ch, flows.get(ch.id)));
     });
 }
 
@@ -76,15 +78,13 @@ export function troubles(look) {
     if (s.waits) of(s.id).texts.push(`waits for ${s.waits}, for ${age(s.waited ?? 0)}`);
     if (s.ended) of(s.id).texts.push("has ended; its process still runs");
   }
-  const sessions = new Map(look.sessions.map((s) => [s.id, s]));
   for (const ch of look.channels) {
     for (const m of ch.members) {
       const t = of(m.session);
       t.channels.push(ch.name);
-      if (m.producer && blocksIn(ch) && !sessions.get(m.session)?.waits) t.texts.push(`waits for ${sessions.has(ch.slowest) ? who(sessions.get(ch.slowest)) : "consumers"} in ${ch.name}`);
       const slowest = !m.producer && ch.slowest === m.session;
       const hand = slowest ? inHand(ch) : 0;
-      if (m.behind || hand) t.texts.push(`${behindIn(m.behind ?? 0, ch, hand)}${blocksIn(ch) && slowest ? ", blocks its producers" : ""}`);
+      if (m.behind || hand) t.texts.push(`${behindIn(m.behind ?? 0, ch, hand)}${ch.blocks && slowest ? ", blocks its producers" : ""}`);
       else if (slowest && isFullQueue(ch)) t.texts.push(`has the oldest frame of queue ${ch.name}`);
     }
   }
@@ -115,10 +115,12 @@ export function showSessions(look, found) {
     row.children[7].title = `${Math.round(100 * share)} %`;
     say(row.children[8], trouble.join("; "));
     row.classList.toggle("ended", s.ended ?? false);
+    row.classList.toggle("waits", s.part === 1);
+    row.classList.toggle("blocks", s.part === 2);
     row.dataset.session = s.id;
   });
   say(byId("session-count"), wanted ? `${count(list.length)} of ${count(look.sessions.length)} match` : look.sessions.length < look.count
-    ? `the ${count(look.sessions.length)} that allocated most of ${count(look.count)}` : "those that allocated most first");
+    ? `the ${count(look.sessions.length)} that allocated most of ${count(look.count)}` : look.sessions[0]?.part ? "first who blocks and who waits, then those that allocated most" : "those that allocated most first");
   const more = byId("more-sessions");
   more.hidden = list.length <= few;
   say(more, all ? `Show the first ${few}` : `Show all ${count(list.length)}`);
@@ -144,9 +146,11 @@ export function showEvents(events) {
   say(byId("event-count"), events.at(-1)?.number > 1 ? `${of}the newest ${count(events.length)}; poolsvc events has more` : events.length > 0 ? `${of}all ${count(events.length)}` : "");
   keyed(byId("event-rows"), list, (e) => e.number, () => cells(byId("event-rows"), ["", "kind", "wide"]), (row, e) => {
     const how = e.kind === "session-ended" && e.ending !== "left" ? `, ${e.ending}` : "";
-    const texts = [clock(e.at), e.kind.replaceAll("-", " ") + how, e.count > 1 ? `${e.text} (${count(e.count)} times)` : e.text];
+    const died = e.kind === "session-ended" && (e.ending === "lost" || e.ending === "error");
+    const mark = e.trouble ? "▲ " : died ? "✕ " : "";
+    const texts = [clock(e.at), mark + e.kind.replaceAll("-", " ") + how, e.count > 1 ? `${e.text} (${count(e.count)} times)` : e.text];
     texts.forEach((text, i) => say(row.children[i], text));
     row.classList.toggle("trouble", e.trouble ?? false);
-    row.classList.toggle("died", e.kind === "session-ended" && (e.ending === "lost" || e.ending === "error"));
+    row.classList.toggle("died", died);
   });
 }
