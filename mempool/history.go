@@ -23,7 +23,7 @@ const (
 	ChannelClosed      EventKind = "channel-closed"
 	ChannelFailed      EventKind = "channel-failed"      // the channel's shared memory is corrupt, or cannot be used
 	FrameDoubted       EventKind = "frame-doubted"       // a consumer found a frame with contradictory data
-	FrameLost          EventKind = "frame-lost"          // frames of a queue that no consumer had acknowledged when the queue ended; Count says how many
+	FrameLost          EventKind = "frame-lost"          // frames of a queue were lost: at its end, or because it had no consumer and dropped them; Count says how many
 	FrameUndeliverable EventKind = "frame-undeliverable" // a frame of a queue was delivered as often as its channel allows, and dropped
 	SubscriberSlow     EventKind = "subscriber-slow"     // one consumer has long kept the channel full, or has not entered it
 	ServiceImpaired    EventKind = "service-impaired"    // the service goes on, but lacks something of its own, such as its log or its socket's file

@@ -34,8 +34,8 @@ func newStatus() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Say whether a running service is healthy",
-		Long: `Say whether a service answers, and warn of pools that are nearly full, of consumers that block the producers of a channel, and of workers that
-have had a frame of a queue for long.
+		Long: `Say whether a service answers, and warn of pools that are nearly full, of consumers that block the producers of a channel, of queues that drop
+frames because they have no consumer, and of workers that have had a frame of a queue for long.
 
 The exit status is 0 if the service answers in time, else 1. Warnings do not change it. A service that has reached its limit of sessions gives a
 warning, too.`,
@@ -111,6 +111,10 @@ func askStatus(ctx context.Context, client *bridge.Client, held time.Duration) (
 			return s, err
 		}
 		s.Warnings = append(s.Warnings, warnings...)
+		if ch.Untaken() {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: %s for a consumer, and the queue drops older ones, %d so far (it has 0 consumers)", ch.Name,
+				count.Of(ch.Used, "frame")+" wait", ch.Dropped))
+		}
 	}
 	slow := slices.DeleteFunc(channels, func(ch mempool.ChannelInfo) bool { return !ch.Blocked })
 	if len(slow) == 0 {

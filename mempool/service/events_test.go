@@ -558,6 +558,35 @@ func TestAProducerOfAFullQueueWaitsForRoomInIt(t *testing.T) {
 	})
 }
 
+func TestAQueueThatDropsFramesBecauseItHasNoConsumerIsToldOfOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newChannelRig(t, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 2, Full: mempool.DropOldest}, 64)
+		camera, sink := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+		stream := func() {
+			for range 12 {
+				camera.send()
+				time.Sleep(usualPatience / 4)
+				synctest.Wait()
+			}
+		}
+		stream()
+		assert.Equal(t, uint64(10), r.svc.Flows()[0].Dropped)
+		assert.Empty(t, happened(t, r.svc, mempool.FrameLost), "the queue has a consumer, which may be slow")
+		sink.quit()
+		stream()
+		e := one(t, r.svc, mempool.FrameLost)
+		assert.Equal(t, "frames", e.Channel)
+		assert.Regexp(t, `queue "frames" has no consumer, and has dropped \d frames that nobody took: start one`, e.Text)
+		assert.Less(t, e.Count, 10, "frames that it dropped before do not count")
+		assert.GreaterOrEqual(t, e.Took, usualPatience)
+		sink = r.consume(hire(t, r.svc), MemberSpec{})
+		stream()
+		sink.quit()
+		stream()
+		assert.Len(t, happened(t, r.svc, mempool.FrameLost), 2)
+	})
+}
+
 func TestAConsumerThatReleasesNothingHoldsProducersUpThoughItTookEveryFrame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)

@@ -301,6 +301,29 @@ func TestStatusNamesTheWorkerThatHasTheOldestFrameOfAFullQueue(t *testing.T) {
 	assert.Contains(t, warned(), fmt.Sprintf("(it has 1 consumer; session %d (%s, pid %d) has the oldest frame)", worker.Session(), filepath.Base(os.Args[0]), os.Getpid()))
 }
 
+func TestStatusWarnsOfAQueueThatDropsFramesOnlyWhileItHasNoConsumer(t *testing.T) {
+	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")
+	c := dial(t, s)
+	pool, err := c.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	ch, err := c.CreateChannel(t.Context(), bridge.ChannelSpec{Name: "jobs", Pool: pool.Info().ID, Mode: bridge.WorkQueue, Capacity: 2, Full: bridge.DropOldest})
+	require.NoError(t, err)
+	for range 5 {
+		l, err := pool.TryAllocate(t.Context(), mempool.Bytes(64))
+		require.NoError(t, err)
+		_, err = ch.Publish(t.Context(), l, mempool.FrameOptions{})
+		require.NoError(t, err)
+	}
+	out, err := poolsvc(t, "status", "--socket", s.Socket)
+	require.NoError(t, err, out)
+	assert.Contains(t, out, "warning: channel jobs: 2 frames wait for a consumer, and the queue drops older ones, 3 so far (it has 0 consumers)")
+	_, err = dial(t, s).Subscribe(t.Context(), "jobs", mempool.SubscribeOptions{})
+	require.NoError(t, err)
+	out, err = poolsvc(t, "status", "--socket", s.Socket)
+	require.NoError(t, err, out)
+	assert.NotContains(t, out, "warning")
+}
+
 func TestStatusNamesAWorkerThatHasAFrameForLongWhileOthersGoOn(t *testing.T) {
 	s := rig.Serve(t, "--pool", "name=p,kind=host,max=1MiB")
 	c := dial(t, s)

@@ -346,6 +346,13 @@ func TestTheCardsNameWhoDoesTheMostHarm(t *testing.T) {
 	shows("harm", "nobody takes from channel 1", "looks waits for room, for 15 min 00 s")
 	page.shows(above)
 
+	// A queue without a worker may also drop its frames.
+	look(72, []m{with(with(channel(1, 50, 4, m{"session": 4, "producer": true}), dropping), m{"blocks": true})}, readers...)
+	shows("harm", "nobody takes from channel 1", "it has no consumer, and has dropped 41 of its 50 frames")
+	page.shows(`document.getElementById("card-harm").classList.contains("alarm") && document.querySelector(".node.channel").matches(".slow:not(.hint)")`)
+	page.shows(state + `.classList.contains("alarm") && !` + state + `.classList.contains("hint")`)
+	page.shows(above)
+
 	// A consumer that blocks producers comes before everything else: the one for which they have waited longest.
 	waits := with(session(3, "borrows", 1), m{"waits": "buffer 7", "waited": 3600})
 	look(73, []m{with(channel(1, 14, 4, m{"session": 1, "behind": 4}, m{"session": 4, "producer": true}), m{"blocked": 3, "blocks": true}),

@@ -2,9 +2,11 @@ package streams
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
+	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
@@ -116,9 +118,11 @@ func (st *Stream) stuck() bool {
 	return st.Info.Mode == mempool.WorkQueue && st.full.Look(st.host.Used(), uint64(st.Info.Capacity))
 }
 
-// Watch notes which subscribers of a broadcast have been slow for the time `patience`, and since when a queue is full.
+// Watch notes which subscribers of a broadcast have been slow for the time `patience`, and since when a queue is full. It also notes if a
+// queue has dropped frames for this time because it has no consumer.
 func (st *Stream) Watch(patience time.Duration) {
 	st.stuck()
+	st.watchUntaken(patience)
 	for _, m := range st.Members {
 		if !st.lags(m) {
 			continue
@@ -133,6 +137,25 @@ func (st *Stream) Watch(patience time.Duration) {
 		e.Took = time.Since(behind.Since)
 		st.note(e)
 	}
+}
+
+func (st *Stream) watchUntaken(patience time.Duration) {
+	if st.Info.Mode != mempool.WorkQueue {
+		return
+	}
+	info, used := st.Describe(), uint64(0)
+	if info.Untaken() {
+		used = 1
+	} else {
+		st.wanted = info.Dropped
+	}
+	if !st.untaken.Look(used, 1) || st.untaken.Told || info.Dropped <= st.wanted || time.Since(st.untaken.Since) < patience {
+		return
+	}
+	st.untaken.Told = true
+	lost := info.Dropped - st.wanted
+	st.note(mempool.HistoryEvent{Kind: mempool.FrameLost, Count: int(lost), Took: time.Since(st.untaken.Since),
+		Text: fmt.Sprintf("queue %q has no consumer, and has dropped %s that nobody took: start one", st.Info.Name, count.Of(lost, "frame"))})
 }
 
 // consequence says what happens while a subscriber is slow.

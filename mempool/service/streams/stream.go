@@ -26,6 +26,8 @@ type Stream struct {
 	spent     journal.Gap     // frames that were delivered too often
 	lost      uint64          // the number of these frames
 	full      journal.Lag     // since when a queue is full
+	untaken   journal.Lag     // since when a queue drops frames because it has no consumer
+	wanted    uint64          // how many frames a queue had dropped before that
 }
 
 // end is the service's end of a member's memory.

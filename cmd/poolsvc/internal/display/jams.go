@@ -46,12 +46,12 @@ type Part int
 const (
 	NoPart   Part = iota
 	Waiting       // the session is a producer that waits
-	Blocking      // producers wait for the session, or in the channel
+	Blocking      // producers wait for the session, or in the channel, or nobody takes what they send
 )
 
 // PartOf returns the part of a channel.
 func PartOf(ch mempool.ChannelInfo) Part {
-	if Blocks(ch) {
+	if Blocks(ch) || ch.Untaken() {
 		return Blocking
 	}
 	return NoPart

@@ -76,7 +76,7 @@ type channel struct {
 	Slowest   uint64   `json:"slowest,omitempty"`
 	Closed    bool     `json:"closed,omitempty"`
 	Blocked   *float64 `json:"blocked,omitempty"` // since when producers wait for room; nil: they do not wait
-	Blocks    bool     `json:"blocks"`            // whether producers wait, and somebody should act
+	Blocks    bool     `json:"blocks"`            // whether producers wait, or nobody takes their frames, and somebody should act
 	Members   []member `json:"members"`
 }
 
@@ -210,7 +210,7 @@ func (e encoder) look(o service.Overview, now time.Time) look {
 	for _, f := range o.Flows {
 		one := channel{ID: f.ID, Name: display.Printable(f.Name), Pool: f.Pool, Mode: string(f.Mode), Full: string(f.Full), Capacity: f.Capacity,
 			Published: f.Published, Dropped: f.Dropped, Used: f.Used, Waiting: f.Waiting, Slowest: f.Slowest, Closed: f.Closed,
-			Blocks: display.Blocks(f.ChannelInfo), Members: []member{}}
+			Blocks: display.PartOf(f.ChannelInfo) > display.NoPart, Members: []member{}}
 		if !f.BlockedSince.IsZero() {
 			blocked := seconds(now.Sub(f.BlockedSince))
 			one.Blocked = &blocked

@@ -199,6 +199,25 @@ func TestAFullChannelShowsThatAllItsPlacesAreUsed(t *testing.T) {
 	assert.Regexp(t, `8/8 .* full`, line)
 }
 
+func TestAQueueThatDropsFramesBecauseNobodyTakesThemIsMarked(t *testing.T) {
+	colours := func(consumers int) bool {
+		m, draw := screen(t, 100, 24, after(busy(), 0, func(s *snapshot) {
+			ch := &s.channels[0]
+			ch.Mode, ch.Full, ch.Used, ch.Dropped, ch.Producers, ch.Consumers = mempool.WorkQueue, mempool.DropOldest, uint64(ch.Capacity), 5, 1, consumers
+		}))
+		draw()
+		for _, line := range strings.Split(m.draw(), "\n") {
+			if strings.Contains(line, "camera") && strings.Contains(line, "drop-oldest") {
+				return line != ansi.Strip(line)
+			}
+		}
+		require.FailNow(t, "the channel is not shown")
+		return false
+	}
+	assert.True(t, colours(0))
+	assert.False(t, colours(1))
+}
+
 // jammed is a snapshot in which session 3 blocks session 1 in the second of two channels.
 func jammed() snapshot {
 	return after(busy(), 0, func(s *snapshot) {

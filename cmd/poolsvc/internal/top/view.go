@@ -242,7 +242,7 @@ func (m *Model) drawChannels() []string {
 	}
 	lines := table(rows, "lLLLrRrrlRl", m.width)
 	for i, ch := range list {
-		if display.Blocks(ch) {
+		if display.PartOf(ch) > display.NoPart {
 			lines[i+1] = trouble.Render(lines[i+1])
 		}
 	}

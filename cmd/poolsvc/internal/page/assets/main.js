@@ -105,11 +105,12 @@ function happen(list) {
 function attention(look, sessions) {
   const name = (id) => sessions.get(id)?.program ?? `session ${id}`;
   const pid = (id) => (sessions.has(id) ? ` · pid ${sessions.get(id).pid}` : "");
-  const blocked = look.channels.filter((ch) => ch.blocks).sort((a, b) => b.blocked - a.blocked || a.id - b.id)[0];
+  const blocked = look.channels.filter((ch) => ch.blocks).sort((a, b) => (b.blocked ?? 0) - (a.blocked ?? 0) || a.id - b.id)[0];
   if (blocked) {
     const producers = [...new Set(blocked.members.filter((m) => m.producer).map((m) => name(m.session)))];
     const victim = producers.length > 1 ? `${producers[0]} and ${count(producers.length - 1)} more` : producers[0] ?? blocked.name;
-    if (blocked.mode === "queue") card("harm", `nobody takes from ${blocked.name}`, `${victim} waits for room, for ${age(blocked.blocked)}: ${count(blocked.capacity)} of ${count(blocked.capacity)} frames wait for a consumer`, true);
+    if (blocked.blocked === undefined) card("harm", `nobody takes from ${blocked.name}`, `it has no consumer, and has dropped ${count(blocked.dropped)} of its ${count(blocked.published)} frames`, true);
+    else if (blocked.mode === "queue") card("harm", `nobody takes from ${blocked.name}`, `${victim} waits for room, for ${age(blocked.blocked)}: ${count(blocked.capacity)} of ${count(blocked.capacity)} frames wait for a consumer`, true);
     else card("harm", `${name(blocked.slowest)} blocks ${victim}`, `for ${age(blocked.blocked)}, ${behindIn(blocked.waiting, blocked, inHand(blocked))}${pid(blocked.slowest)}`, true);
     return;
   }
