@@ -101,33 +101,35 @@ func jsonMemberInfo(e mempool.MemberInfo, _ *listed) map[string]any {
 
 func jsonNameInfo(e mempool.NameInfo, l *listed) map[string]any {
 	out := map[string]any{
-		"name":    e.Name,
-		"buffer":  e.Buffer,
-		"pool":    l.pool(e.Pool),
-		"bytes":   e.Bytes,
-		"dtype":   e.Tensor.DType,
-		"shape":   shape(e.Tensor),
-		"uid":     e.UID,
-		"session": e.Session,
+		"name":         e.Name,
+		"buffer":       e.Buffer,
+		"pool":         l.pool(e.Pool),
+		"bytes":        e.Bytes,
+		"dtype":        e.Tensor.DType,
+		"shape":        shape(e.Tensor),
+		"layout_bytes": e.Tensor.LayoutBytes,
+		"uid":          e.UID,
+		"session":      e.Session,
 	}
 	return out
 }
 
 func jsonBufferInfo(e mempool.BufferInfo, l *listed) map[string]any {
 	out := map[string]any{
-		"buffer":      e.ID,
-		"generation":  e.Generation,
-		"pool":        l.pool(e.Pool),
-		"bytes":       e.Bytes,
-		"block_bytes": e.BlockBytes,
-		"dtype":       e.Tensor.DType,
-		"shape":       shape(e.Tensor),
-		"session":     e.Session,
-		"writer":      e.Writer,
-		"readers":     append([]uint64{}, e.Readers...),
-		"reads":       e.Reads,
-		"names":       e.Names,
-		"in_channel":  e.InChannel,
+		"buffer":       e.ID,
+		"generation":   e.Generation,
+		"pool":         l.pool(e.Pool),
+		"bytes":        e.Bytes,
+		"block_bytes":  e.BlockBytes,
+		"dtype":        e.Tensor.DType,
+		"shape":        shape(e.Tensor),
+		"layout_bytes": e.Tensor.LayoutBytes,
+		"session":      e.Session,
+		"writer":       e.Writer,
+		"readers":      append([]uint64{}, e.Readers...),
+		"reads":        e.Reads,
+		"names":        e.Names,
+		"in_channel":   e.InChannel,
 	}
 	return out
 }

@@ -169,7 +169,7 @@ are frames that consumers missed; in a queue, also those that were delivered too
 			entries: (*bridge.Client).Names,
 			head:    "NAME\tPOOL\tBUFFER\tDTYPE\tSHAPE\tBYTES\tUSER\tSESSION",
 			row: func(n mempool.NameInfo, l *listed) string {
-				return fmt.Sprintf("%s\t%s\t%d\t%s\t%s\t%d\t%s", n.Name, l.pool(n.Pool), n.Buffer, display.Content(n.Tensor, "\t"), display.Size(n.Bytes),
+				return fmt.Sprintf("%s\t%s\t%d\t%s\t%s\t%d\t%s", n.Name, l.pool(n.Pool), n.Buffer, display.Content(n.Tensor, n.Name, "\t"), display.Size(n.Bytes),
 					n.UID, l.who(n.Session))
 			},
 			named:      true,
@@ -183,11 +183,11 @@ are frames that consumers missed; in a queue, also those that were delivered too
 			short: "Show the buffers of a running service and the sessions that hold them",
 			long: `Show the buffers of the pools that you may use. COUNTS FOR, WRITER and READERS are sessions: the program, and the id in brackets. A block counts
 for the session that allocated its buffer, also while only a name or a channel has the buffer. With --session, BLOCK sums to BYTES of poolsvc sessions;
-poolsvc leases --session shows what a session uses.`,
+poolsvc leases --session shows what a session uses. With --json, layout_bytes is not 0 for several arrays.`,
 			entries: (*bridge.Client).Buffers,
 			head:    "BUFFER\tPOOL\tDTYPE\tSHAPE\tBYTES\tBLOCK\tCOUNTS FOR\tWRITER\tREADERS\tNAMES",
 			row: func(b mempool.BufferInfo, l *listed) string {
-				return fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d", b.ID, l.pool(b.Pool), display.Content(b.Tensor, "\t"), display.Size(b.Bytes),
+				return fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d", b.ID, l.pool(b.Pool), display.Content(b.Tensor, "", "\t"), display.Size(b.Bytes),
 					display.Size(b.BlockBytes), l.who(b.Session), writer(b, l), readers(b, l), b.Names)
 			},
 			named:      true,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -306,14 +306,12 @@ CLASSES = [
 
 
 def test_the_site_has_each_picture_of_a_page_and_none_may_be_missing():
-    spec = importlib.util.spec_from_file_location("sources", ROOT / "docs/site/sources.py")
-    sources = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sources)
+    relinked = runpy.run_path(str(ROOT / "docs/site/sources.py"))["relinked"]
     page = ROOT / "docs/operating.md"
     for name in ("page-light.png", "picture.svg"):
-        assert sources.relinked(f"![text]({name})", page, {}) == f"![text]({name})"
+        assert relinked(f"![text]({name})", page, {}) == f"![text]({name})"
     with pytest.raises(SystemExit, match=r"operating.md links to gone.png, and there is no such file"):
-        sources.relinked("![text](gone.png)", page, {})
+        relinked("![text](gone.png)", page, {})
 
 
 def sections():

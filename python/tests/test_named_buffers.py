@@ -36,6 +36,14 @@ def test_a_dict_of_arrays_is_found_by_its_name(client, other):
     same(other.lease(lease.buffer_id, lease.generation))
 
 
+def test_lists_say_which_buffers_have_several_arrays(client):
+    several, one = client.put(BATCH, "batch"), client.put(np.zeros(3), "one")
+    for listed in (client.buffers(), client.names()):
+        assert [entry.layout_bytes > 0 for entry in listed] == [True, False]
+    several.release()
+    one.release()
+
+
 def test_get_dict_returns_arrays_that_keep_the_lease(client, other):
     client.put(BATCH, "batch").release()
     arrays = other.get_dict("batch")

@@ -73,7 +73,10 @@ func TestAModelIsLoadedFromTheShellAndReadInPython(t *testing.T) {
 	require.NoError(t, err, out)
 	out, err = poolsvc(t, "names")
 	require.NoError(t, err)
-	assert.Regexp(t, `m +models +\d+ +several arrays +- `, out)
+	assert.Regexp(t, `m +models +\d+ +several arrays +client\.get_dict\("m"\) `, out)
+	out, err = poolsvc(t, "buffers", "--json")
+	require.NoError(t, err)
+	assert.Regexp(t, `"layout_bytes": *[1-9]`, out)
 	for _, wrong := range [][]string{load[:2], load[:4], {"load", "/dev/null", "--name", "x", "--pool", "models"}, {"load", path, "--name", "x", "--pool", "none"}} {
 		out, err := poolsvc(t, wrong...)
 		require.Error(t, err, out)

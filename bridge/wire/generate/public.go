@@ -178,7 +178,7 @@ func (f *field) json() (key, value string, names bool) {
 	key, value = fmt.Sprintf("%q", f.jsonKey), "e."+f.name
 	switch {
 	case f.of != nil && f.of.name == "Tensor":
-		return `"dtype"`, value + ".DType,\n\"shape\": shape(" + value + ")", false
+		return `"dtype"`, value + ".DType,\n\"shape\": shape(" + value + "),\n\"layout_bytes\": " + value + ".LayoutBytes", false
 	case f.list:
 		return key, "append(" + f.goPublic() + "{}, " + value + "...)", false
 	case f.name == "Pool" && f.goType == "uint64":

@@ -87,7 +87,10 @@ func (s *structure) attributes(of, prefix string) (found []attribute) {
 				case "DType":
 					found = append(found, attribute{"dtype_name", "str", `Element type, such as ` + "``\"float32\"``.", value + "." + part.attribute()})
 				case "Shape":
-					found = append(found, attribute{"shape", "tuple[int, ...]", "Elements along each axis.", value + "." + part.attribute()})
+					found = append(found, attribute{"shape", "tuple[int, ...]", "Elements along each axis; of several arrays, the bytes of the buffer.", value + "." + part.attribute()})
+				case "LayoutBytes":
+					found = append(found, attribute{part.attribute(), "int", "Bytes at the end of a buffer of several arrays that describe them (see " +
+						"`Client.get_dict`); 0 for one array.", value + "." + part.attribute()})
 				}
 			}
 			continue

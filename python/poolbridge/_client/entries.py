@@ -398,7 +398,9 @@ class NameInfo(Shown):
     dtype_name
         Element type, such as ``"float32"``.
     shape
-        Elements along each axis.
+        Elements along each axis; of several arrays, the bytes of the buffer.
+    layout_bytes
+        Bytes at the end of a buffer of several arrays that describe them (see `Client.get_dict`); 0 for one array.
     uid
         Id of the user who published the name.
     session
@@ -411,6 +413,7 @@ class NameInfo(Shown):
     nbytes: int
     dtype_name: str
     shape: tuple[int, ...]
+    layout_bytes: int
     uid: int
     session: int | None
 
@@ -424,6 +427,7 @@ def name_info(of: _messages.NameInfo) -> NameInfo:
         nbytes=of.nbytes,
         dtype_name=of.tensor.dtype,
         shape=of.tensor.shape,
+        layout_bytes=of.tensor.layout_bytes,
         uid=of.uid,
         session=of.session or None,
     )
@@ -448,7 +452,9 @@ class BufferInfo(Shown):
     dtype_name
         Element type, such as ``"float32"``.
     shape
-        Elements along each axis.
+        Elements along each axis; of several arrays, the bytes of the buffer.
+    layout_bytes
+        Bytes at the end of a buffer of several arrays that describe them (see `Client.get_dict`); 0 for one array.
     session
         Session that allocated the buffer, and that the block counts for. It may have ended.
     writer
@@ -470,6 +476,7 @@ class BufferInfo(Shown):
     block_nbytes: int
     dtype_name: str
     shape: tuple[int, ...]
+    layout_bytes: int
     session: int
     writer: int | None
     readers: tuple[int, ...]
@@ -488,6 +495,7 @@ def buffer_info(of: _messages.BufferInfo) -> BufferInfo:
         block_nbytes=of.block_nbytes,
         dtype_name=of.tensor.dtype,
         shape=of.tensor.shape,
+        layout_bytes=of.tensor.layout_bytes,
         session=of.session,
         writer=of.writer or None,
         readers=of.readers,

@@ -246,7 +246,7 @@ func mapsOf(o service.Overview, now time.Time) atlas {
 			text := block{ID: b.ID, Bytes: b.Bytes, Use: b.Use.String(), Session: b.Session, Mapped: b.Mapped, Buffer: b.Buffer, Used: b.BufferBytes,
 				Age: seconds(b.Age), Writer: b.Writer, Readers: b.Readers, Reads: b.Reads, Failed: b.Failed}
 			if b.Tensor != nil {
-				text.Tensor = tensor(*b.Tensor)
+				text.Tensor = tensor(*b.Tensor, b.Name)
 			}
 			if b.Name != "" {
 				text.Name = display.Printable(b.Name)
@@ -263,10 +263,10 @@ func mapsOf(o service.Overview, now time.Time) atlas {
 
 func seconds(d time.Duration) float64 { return d.Truncate(time.Second).Seconds() }
 
-// tensor describes the type and the shape of a tensor.
-func tensor(t mempool.Tensor) string {
+// tensor describes the type and the shape of a buffer's tensor, or how to get its arrays by its name.
+func tensor(t mempool.Tensor, name string) string {
 	if t.LayoutBytes > 0 {
-		return "several arrays"
+		return strings.TrimSuffix(display.Content(t, name, ": "), ": -")
 	}
 	shape, _ := json.Marshal(t.Shape)
 	if t.Shape == nil {

@@ -164,6 +164,12 @@ func TestThePageNamesFirstWhoBlocksAndThenWhoWaits(t *testing.T) {
 	assert.True(t, shown.Channels[0].Blocks)
 }
 
+func TestABlockOfSeveralArraysSaysHowToGetThem(t *testing.T) {
+	several := mempool.Tensor{DType: mempool.Uint8, Shape: []uint64{9}, LayoutBytes: 1}
+	assert.Equal(t, `several arrays: client.get_dict("model")`, tensor(several, "model"))
+	assert.Equal(t, "several arrays", tensor(several, ""))
+}
+
 func TestThePageIsForThisMachineAlone(t *testing.T) {
 	mux := http.NewServeMux()
 	p := New(busy(t), "1.2.3")

@@ -172,6 +172,19 @@ func TestDetailsShowTheBuffersOfTheSessionUnderTheCursor(t *testing.T) {
 	lineWith(t, draw(), "CHANNEL")
 }
 
+func TestDetailsSayHowToGetTheArraysOfABuffer(t *testing.T) {
+	s := busy()
+	several := mempool.Tensor{DType: "uint8", Shape: []uint64{4096}, LayoutBytes: 100}
+	s.held = []mempool.BufferInfo{{ID: 9, Pool: 1, Session: 2, Names: 1, Tensor: several}, {ID: 10, Pool: 1, Session: 2, Writer: 2, Tensor: several}}
+	s.names = map[uint64]string{9: "model"}
+	m, draw := screen(t, 80, 24, s)
+	press(m, "enter")
+	_, line := lineWith(t, draw(), "     9  frames")
+	assert.Contains(t, line, `several arrays  client.get_dict("model")`)
+	_, line = lineWith(t, draw(), "    10  frames")
+	assert.Contains(t, line, `several arrays  - `)
+}
+
 func TestTheDetailsCanBeReadToTheirLastRow(t *testing.T) {
 	s := busy()
 	for id := range uint64(50) {

@@ -209,11 +209,7 @@ func (m *Model) drawSessions() []string {
 			display.Age(m.now.at.Sub(o.Began)), strconv.Itoa(o.Leases), display.Size(o.Bytes), share, display.Doing(o, m.now.jams, m.now.at)})
 	}
 	parts := display.Parts(m.now.jams)
-	align := "rrRlRRrRW"
-	if m.width < 80 { // the other columns have more use there
-		align = "rrRlRRrRL"
-	}
-	lines := table(rows, align, m.width)
+	lines := table(rows, m.wide("rrRlRRrRW"), m.width)
 	for i, o := range list {
 		switch parts[o.ID] {
 		case display.Blocking:
@@ -223,6 +219,14 @@ func (m *Model) drawSessions() []string {
 		}
 	}
 	return m.mark(sessionsPane, rows, lines)
+}
+
+// wide replaces the letter W of a table on a narrow screen, where the other columns have more use.
+func (m *Model) wide(align string) string {
+	if m.width < 80 {
+		return strings.ReplaceAll(align, "W", "L")
+	}
+	return align
 }
 
 func (m *Model) drawChannels() []string {
@@ -348,7 +352,7 @@ func (m *Model) drawDetails() []string {
 		if use == "others" && b.Writer == 0 && b.Reads == 0 {
 			use = "kept"
 		}
-		dtype, shape, _ := strings.Cut(display.Content(b.Tensor, "\t"), "\t")
+		dtype, shape, _ := strings.Cut(display.Content(b.Tensor, m.now.names[b.ID], "\t"), "\t")
 		rows = append(rows, []string{strconv.FormatUint(b.ID, 10), m.now.pool(b.Pool), dtype, shape, display.Size(b.Bytes), counts, use,
 			strconv.Itoa(b.Names)})
 	}
@@ -356,7 +360,7 @@ func (m *Model) drawDetails() []string {
 		rows = append(rows, []string{"rest", "", "", "", "", display.Size(rest), "", ""})
 	}
 	lines = append(lines, "")
-	buffers := table(rows, "rlLlRrlR", m.width)
+	buffers := table(rows, m.wide("rlLWRrlR"), m.width)
 	space := m.height - 2 - len(lines) // without the title and the foot
 	if len(buffers) <= space {
 		return append(lines, buffers...)
