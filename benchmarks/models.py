@@ -1,7 +1,8 @@
 """Measures frames of several arrays, models of many tensors, and files: ``python benchmarks/models.py``.
 
 Each figure is the median of several rounds, beside what it is compared with in the same round. Run it alone on a
-machine; `--pool` names the kind of memory.
+machine; `--pool` names the kind of memory. With memory of a GPU, it measures only files, beside copies from page-locked
+memory.
 """
 
 from __future__ import annotations
@@ -100,19 +101,50 @@ def read(path: Path) -> None:
         list(pool.map(lambda at: os.preadv(file.fileno(), [memory[at : at + piece]], at), range(0, size, piece)))
 
 
-def files(client: poolbridge.Client, folder: Path, tensors: int, nbytes: int) -> None:
-    """Measure `poolsvc load`, beside threads that read the same file, which is in the page cache."""
+def copies(nbytes: int) -> Callable[[], None]:
+    """Return a function that copies as many bytes to the first GPU, from page-locked memory of at most 1 GiB."""
+    from cuda.bindings import driver
+
+    def call(result: Any) -> Any:
+        if result[0]:
+            raise RuntimeError(result[0].name)
+        return result[1] if len(result) > 1 else None
+
+    piece, size = 16 << 20, min(nbytes, 1 << 30)
+    call(driver.cuInit(0))
+    call(driver.cuCtxSetCurrent(call(driver.cuDevicePrimaryCtxRetain(call(driver.cuDeviceGet(0))))))
+    stream = call(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+    source, to = call(driver.cuMemHostAlloc(size, 0)), call(driver.cuMemAlloc(size))
+
+    def copy() -> None:
+        for at in range(0, nbytes, piece):
+            off = at % size
+            n = min(piece, nbytes - at, size - off)
+            call(driver.cuMemcpyHtoDAsync(int(to) + off, int(source) + off, n, stream))
+        call(driver.cuStreamSynchronize(stream))
+
+    return copy
+
+
+def files(client: poolbridge.Client, folder: Path, tensors: int, nbytes: int, peer: Callable[[], None] | None) -> None:
+    """Measure `poolsvc load`, with its allocation, beside `peer`, or threads that read the same file.
+
+    The file is in the page cache.
+    """
     path = folder / f"{tensors}.safetensors"
     save(path, tensors, nbytes)
     read.__dict__.clear()
     loads, reads = [], []
+    peer = peer or (lambda: read(path))
     command = [find_program(), "load", str(path), "--name", "file", "--pool", "bench", "--replace"]
     for _ in range(3):
-        reads.append(timed(lambda: read(path)))
+        reads.append(timed(peer))
         done = subprocess.run([*command, "--socket", client.path], check=True, capture_output=True, text=True)
         took = done.stdout.split(" in ")[-1].split(" ")[0]
         loads.append(float(took.removesuffix("ms")) / 1e3 if took.endswith("ms") else float(took.removesuffix("s")))
     row(f"load of {tensors:,} tensors, {nbytes >> 20} MiB, page cache warm", loads, reads)
+    load, beside = (nbytes / statistics.median(seconds) / 1e9 for seconds in (loads, reads))
+    sys.stdout.write(f"{'':58} {load:6.1f} GB/s, beside {beside:6.1f} GB/s: {load / beside:.2f} of it\n")
     path.unlink()
     client.unpublish("file")
 
@@ -128,12 +160,13 @@ if __name__ == "__main__":
     try:
         with poolbridge.serve() as service, service.connect() as client, service.connect() as other:
             client.create_pool("bench", kind=given.pool, max_bytes=(3 * given.mib + 512) << 20)
-            for nbytes in (64 << 10, 1 << 20):
+            peer = copies(given.mib << 20) if given.pool in {"device", "vmm"} else None
+            for nbytes in () if peer else (64 << 10, 1 << 20):
                 frames(client, nbytes)
-            for tensors in (300, 20_000):
+            for tensors in () if peer else (300, 20_000):
                 models(client, other, tensors, given.library)
             for tensors in (320, 20_000):
-                files(client, folder, tensors, given.mib << 20)
+                files(client, folder, tensors, given.mib << 20, peer)
     finally:
         shutil.rmtree(folder)
     sys.exit(0)

@@ -104,6 +104,24 @@ func (l *Lease) CopyFrom(ctx context.Context, off uint64, src []byte) error {
 	return l.held.With(ctx, off, uint64(len(src)), true, func(m mempool.Memory) error { return m.CopyFrom(off, src) })
 }
 
+// Upload waits until the memory may be written, and for this package's own work on the memory. Then it returns an [Upload], with which several
+// goroutines fill the buffer together, through at most `pieces` pieces of page-locked memory of `size` bytes. The caller must close the Upload before
+// the lease ends or the buffer is published. When Close has returned, all copies are done.
+//
+// Errors: [ErrReleased]; [ErrInvalid] if the lease is a read lease, and those of [mempool.NewUpload]; the context's error if Upload had to wait.
+func (l *Lease) Upload(ctx context.Context, size uint64, pieces int) (u *Upload, err error) {
+	err = l.held.With(ctx, 0, 0, true, func(m mempool.Memory) error {
+		if o := l.held.Order(); o != nil {
+			if err := o.Give(ctx, m.Queue(), mempool.CPU); err != nil {
+				return err
+			}
+		}
+		u, err = mempool.NewUpload(m, l.held.InfoLocked().Bytes, size, pieces)
+		return err
+	})
+	return u, err
+}
+
 // CopyTo waits until the content is complete, and then fills dst with bytes of the buffer, beginning at byte off. The end of ctx does not
 // interrupt a copy that has begun.
 //

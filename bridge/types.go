@@ -55,6 +55,8 @@ type (
 	Clock = mempool.Clock
 	// Event is an interprocess event of CUDA. More: go doc [mempool.Event].
 	Event = mempool.Event
+	// Upload fills memory of a GPU through page-locked memory. More: go doc [mempool.Upload].
+	Upload = mempool.Upload
 
 	// Epoch identifies one life of a service. More: go doc [mempool.Epoch].
 	Epoch = mempool.Epoch

@@ -61,6 +61,20 @@ type piece struct {
 	done *cuda.Event
 }
 
+func newPiece(ctx *cuda.Context, size uint64) (*piece, error) {
+	mem, err := ctx.NewPinned(size)
+	if err != nil {
+		return nil, err
+	}
+	done, err := ctx.NewEvent(cuda.EventSpec{})
+	if err != nil {
+		return nil, errors.Join(err, insist(mem.Close))
+	}
+	return &piece{mem, done}, nil
+}
+
+func (p *piece) close() error { return errors.Join(p.done.Close(), p.mem.Close()) }
+
 func (s *staging) open(l *deviceStream) {
 	s.deviceStream = l
 	s.copiers.how = plan.copying
@@ -107,13 +121,9 @@ func (ps *pieces) take(ctx *cuda.Context, wait bool) (*piece, error) {
 func (ps *pieces) makeOne(ctx *cuda.Context) (*piece, error) {
 	ps.made++
 	ps.mu.Unlock()
-	mem, err := ctx.NewPinned(ps.size)
+	p, err := newPiece(ctx, ps.size)
 	if err == nil {
-		var done *cuda.Event
-		if done, err = ctx.NewEvent(cuda.EventSpec{}); err == nil {
-			return &piece{mem, done}, nil
-		}
-		err = errors.Join(err, insist(mem.Close))
+		return p, nil
 	}
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -144,7 +154,7 @@ func (ps *pieces) close() error {
 	defer ps.mu.Unlock()
 	var errs []error
 	ps.idle = slices.DeleteFunc(ps.idle, func(p *piece) bool {
-		err := errors.Join(p.done.Close(), p.mem.Close())
+		err := p.close()
 		errs = append(errs, err)
 		return err == nil
 	})

@@ -8,11 +8,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -22,8 +21,12 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// chunkBytes is the most bytes that one goroutine reads at once.
-const chunkBytes = 16 << 20
+// One goroutine reads at most chunkBytes at once. Bytes for memory that the CPU does not reach go through at most `pieces` pieces of page-locked
+// memory of this size. Tests change them.
+var (
+	chunkBytes uint64 = 4 << 20
+	pieces            = 24
+)
 
 // Files are the open files of one model.
 type Files struct {
@@ -165,34 +168,47 @@ func (f *Files) Close() (err error) {
 	return err
 }
 
-// Load reads all tensors into a buffer that was allocated for f.Tensor. Several goroutines read at the same time. If `read` is not nil, Load
-// calls it from one goroutine at a time with the number of bytes that have been read so far.
+// Load reads all tensors into a buffer that was allocated for f.Tensor. Several goroutines read at the same time. If `done` is not nil, Load
+// adds to it the bytes that are in the buffer; another goroutine can show them meanwhile. When Load returns, also with an error, it does not use the
+// memory any more. The lease must not end before.
 //
-// Errors: [bridge.ErrInvalid] if the buffer has other arrays, or a file has changed since Open; those of [bridge.Lease.CopyFrom] and of the
-// files; the context's error.
-func (f *Files) Load(ctx context.Context, l *bridge.Lease, read func(done uint64)) error {
-	if !reflect.DeepEqual(l.Tensor().Arrays, f.Tensor.Arrays) {
-		return invalid("the buffer has other arrays than the files: allocate it for Files.Tensor")
+// Errors: [bridge.ErrInvalid] if the buffer has other arrays, the lease is a read lease, or a file has changed since Open; those of
+// [bridge.Lease.Bytes], [bridge.Lease.Upload] and of the files; the context's error.
+func (f *Files) Load(ctx context.Context, l *bridge.Lease, done *atomic.Uint64) (err error) {
+	into := l.Grant()
+	if !into.Write || !(mempool.Tensor{Arrays: into.Tensor.Arrays}).Equal(mempool.Tensor{Arrays: f.Tensor.Arrays}) {
+		return invalid("the lease is no write lease of a buffer that was allocated for Files.Tensor")
 	}
 	memory, err := l.Bytes(ctx)
 	if err != nil {
 		return err
 	}
-	var mu sync.Mutex
-	done := uint64(0)
+	chunks := f.chunks()
+	var upload *bridge.Upload // nil if the CPU reaches the memory
+	if memory == nil && len(chunks) > 0 {
+		if upload, err = l.Upload(ctx, min(chunkBytes, into.Bytes), pieces); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, upload.Close()) }()
+	}
+	if done == nil {
+		done = new(atomic.Uint64)
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(min(max(runtime.NumCPU(), 2), 16))
-	for _, c := range f.chunks() {
+	for _, c := range chunks {
 		g.Go(func() error {
-			if err := c.load(ctx, l, memory); err != nil || read == nil {
+			if err := ctx.Err(); err != nil {
 				return err
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			for _, p := range c.parts {
-				done += p.n
+			count := func() { done.Add(c.bytes()) }
+			if upload != nil {
+				return upload.Copy(ctx, c.to, c.n, c.read, count)
 			}
-			read(done)
+			if err := c.read(memory[c.to:][:c.n]); err != nil {
+				return err
+			}
+			count()
 			return nil
 		})
 	}
@@ -237,29 +253,20 @@ func (f *Files) chunks() (all []chunk) {
 	return all
 }
 
-// staging has slices of chunkBytes, through which bytes go to memory that the CPU does not reach.
-var staging = sync.Pool{New: func() any { return new([chunkBytes]byte) }}
+// bytes returns the number of bytes of the chunk's tensors.
+func (c chunk) bytes() (n uint64) {
+	for _, p := range c.parts {
+		n += p.n
+	}
+	return n
+}
 
-// load reads the bytes of a chunk. `memory` is the buffer's memory; nil if the CPU does not reach it.
-func (c chunk) load(ctx context.Context, l *bridge.Lease, memory []byte) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	var to []byte
-	if memory != nil {
-		to = memory[c.to:][:c.n]
-	} else {
-		staged := staging.Get().(*[chunkBytes]byte)
-		defer staging.Put(staged)
-		to = staged[:c.n]
-	}
+// read reads the chunk from the files into memory for it.
+func (c chunk) read(to []byte) error {
 	for _, p := range c.parts {
 		if _, err := p.file.ReadAt(to[p.to-c.to:][:p.n], int64(p.from)); err != nil {
 			return fmt.Errorf("%s: %w", p.file.Name(), cut(err, "it has changed since its header was read"))
 		}
 	}
-	if memory != nil {
-		return nil
-	}
-	return l.CopyFrom(ctx, c.to, to)
+	return nil
 }

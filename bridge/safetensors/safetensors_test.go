@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -89,12 +90,9 @@ func load(t *testing.T, pool *bridge.Pool, path string) *bridge.Lease {
 	defer func() { assert.NoError(t, f.Close()) }()
 	l, err := pool.TryAllocate(t.Context(), f.Tensor)
 	require.NoError(t, err)
-	last := uint64(0)
-	require.NoError(t, f.Load(t.Context(), l, func(done uint64) {
-		assert.Greater(t, done, last)
-		last = done
-	}))
-	assert.Equal(t, f.Bytes, last)
+	var done atomic.Uint64
+	require.NoError(t, f.Load(t.Context(), l, &done))
+	assert.Equal(t, f.Bytes, done.Load())
 	return l
 }
 
@@ -118,12 +116,23 @@ func TestAModelIsLoadedIntoEveryKindOfMemory(t *testing.T) {
 	file, content := model(t, sizes)
 	path := write(t, t.TempDir(), "m.safetensors", file)
 	for kind, pool := range pools(t) {
-		t.Run(string(kind), func(t *testing.T) {
-			l := load(t, pool, path)
-			compare(t, l, content)
-			require.NoError(t, l.Release(false))
-		})
+		for _, chunk := range []uint64{chunkBytes, 10_000} { // larger and smaller than many tensors together
+			t.Run(fmt.Sprintf("%s, %d", kind, chunk), func(t *testing.T) {
+				divided(t, chunk, 3)
+				l := load(t, pool, path)
+				compare(t, l, content)
+				require.NoError(t, l.Release(false))
+			})
+		}
 	}
+}
+
+// divided sets the size and the number of the pieces until the test ends.
+func divided(t *testing.T, size uint64, number int) {
+	t.Helper()
+	sizeBefore, numberBefore := chunkBytes, pieces
+	chunkBytes, pieces = size, number
+	t.Cleanup(func() { chunkBytes, pieces = sizeBefore, numberBefore })
 }
 
 func TestTheFilesOfAModelAreOneBuffer(t *testing.T) {
@@ -256,6 +265,11 @@ func TestAModelIsLoadedOnlyIntoABufferForIt(t *testing.T) {
 	l, err := pool.TryAllocate(t.Context(), mempool.Bytes(1000))
 	require.NoError(t, err)
 	require.ErrorIs(t, f.Load(t.Context(), l, nil), bridge.ErrInvalid)
+	require.NoError(t, l.Release(false))
+
+	l = load(t, pool, f.files[0].Name())
+	require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "published"}))
+	require.ErrorIs(t, f.Load(t.Context(), l, nil), bridge.ErrInvalid, "others read it")
 	require.NoError(t, l.Release(false))
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -53,16 +54,18 @@ PATH is a file, the index of a model of several files (*.index.json), or a folde
 		if err != nil {
 			return err
 		}
-		progress := display.NewProgress(c.ErrOrStderr())
-		err = files.Load(ctx, l, func(done uint64) { progress.Step(int(done>>20), int(files.Bytes>>20), "MiB of "+args[0]) })
-		progress.Done()
+		var done atomic.Uint64
+		stop := follow(display.NewProgress(c.ErrOrStderr()), &done, files.Bytes, args[0])
+		err = files.Load(ctx, l, &done)
 		if err == nil {
 			err = l.Publish(ctx, mempool.Publication{Name: name, Keep: true, Replace: replace})
 		}
-		if err := errors.Join(err, l.Release(err != nil)); err != nil {
+		err = errors.Join(err, l.Release(err != nil))
+		took := time.Since(began)
+		stop()
+		if err != nil {
 			return err
 		}
-		took := time.Since(began)
 		_, err = fmt.Fprintf(c.OutOrStdout(), "loaded %d arrays of %s as %s in %s (%s a second)\n", len(files.Tensor.Arrays), display.Size(files.Bytes),
 			name, took.Round(time.Millisecond), display.Size(uint64(float64(files.Bytes)/took.Seconds())))
 		return err
@@ -71,6 +74,27 @@ PATH is a file, the index of a model of several files (*.index.json), or a folde
 	c.Flags().StringVar(&pool, "pool", "", "pool for the model")
 	c.Flags().BoolVar(&replace, "replace", false, "replace a model of this name; programs that have it keep its memory")
 	return c
+}
+
+// follow shows how many bytes of a file are loaded, until the caller calls stop. A terminal that takes no output does not hold up the load.
+func follow(progress *display.Progress, done *atomic.Uint64, total uint64, path string) (stop func()) {
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		defer progress.Done()
+		for tick := time.Tick(time.Second / 10); ; {
+			select {
+			case <-end:
+				return
+			case <-tick:
+				progress.Step(int(done.Load()>>20), int(total>>20), "MiB of "+path)
+			}
+		}
+	}()
+	return func() {
+		close(end)
+		<-ended
+	}
 }
 
 // checkFree returns an error if the name exists, before a model is loaded for minutes.
