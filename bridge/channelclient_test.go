@@ -250,6 +250,23 @@ func TestWhatAFullChannelDoes(t *testing.T) {
 	}
 }
 
+func TestTheErrorOfAFullQueueSaysHowManyConsumersItHas(t *testing.T) {
+	for _, policy := range []mempool.FullPolicy{mempool.Block, mempool.Fail} {
+		s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 1, Full: policy})
+		s.send(t, 0)
+		refused := func() error {
+			lease := allocate(t, s.pool, 1<<16)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			_, err := s.from.Publish(ctx, lease, mempool.FrameOptions{})
+			return err
+		}
+		require.ErrorContains(t, refused(), "it keeps 1 frame, and it has 0 consumers; start one (Client.Subscribe), or")
+		s.follow(t, mempool.SubscribeOptions{})
+		require.ErrorContains(t, refused(), "it keeps 1 frame, and its consumers are behind (it has 1 consumer); release frames sooner, or")
+	}
+}
+
 func TestAChannelWithoutACapacityKeepsTheDefault(t *testing.T) {
 	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{})
 	assert.Equal(t, mempool.DefaultCapacity, s.from.Identity().Capacity)

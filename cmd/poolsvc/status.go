@@ -112,8 +112,8 @@ func askStatus(ctx context.Context, client *bridge.Client, held time.Duration) (
 		}
 		s.Warnings = append(s.Warnings, warnings...)
 		if ch.Untaken() {
-			s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: %s for a consumer, and the queue drops older ones, %d so far (it has 0 consumers)", ch.Name,
-				count.Of(ch.Used, "frame")+" wait", ch.Dropped))
+			s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: it has 0 consumers; it keeps %s, and drops older ones, %d so far", ch.Name,
+				count.Of(ch.Used, "frame"), ch.Dropped))
 		}
 	}
 	slow := slices.DeleteFunc(channels, func(ch mempool.ChannelInfo) bool { return !ch.Blocked })

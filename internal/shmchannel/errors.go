@@ -48,10 +48,11 @@ var (
 
 // FullError says why the channel cannot accept a frame now. It wraps [ErrFull].
 type FullError struct {
-	Number   uint64 // number that the rejected frame would have got
-	Consumer Peer   // in a broadcast: the slowest consumer, which has not released frame Floor
-	Floor    uint64 // number of the first frame that Consumer has not released
-	Waiting  int    // in a queue: number of frames that wait for a consumer
+	Number    uint64 // number that the rejected frame would have got
+	Consumer  Peer   // in a broadcast: the slowest consumer, which has not released frame Floor
+	Floor     uint64 // number of the first frame that Consumer has not released
+	Waiting   int    // in a queue: number of frames that wait for a consumer
+	Consumers int    // if Waiting is not 0: number of consumers of the queue
 }
 
 func (e *FullError) Error() string {

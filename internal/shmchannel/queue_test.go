@@ -65,7 +65,7 @@ func TestAFullQueue(t *testing.T) {
 			} else {
 				var full *FullError
 				require.ErrorAs(t, p.publishError(), &full)
-				assert.Equal(t, FullError{Number: 4, Waiting: 3}, *full)
+				assert.Equal(t, FullError{Number: 4, Waiting: 3, Consumers: 1}, *full)
 			}
 			missed := want.missed
 			for _, n := range want.numbers {

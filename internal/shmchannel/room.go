@@ -7,17 +7,18 @@ import (
 
 // full says whether the channel is full, and why.
 type full struct {
-	is      bool
-	fails   bool // Publish must fail and not wait, because a policy is Fail
-	number  uint64
-	reader  *reader // in a broadcast: the consumer with the smallest floor
-	floor   uint64
-	waiting int           // in a queue: number of frames that wait for a consumer
-	turn    time.Duration // if not 0: there is room, but another producer may go first for this time
+	is        bool
+	fails     bool // Publish must fail and not wait, because a policy is Fail
+	number    uint64
+	reader    *reader // in a broadcast: the consumer with the smallest floor
+	floor     uint64
+	waiting   int           // in a queue: number of frames that wait for a consumer
+	consumers int           // if `waiting` is not 0: number of consumers of the queue
+	turn      time.Duration // if not 0: there is room, but another producer may go first for this time
 }
 
 func (f full) error() error {
-	e := &FullError{Number: f.number, Waiting: f.waiting, Floor: f.floor}
+	e := &FullError{Number: f.number, Waiting: f.waiting, Consumers: f.consumers, Floor: f.floor}
 	if f.reader != nil {
 		e.Consumer = f.reader.peer
 	}
@@ -83,7 +84,13 @@ func (p *Producer) roomInQueue(t tail, n uint64) (full, error) {
 		}
 		if b.waiting >= int(capacity) {
 			if p.policy.blocks() {
-				return full{is: true, number: n, waiting: b.waiting, fails: p.policy == Fail}, nil
+				f := full{is: true, number: n, waiting: b.waiting, fails: p.policy == Fail}
+				for i := range p.view.readers {
+					if p.view.readers[i].active {
+						f.consumers++
+					}
+				}
+				return f, nil
 			}
 			return full{}, p.drop(b)
 		}

@@ -31,7 +31,7 @@ func TestChannelsAreFoundByName(t *testing.T) {
 	assert.Equal(t, r.info, same)
 	_, err = s.MakeChannel(mempool.ChannelSpec{Name: "frames", Pool: pool, Capacity: 3})
 	assert.ErrorIs(t, err, mempool.ErrExists)
-	assert.ErrorContains(t, err, `there is a channel "frames" already, which differs from what was asked for: its capacity is 2, not 3;`)
+	assert.ErrorContains(t, err, `there is a channel "frames" already, which differs from what was asked for: its capacity is 2, not 3; open it as it is (OpenChannel in Go and open_channel in Python), or close it first: poolsvc channel close frames`)
 	found, err := s.FindChannel(ctx, "frames", 0)
 	require.NoError(t, err)
 	assert.Equal(t, r.info, found)

@@ -46,7 +46,7 @@ func (p *Pool) alike(peer mempool.Peer, spec mempool.PoolSpec) error {
 		{Name: "gids", Have: p.rec.Access.GIDs, Want: access.GIDs},
 	})
 	if differs != "" {
-		return typed.Errorf(mempool.ErrExists, "there is a pool %q already, which differs from what was asked for: %s; open it as it is (open_pool), or choose another name",
+		return typed.Errorf(mempool.ErrExists, "there is a pool %q already, which differs from what was asked for: %s; open it as it is (OpenPool in Go and open_pool in Python), or choose another name",
 			info.Name, differs)
 	}
 	return nil

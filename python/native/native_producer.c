@@ -197,6 +197,15 @@ static PyObject *behind(Producer *self, void *closure) {
     return Py_BuildValue("KI", (unsigned long long)member, process);
 }
 
+static PyObject *consumers(Producer *self, void *closure) {
+    (void)closure;
+    if (!usable(&self->member)) return NULL;
+    unsigned long active = 0;
+    for (size_t slot = 0; slot < PB_CONSUMERS; slot++)
+        active += PB_LOAD(pb_at32(&self->core.ch.roster, PB_AT_CONSUMERS + PB_SLOT * slot)) == PB_ACTIVE;
+    return PyLong_FromUnsignedLong(active);
+}
+
 static PyObject *in_flight(Producer *self, void *closure) {
     (void)closure;
     size_t count = self->core.in_flight;
@@ -253,6 +262,7 @@ static PyGetSetDef getters[] = {
     {"waits_asleep", (getter)waits_asleep, NULL, NULL, NULL},
     {"in_flight", (getter)in_flight, NULL, NULL, NULL},
     {"behind", (getter)behind, NULL, NULL, NULL},
+    {"consumers", (getter)consumers, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyMemberDef members[] = {{"roused", T_ULONGLONG, offsetof(Producer, roused), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};

@@ -177,6 +177,9 @@ class Producer:
     def behind(self) -> tuple[int, int] | None:
         """Member id and process id of the consumer that is furthest behind and blocks a broadcast; None: none does."""
     @property
+    def consumers(self) -> int:
+        """How many consumers take part in the channel."""
+    @property
     def waits_asleep(self) -> int:
         """How many of the next waits do not poll adaptively, because earlier ones polled in vain."""
     @property

@@ -313,6 +313,21 @@ def test_a_full_channel_fails_and_the_lease_lives_on(client, other):
     assert next(frames).to_numpy().tolist() == [9] * 4
 
 
+@pytest.mark.parametrize(("full", "error"), [("block", "WaitTimeoutError"), ("fail", "PoolLimitError")])
+def test_the_error_of_a_full_queue_says_how_many_consumers_it_has(client, other, full, error):
+    channel = client.create_channel("c", mode="queue", capacity=1, full=full)
+    publish(client, channel, 1)
+    with pytest.raises(getattr(poolbridge, error), match=r"; it has 0 consumers; start one \(`client.subscribe`\), or"):
+        channel.publish(client.allocate(4, "int32"), timeout=0.01)
+    worker = other.subscribe("c")
+    with pytest.raises(getattr(poolbridge, error), match="; its 1 consumer is behind; release frames sooner, or"):
+        channel.publish(client.allocate(4, "int32"), timeout=0.01)
+    worker.close()
+    other.stats()
+    with pytest.raises(getattr(poolbridge, error), match="; it has 0 consumers; start one"):
+        channel.publish(client.allocate(4, "int32"), timeout=0.01)
+
+
 def test_a_late_subscriber_begins_with_the_newest_or_the_oldest_kept(client, other):
     channel = client.create_channel("c", capacity=3)
     for value in range(5):

@@ -319,7 +319,7 @@ func TestStatusWarnsOfAQueueThatDropsFramesOnlyWhileItHasNoConsumer(t *testing.T
 	}
 	out, err := poolsvc(t, "status", "--socket", s.Socket)
 	require.NoError(t, err, out)
-	assert.Contains(t, out, "warning: channel jobs: 2 frames wait for a consumer, and the queue drops older ones, 3 so far (it has 0 consumers)")
+	assert.Contains(t, out, "warning: channel jobs: it has 0 consumers; it keeps 2 frames, and drops older ones, 3 so far")
 	_, err = dial(t, s).Subscribe(t.Context(), "jobs", mempool.SubscribeOptions{})
 	require.NoError(t, err)
 	out, err = poolsvc(t, "status", "--socket", s.Socket)

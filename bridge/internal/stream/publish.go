@@ -190,17 +190,19 @@ func (p *Producer) publishInTime(caller context.Context, try session.Attempt, r 
 	}
 }
 
-// behind returns the error of a full channel. The error names the reason.
+// behind returns the error of a full channel. The error names the reason, and what helps.
 func (p *Producer) behind(full *shmchannel.FullError) error {
-	why := "another producer has waited for longer"
+	why, helps := "another producer has waited for longer", "release frames sooner"
 	switch {
 	case full.Consumer.ID != 0:
 		why = fmt.Sprintf("consumer %d (pid %d) has not released frame %d", full.Consumer.ID, full.Consumer.PID, full.Floor)
+	case full.Waiting > 0 && full.Consumers == 0:
+		why, helps = "it has 0 consumers", "start one (Client.Subscribe)"
 	case full.Waiting > 0:
-		why = count.Of(full.Waiting, "frame") + " wait for a consumer"
+		why = fmt.Sprintf("its consumers are behind (it has %s)", count.Of(full.Consumers, "consumer"))
 	case p.channel.Mode == mempool.WorkQueue:
 		why = "its consumers have not acknowledged the frames that they took"
 	}
-	return typed.Errorf(mempool.ErrLimit, "channel %q is full: it keeps %s, and %s; release frames sooner, or make a channel with a larger Capacity or with a Full that drops frames",
-		p.channel.Name, count.Of(p.channel.Capacity, "frame"), why)
+	return typed.Errorf(mempool.ErrLimit, "channel %q is full: it keeps %s, and %s; %s, or make a channel with a larger Capacity or with a Full that drops frames",
+		p.channel.Name, count.Of(p.channel.Capacity, "frame"), why, helps)
 }

@@ -95,7 +95,7 @@ func (l *Ledger) MayMakeChannel(s *Session, spec mempool.ChannelSpec, p *Pool) (
 	case err != nil:
 		return nil, err
 	case old != nil && old.Info.ChannelSpec != spec:
-		return nil, typed.Errorf(mempool.ErrExists, "there is a channel %q already, which differs from what was asked for: %s; open it as it is (open_channel), or close it first (`poolsvc channel close`)",
+		return nil, typed.Errorf(mempool.ErrExists, "there is a channel %[1]q already, which differs from what was asked for: %[2]s; open it as it is (OpenChannel in Go and open_channel in Python), or close it first: poolsvc channel close %[1]s",
 			spec.Name, Differences([]Setting{
 				{"pool", old.Pool.Info.Name, p.Info.Name},
 				{"mode", old.Info.Mode, spec.Mode},

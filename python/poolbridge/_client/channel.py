@@ -196,8 +196,7 @@ class Channel(BaseChannel):
         Raises
         ------
         WaitTimeoutError
-            The channel stayed full for `timeout` seconds; the message names a consumer that is behind. The lease stays
-            valid.
+            The channel stayed full for `timeout` seconds; the message says who is behind. The lease stays valid.
         PoolLimitError
             The channel is full and its policy is ``"fail"``, or the pool has not enough memory for a copy. The lease
             stays valid.

@@ -287,7 +287,7 @@ def deliver(sending: Sending, timeout: float | None) -> Flow[int]:
                     raise WaitTimeoutError(f"channel {channel.name!r}, after {timeout or 0.0:g} s: {late}")
             elif result is condition.NO_ROOM:
                 raise PoolLimitError(
-                    f"channel {channel.name!r} is full: it keeps {channel.capacity} frames{_who(producer)}{_ADVICE}"
+                    f"channel {channel.name!r} is full: it keeps {channel.capacity} frames{_why(producer)}"
                 )
             elif result is condition.END:
                 producer.over = True
@@ -306,19 +306,21 @@ def deliver(sending: Sending, timeout: float | None) -> Flow[int]:
     return result
 
 
-_ADVICE: Final = "; release frames sooner, or make a channel with a larger capacity, or with a `full` that drops frames"
-
-
 def _too_slow(producer: Producer, timeout: float) -> WaitTimeoutError:
     channel = producer.channel
-    return WaitTimeoutError(f"channel {channel.name!r} stayed full for {timeout:g} s{_who(producer)}{_ADVICE}")
+    return WaitTimeoutError(f"channel {channel.name!r} stayed full for {timeout:g} s{_why(producer)}")
 
 
-def _who(producer: Producer) -> str:
-    behind = producer.native.behind
-    if behind is None:
-        return "; its consumers are behind, or it has none" if producer.channel.mode == "queue" else ""
-    return f"; member {behind[0]} of process {behind[1]} is behind"
+def _why(producer: Producer) -> str:
+    """Say, for an error text, why the channel is full and what helps."""
+    behind, consumers, helps, why = producer.native.behind, producer.native.consumers, "release frames sooner", ""
+    if behind is not None:
+        why = f"; member {behind[0]} of process {behind[1]} is behind"
+    elif producer.channel.mode == "queue":
+        why = f"; its {consumers} consumer{' is' if consumers == 1 else 's are'} behind"
+        if not consumers:
+            why, helps = "; it has 0 consumers", "start one (`client.subscribe`)"
+    return f"{why}; {helps}, or make a channel with a larger capacity, or with a `full` that drops frames"
 
 
 # The formats of a track

@@ -170,6 +170,16 @@ func TestABlockOfSeveralArraysSaysHowToGetThem(t *testing.T) {
 	assert.Equal(t, "several arrays", tensor(several, ""))
 }
 
+func TestAQueueWithoutAConsumerThatDropsFramesStandsAmongTheChannelsThatBlock(t *testing.T) {
+	info := mempool.ChannelInfo{Producers: 1, Used: 2, Dropped: 1}
+	info.Mode, info.Full, info.Capacity = mempool.WorkQueue, mempool.DropOldest, 2
+	worked := info
+	worked.Consumers = 1
+	shown := encoder{of: busy(t)}.look(service.Overview{Flows: []service.Flow{{ChannelInfo: info}, {ChannelInfo: worked}}}, time.Now())
+	assert.True(t, shown.Channels[0].Blocks)
+	assert.False(t, shown.Channels[1].Blocks)
+}
+
 func TestThePageIsForThisMachineAlone(t *testing.T) {
 	mux := http.NewServeMux()
 	p := New(busy(t), "1.2.3")
