@@ -254,7 +254,7 @@ static int accept(Consumer *self, PyObject *none, void *closure) {
     return 0;
 }
 
-// producers: when the last producer left, and a list of the process ids of the producers
+// producers: when the last one left, a list of their process ids, and when the frame that this consumer took last was published
 static PyObject *producers(Consumer *self, void *closure) {
     (void)closure;
     if (!usable(&self->member)) return NULL;
@@ -267,7 +267,7 @@ static PyObject *producers(Consumer *self, void *closure) {
         if (!process || PyList_Append(processes, process)) Py_CLEAR(processes);
         Py_XDECREF(process);
     }
-    return processes ? Py_BuildValue("(KN)", (unsigned long long)pb_abandoned(ch), processes) : NULL;
+    return processes ? Py_BuildValue("(KNK)", (unsigned long long)pb_abandoned(ch), processes, (unsigned long long)self->last.time) : NULL;
 }
 
 static PyObject *in_hand(Consumer *self, void *closure) {

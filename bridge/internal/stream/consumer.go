@@ -104,7 +104,11 @@ func (s *Consumer) Take(caller context.Context) (*shmchannel.Frame, error) {
 	}
 	err = s.failure(caller, err)
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("channel %q: no frame came; %s: %w", s.channel.Name, s.producers(), err)
+		since := ""
+		if s.latest.Time != 0 {
+			since = " since " + clock(time.Unix(0, int64(s.latest.Time)))
+		}
+		err = fmt.Errorf("channel %q: no frame came%s; %s: %w", s.channel.Name, since, s.producers(), err)
 	}
 	return nil, err
 }
@@ -118,8 +122,10 @@ func (s *Consumer) producers() string {
 	case abandoned.IsZero():
 		return "no producer has joined yet"
 	}
-	return fmt.Sprintf("no producer is left since %s", abandoned.UTC().Format("15:04:05 UTC"))
+	return "no producer is left since " + clock(abandoned)
 }
+
+func clock(t time.Time) string { return t.UTC().Format("15:04:05 UTC") }
 
 func (s *Consumer) take(caller context.Context) (err error) {
 	if err := s.over(caller); err != nil { // check this first: if frames keep coming, the checks below never notice the end

@@ -228,8 +228,9 @@ class Subscription(BaseSubscription):
         Raises
         ------
         WaitTimeoutError
-            No frame came within `timeout`; the message says who the producers are, or since when there is none. Or this
-            subscription held as many unacknowledged frames as its ``credit`` allows, during all this time.
+            No frame came within `timeout`; the message says since when none came, and who the producers are or since
+            when there is none. Or this subscription held as many unacknowledged frames as its ``credit`` allows, during
+            all this time.
         ContentFailedError
             The frame's content will never be complete. The next call of `receive` takes the next frame.
         FrameCorruptError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
@@ -169,14 +170,21 @@ class Consumer(Membership):
     def producers(self) -> str:
         """Say who publishes in the channel, for an error text."""
         try:
-            abandoned, processes = self.native.producers
+            abandoned, processes, _ = self.native.producers
         except ClosedError:
             return "the subscription has ended"
         if processes:
             return f"producers are there: pid {', '.join(map(str, processes))}"
         if not abandoned:
             return "no producer has joined yet"
-        return f"no producer is left since {datetime.fromtimestamp(abandoned // 10**9, UTC):%H:%M:%S UTC}"
+        return f"no producer is left{_since(abandoned)}"
+
+    def silence(self) -> str:
+        """Say since when no frame came, and who publishes in the channel, for an error text."""
+        last = 0
+        with suppress(ClosedError):
+            last = self.native.producers[2]
+        return f"no frame came{_since(last)}; {self.producers()}"
 
     # Taking
 
@@ -641,13 +649,17 @@ def _receive(consumer: Consumer, seconds: float | None) -> Flow[_native.Frame | 
         elif got is not condition.TIMEOUT:
             yield from _end_or_fail(consumer, got)
         if deadline is not None and time.monotonic() >= deadline:
-            why = f"no frame came; {consumer.producers()}"
+            why = consumer.silence()
             if not consumer.has_credit:
                 why = (
                     "as many frames are not acknowledged as its credit allows: acknowledge some, by ack() or release(),"
                     " or subscribe with a larger credit="
                 )
             raise WaitTimeoutError(f"channel {consumer.channel.name!r}, after {seconds:g} s: {why}")
+
+
+def _since(nanoseconds: int) -> str:
+    return f" since {datetime.fromtimestamp(nanoseconds // 10**9, UTC):%H:%M:%S UTC}" if nanoseconds else ""
 
 
 def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
