@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Channel is a channel of the service, open in a [Client].
+// Channel is a channel of the service, open in a [Client]. Several goroutines may call its methods.
 type Channel struct {
 	client *Client
 	shared *stream.Channel
