@@ -169,7 +169,7 @@ are frames that consumers missed; in a queue, also those that were delivered too
 			entries: (*bridge.Client).Names,
 			head:    "NAME\tPOOL\tBUFFER\tDTYPE\tSHAPE\tBYTES\tUSER\tSESSION",
 			row: func(n mempool.NameInfo, l *listed) string {
-				return fmt.Sprintf("%s\t%s\t%d\t%s\t%s\t%d\t%s", n.Name, l.pool(n.Pool), n.Buffer, display.Content(n.Tensor, n.Name, "\t"), display.Size(n.Bytes),
+				return fmt.Sprintf("%s\t%s\t%d\t%s\t%s\t%d\t%s", n.Name, l.pool(n.Pool), n.Buffer, display.Content(n.Tensor, "\t"), display.Size(n.Bytes),
 					n.UID, l.who(n.Session))
 			},
 			named:      true,
@@ -187,7 +187,7 @@ poolsvc leases --session shows what a session uses. With --json, layout_bytes is
 			entries: (*bridge.Client).Buffers,
 			head:    "BUFFER\tPOOL\tDTYPE\tSHAPE\tBYTES\tBLOCK\tCOUNTS FOR\tWRITER\tREADERS\tNAMES",
 			row: func(b mempool.BufferInfo, l *listed) string {
-				return fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d", b.ID, l.pool(b.Pool), display.Content(b.Tensor, "", "\t"), display.Size(b.Bytes),
+				return fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d", b.ID, l.pool(b.Pool), display.Content(b.Tensor, "\t"), display.Size(b.Bytes),
 					display.Size(b.BlockBytes), l.who(b.Session), writer(b, l), readers(b, l), b.Names)
 			},
 			named:      true,

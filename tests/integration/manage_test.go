@@ -73,7 +73,7 @@ func TestAModelIsLoadedFromTheShellAndReadInPython(t *testing.T) {
 	require.NoError(t, err, out)
 	out, err = poolsvc(t, "names")
 	require.NoError(t, err)
-	assert.Regexp(t, `m +models +\d+ +several arrays +client\.get_dict\("m"\) `, out)
+	assert.Regexp(t, `m +models +\d+ +several arrays +client\.get_dict\(NAME\) `, out)
 	out, err = poolsvc(t, "buffers", "--json")
 	require.NoError(t, err)
 	assert.Regexp(t, `"layout_bytes": *[1-9]`, out)

@@ -24,14 +24,10 @@ func Printable(text string) string {
 	}, text)
 }
 
-// Content returns the columns DTYPE and SHAPE of a buffer, with sep between them. Only who leases a buffer knows which arrays it has: so SHAPE
-// is then how to get them by a name of the buffer, or "-" if `name` is empty.
-func Content(t mempool.Tensor, name, sep string) string {
-	switch {
-	case t.LayoutBytes > 0 && name != "":
-		return fmt.Sprintf("several arrays%sclient.get_dict(%q)", sep, Printable(name))
-	case t.LayoutBytes > 0:
-		return "several arrays" + sep + "-"
+// Content returns the columns DTYPE and SHAPE of a buffer, with sep between them; of several arrays, how to get them, as only leases know them.
+func Content(t mempool.Tensor, sep string) string {
+	if t.LayoutBytes > 0 {
+		return "several arrays" + sep + "client.get_dict(NAME)"
 	}
 	return fmt.Sprint(t.DType, sep, t.Shape)
 }

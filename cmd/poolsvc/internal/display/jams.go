@@ -1,6 +1,7 @@
 package display
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,17 +58,23 @@ func PartOf(ch mempool.ChannelInfo) Part {
 	return NoPart
 }
 
-// Parts returns the parts of all sessions that have one.
+// PartIn returns the part of a session in one of its channels.
+func PartIn(ch mempool.ChannelInfo, session uint64, producer bool) Part {
+	switch {
+	case Blocks(ch) && session == ch.Slowest:
+		return Blocking
+	case Blocks(ch) && producer:
+		return Waiting
+	}
+	return NoPart
+}
+
+// Parts returns the parts of sessions, the greatest of each.
 func Parts(jams []Jam) map[uint64]Part {
 	parts := make(map[uint64]Part)
 	for _, j := range jams {
 		for _, m := range j.Members {
-			if m.Role == "producer" {
-				parts[m.Session] = max(parts[m.Session], Waiting)
-			}
-		}
-		if j.Slowest != 0 {
-			parts[j.Slowest] = Blocking
+			parts[m.Session] = max(parts[m.Session], PartIn(j.ChannelInfo, m.Session, m.Role == "producer"))
 		}
 	}
 	return parts
@@ -75,23 +82,30 @@ func Parts(jams []Jam) map[uint64]Part {
 
 // Harm says whom the slowest consumer of the channel blocks, for example "blocks camera.py for 46s".
 func (j Jam) Harm(now time.Time) string {
-	var producers []string
-	since := now
+	whom, others, since := "", 0, now
 	for _, m := range j.Members {
-		if program := Printable(m.Program); m.Role == "producer" && !slices.Contains(producers, program) {
-			producers = append(producers, program)
-		} else if m.Session == j.Slowest && !m.Since.IsZero() && m.Since.Before(since) {
+		switch {
+		case m.Role == "producer" && whom == "":
+			whom = Printable(m.Program)
+		case m.Role == "producer":
+			others++
+		case m.Session == j.Slowest && !m.Since.IsZero():
 			since = m.Since
 		}
 	}
-	whom := "producers"
-	switch n := len(producers); {
-	case n == 1:
-		whom = producers[0]
-	case n > 1:
-		whom = fmt.Sprintf("%s and %d more", producers[0], n-1)
+	if others > 0 {
+		whom += fmt.Sprintf(" and %d more", others)
 	}
-	return fmt.Sprintf("blocks %s for %s", whom, Age(now.Sub(since)))
+	return fmt.Sprintf("blocks %s for %s", cmp.Or(whom, "producers"), Age(now.Sub(since)))
+}
+
+// Behind says how far the slowest consumer of the channel is behind.
+func (j Jam) Behind() string {
+	text := fmt.Sprintf("%d of %d frames behind in %s", j.Waiting, j.Capacity, Printable(j.Name))
+	if j.Used > j.Waiting {
+		text += fmt.Sprintf(", and %d more in hand", j.Used-j.Waiting)
+	}
+	return text
 }
 
 // Doing says what a session waits for, or else whom it blocks.
@@ -100,18 +114,4 @@ func Doing(s mempool.SessionInfo, jams []Jam, now time.Time) string {
 		return jams[i].Harm(now)
 	}
 	return Waits(s.WaitsFor, now.Sub(s.Since))
-}
-
-// Behind says how far the slowest consumer of a channel is behind.
-func Behind(ch mempool.ChannelInfo) string {
-	name, capacity := Printable(ch.Name), uint64(ch.Capacity)
-	switch {
-	case ch.Mode == mempool.WorkQueue:
-		return "has the oldest frame of queue " + name
-	case ch.Waiting > capacity:
-		return fmt.Sprintf("%d frames behind in %s, which keeps %d: it misses frames", ch.Waiting, name, capacity)
-	case ch.Used > ch.Waiting:
-		return fmt.Sprintf("%d of %d frames behind in %s, and %d more in hand", ch.Waiting, capacity, name, ch.Used-ch.Waiting)
-	}
-	return fmt.Sprintf("%d of %d frames behind in %s", ch.Waiting, capacity, name)
 }

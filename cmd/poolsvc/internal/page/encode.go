@@ -194,7 +194,12 @@ func (e encoder) look(o service.Overview, now time.Time) look {
 		}
 		l.Pools = append(l.Pools, one)
 	}
-	parts := display.Parts(jams(o.Flows))
+	parts := make(map[uint64]display.Part)
+	for _, f := range o.Flows {
+		for _, m := range f.Members {
+			parts[m.Session] = max(parts[m.Session], display.PartIn(f.ChannelInfo, m.Session, m.Role == service.Producer))
+		}
+	}
 	holders := slices.Clone(o.Holders)
 	slices.SortStableFunc(holders, func(a, b service.Holder) int {
 		return cmp.Or(cmp.Compare(parts[b.ID], parts[a.ID]), cmp.Compare(b.Bytes, a.Bytes))
@@ -223,21 +228,6 @@ func (e encoder) look(o service.Overview, now time.Time) look {
 	return l
 }
 
-// jams returns the channels that block producers.
-func jams(flows []service.Flow) (found []display.Jam) {
-	for _, f := range flows {
-		if !display.Blocks(f.ChannelInfo) {
-			continue
-		}
-		one := display.Jam{ChannelInfo: f.ChannelInfo}
-		for _, m := range f.Members {
-			one.Members = append(one.Members, mempool.MemberInfo{Session: m.Session, Role: string(m.Role)})
-		}
-		found = append(found, one)
-	}
-	return found
-}
-
 func mapsOf(o service.Overview, now time.Time) atlas {
 	a := atlas{At: now.UnixMilli(), Pools: []poolMap{}}
 	for i, m := range o.Maps {
@@ -246,7 +236,7 @@ func mapsOf(o service.Overview, now time.Time) atlas {
 			text := block{ID: b.ID, Bytes: b.Bytes, Use: b.Use.String(), Session: b.Session, Mapped: b.Mapped, Buffer: b.Buffer, Used: b.BufferBytes,
 				Age: seconds(b.Age), Writer: b.Writer, Readers: b.Readers, Reads: b.Reads, Failed: b.Failed}
 			if b.Tensor != nil {
-				text.Tensor = tensor(*b.Tensor, b.Name)
+				text.Tensor = tensor(*b.Tensor)
 			}
 			if b.Name != "" {
 				text.Name = display.Printable(b.Name)
@@ -263,10 +253,10 @@ func mapsOf(o service.Overview, now time.Time) atlas {
 
 func seconds(d time.Duration) float64 { return d.Truncate(time.Second).Seconds() }
 
-// tensor describes the type and the shape of a buffer's tensor, or how to get its arrays by its name.
-func tensor(t mempool.Tensor, name string) string {
+// tensor describes the type and the shape of a tensor.
+func tensor(t mempool.Tensor) string {
 	if t.LayoutBytes > 0 {
-		return strings.TrimSuffix(display.Content(t, name, ": "), ": -")
+		return display.Content(t, ": ")
 	}
 	shape, _ := json.Marshal(t.Shape)
 	if t.Shape == nil {

@@ -184,10 +184,8 @@ func (m *Model) openDetails() {
 		if list := m.channels(); len(list) > 0 {
 			ch := list[m.cursor(channelsPane, len(list))]
 			m.details = ch.Slowest
-			for _, j := range m.now.jams {
-				if j.ID == ch.ID && len(j.Members) > 0 {
-					m.details = cmp.Or(m.details, j.Members[0].Session)
-				}
+			if i := slices.IndexFunc(m.now.jams, func(j display.Jam) bool { return j.ID == ch.ID && len(j.Members) > 0 }); m.details == 0 && i >= 0 {
+				m.details = m.now.jams[i].Members[0].Session
 			}
 		}
 	case eventsPane:

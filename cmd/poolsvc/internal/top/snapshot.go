@@ -23,7 +23,6 @@ type snapshot struct {
 	channels []mempool.ChannelInfo
 	jams     []display.Jam
 	events   []mempool.HistoryEvent // events since the last snapshot
-	names    map[uint64]string      // a name of each buffer of several arrays, if a buffer in held is one
 	held     []mempool.BufferInfo   // buffers that count for the session whose details are shown, or that it uses, among the first maxScanned buffers
 }
 
@@ -87,18 +86,6 @@ func (s *Source) ask(ctx context.Context, of uint64) (now snapshot, err error) {
 		}
 		if one.Session == of || useOf(one, of) != "" {
 			now.held = append(now.held, one)
-		}
-	}
-	if !slices.ContainsFunc(now.held, func(b mempool.BufferInfo) bool { return b.Tensor.LayoutBytes > 0 && b.Names > 0 }) {
-		return now, nil
-	}
-	now.names = make(map[uint64]string)
-	for one, err := range s.client.Names(ctx) {
-		if err != nil {
-			return now, err
-		}
-		if one.Tensor.LayoutBytes > 0 {
-			now.names[one.Buffer] = one.Name
 		}
 	}
 	return now, nil

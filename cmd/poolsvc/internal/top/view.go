@@ -126,7 +126,7 @@ const helpText = `
 func (m *Model) drawAll() []string {
 	sessions, channels := m.drawSessions(), m.drawChannels()
 	rest := m.height - 2 - 3 // without the title, the foot, and the 3 blank lines between the panes
-	pools := window(m.drawPools(), 0, max(2, rest/4))
+	pools := counted(m.drawPools(), 0, max(2, rest/4))
 	rest -= len(pools)
 	forEvents := max(2, rest/5)
 	rest -= forEvents
@@ -134,27 +134,28 @@ func (m *Model) drawAll() []string {
 	forSessions := min(len(sessions), rest-forChannels)
 	forEvents += rest - forChannels - forSessions
 	lines := append(slices.Clone(pools), "")
-	lines = append(lines, window(sessions, m.row[sessionsPane], forSessions)...)
+	lines = append(lines, counted(sessions, m.row[sessionsPane], forSessions)...)
 	lines = append(lines, "")
-	lines = append(lines, window(channels, m.row[channelsPane], forChannels)...)
+	lines = append(lines, counted(channels, m.row[channelsPane], forChannels)...)
 	lines = append(lines, "")
-	return append(lines, m.drawEvents(forEvents-1)...)
+	return append(lines, window(m.drawEvents(), max(0, len(m.events)-1-m.cursor(eventsPane, len(m.events))), forEvents)...)
 }
 
-// window returns the head of a table and as many rows as fit, including the row with the cursor. If there are more rows, and room for two, the
-// last line says how many.
+// window returns the head of a table and as many rows as fit, including the row with the cursor.
 func window(lines []string, cursor, most int) []string {
 	if len(lines) <= most || most <= 1 {
 		return lines[:min(len(lines), max(most, 0))]
 	}
-	rows, space := lines[1:], most-1
-	var more []string
-	if space > 1 {
-		space--
-		more = []string{faint.Render(count.Of(len(rows)-space, "more row"))}
+	first := 1 + min(max(0, cursor-most+2), len(lines)-most)
+	return slices.Concat(lines[:1], lines[first:first+most-1])
+}
+
+// counted returns a window, whose last line says how many rows do not fit.
+func counted(lines []string, cursor, most int) []string {
+	if len(lines) <= most || most <= 2 {
+		return window(lines, cursor, most)
 	}
-	first := min(max(0, cursor-space+1), len(rows)-space)
-	return slices.Concat(lines[:1], rows[first:first+space], more)
+	return append(window(lines, cursor, most-1), faint.Render(count.Of(len(lines)-most+1, "more row")))
 }
 
 func (m *Model) drawPools() []string {
@@ -209,24 +210,13 @@ func (m *Model) drawSessions() []string {
 			display.Age(m.now.at.Sub(o.Began)), strconv.Itoa(o.Leases), display.Size(o.Bytes), share, display.Doing(o, m.now.jams, m.now.at)})
 	}
 	parts := display.Parts(m.now.jams)
-	lines := table(rows, m.wide("rrRlRRrRW"), m.width)
+	lines := table(rows, "rrRlRRrRW", m.width)
 	for i, o := range list {
-		switch parts[o.ID] {
-		case display.Blocking:
-			lines[i+1] = trouble.Render(lines[i+1])
-		case display.Waiting:
-			lines[i+1] = trouble.Bold(false).Render(lines[i+1])
+		if part := parts[o.ID]; part > display.NoPart {
+			lines[i+1] = trouble.Bold(part == display.Blocking).Render(lines[i+1])
 		}
 	}
 	return m.mark(sessionsPane, rows, lines)
-}
-
-// wide replaces the letter W of a table on a narrow screen, where the other columns have more use.
-func (m *Model) wide(align string) string {
-	if m.width < 80 {
-		return strings.ReplaceAll(align, "W", "L")
-	}
-	return align
 }
 
 func (m *Model) drawChannels() []string {
@@ -278,15 +268,10 @@ func (m *Model) mark(pane int, rows [][]string, lines []string) []string {
 	return lines
 }
 
-// drawEvents draws the newest events, or those up to the cursor if it is above them.
-func (m *Model) drawEvents(most int) []string {
+func (m *Model) drawEvents() []string {
 	lines := []string{bold.Render("EVENTS")}
 	at := len(m.events) - 1 - m.cursor(eventsPane, len(m.events))
-	first := max(0, min(at, len(m.events)-most))
 	for i, e := range m.events {
-		if i < first || i >= first+most {
-			continue
-		}
 		line := fit(e.At.Format(time.TimeOnly)+"  "+display.Printable(e.Text), m.width)
 		switch {
 		case m.pane == eventsPane && i == at:
@@ -329,17 +314,10 @@ func (m *Model) drawDetails() []string {
 	if o.WaitsFor != "" {
 		lines = append(lines, "waits for "+display.Waits(o.WaitsFor, m.now.at.Sub(o.Since)))
 	}
-	for _, ch := range m.now.channels {
-		if ch.Slowest != o.ID {
-			continue
+	for _, j := range m.now.jams {
+		if j.Slowest == o.ID {
+			lines = append(lines, trouble.Render(j.Behind()+"; "+j.Harm(m.now.at)))
 		}
-		line := display.Behind(ch)
-		for _, j := range m.now.jams {
-			if j.ID == ch.ID {
-				line = trouble.Render(line + "; " + j.Harm(m.now.at))
-			}
-		}
-		lines = append(lines, line)
 	}
 	rows := [][]string{{"BUFFER", "POOL", "DTYPE", "SHAPE", "BYTES", "COUNTS", "USE", "NAMES"}}
 	rest := o.Bytes // what counts for the session, without the buffers that are listed
@@ -352,7 +330,7 @@ func (m *Model) drawDetails() []string {
 		if use == "others" && b.Writer == 0 && b.Reads == 0 {
 			use = "kept"
 		}
-		dtype, shape, _ := strings.Cut(display.Content(b.Tensor, m.now.names[b.ID], "\t"), "\t")
+		dtype, shape, _ := strings.Cut(display.Content(b.Tensor, "\t"), "\t")
 		rows = append(rows, []string{strconv.FormatUint(b.ID, 10), m.now.pool(b.Pool), dtype, shape, display.Size(b.Bytes), counts, use,
 			strconv.Itoa(b.Names)})
 	}
@@ -360,7 +338,7 @@ func (m *Model) drawDetails() []string {
 		rows = append(rows, []string{"rest", "", "", "", "", display.Size(rest), "", ""})
 	}
 	lines = append(lines, "")
-	buffers := table(rows, m.wide("rlLWRrlR"), m.width)
+	buffers := table(rows, "rllWRrlR", m.width)
 	space := m.height - 2 - len(lines) // without the title and the foot
 	if len(buffers) <= space {
 		return append(lines, buffers...)
@@ -374,8 +352,11 @@ func (m *Model) drawDetails() []string {
 // table aligns columns. The string `align` has one letter for each column: l, L and W align to the left, r and R align to the right. If the
 // rows are wider than `width`, table first makes columns of text narrower. If this is not enough, table removes columns with the letters L
 // and R, and begins with the rightmost of these columns. A column with the letter l keeps 18 cells, because it has names, and one with the
-// letter W keeps 24: its text says nothing in fewer.
+// letter W keeps 24, because its text says nothing in fewer; on a narrow screen, W is L.
 func table(rows [][]string, align string, width int) []string {
+	if width < 80 {
+		align = strings.ReplaceAll(align, "W", "L")
+	}
 	widths := make([]int, len(align))
 	for _, row := range rows {
 		for i, cell := range row {
