@@ -9,6 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
@@ -140,16 +141,12 @@ func (st *Stream) Watch(patience time.Duration) {
 }
 
 func (st *Stream) watchUntaken(patience time.Duration) {
-	if st.Info.Mode != mempool.WorkQueue {
+	info := st.Describe()
+	if !info.Untaken() {
+		st.untaken, st.wanted = journal.Lag{}, info.Dropped
 		return
 	}
-	info, used := st.Describe(), uint64(0)
-	if info.Untaken() {
-		used = 1
-	} else {
-		st.wanted = info.Dropped
-	}
-	if !st.untaken.Look(used, 1) || st.untaken.Told || info.Dropped <= st.wanted || time.Since(st.untaken.Since) < patience {
+	if st.untaken.Look(1, 1); st.untaken.Told || info.Dropped <= st.wanted || time.Since(st.untaken.Since) < patience {
 		return
 	}
 	st.untaken.Told = true
