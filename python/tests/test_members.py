@@ -26,7 +26,7 @@ from realservice import RealService, leases, publish, until
 
 import poolbridge
 from poolbridge._client import client_state as _client_state
-from poolbridge._session import membership as _membership
+from poolbridge._session import membership as _membership, returns as _returns
 from poolbridge._session.core import Core
 from poolbridge._wire.messages import Export, Map, MapReply, MemberCame
 from poolbridge._wire.packet import encode
@@ -61,6 +61,25 @@ def test_no_frame_costs_a_packet(client, other):
 
 
 # Members
+
+
+def test_leases_come_back_after_a_frame_that_was_taken_at_once(client, other, monkeypatch):
+    channel, start = client.create_channel("c", mode="queue", capacity=4), _returns._start
+    frames = other.subscribe("c")
+
+    def started(name, work):
+        monkeypatch.setattr(_returns, "_start", start)
+        next(frames).release()  # so that the thread has nothing to do
+        thread = start(name, work)
+        assert thread is not None
+        thread.join(0.5)  # the thread may end only when it is known
+        return thread
+
+    monkeypatch.setattr(_returns, "_start", started)
+    publish(client, channel, 1)
+    publish(client, channel, 2)
+    next(frames).release()
+    until(lambda: leases(client) == 0)
 
 
 def test_a_producer_names_the_process_that_is_behind(client, other):

@@ -635,7 +635,10 @@ class Returns:
     # The thread
 
     def watch(self) -> None:
-        """Start the thread that checks what came back, unless this thread runs already or there is nothing to check."""
+        """Start the thread that checks what came back, unless this thread runs already or there is nothing to check.
+
+        The caller holds the session's lock, so that the thread cannot end before it is known.
+        """
         if self._thread is None and self._session.ended is None and self._has_work():
             self._thread = _start("poolbridge-returns", self._run)
 

@@ -358,7 +358,8 @@ class Session(SessionMembers):
         `apart` says that arrays made from the user's lease may need the mapped block, and not only the channel. `fence`
         is reached when this session's work on the block is done.
         """
-        self.returns.watch()
+        with self.lock:
+            self.returns.watch()
         state.seal()
         with self.lock:
             kept = self.lease_states.get(state.grant.id)
