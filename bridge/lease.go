@@ -20,14 +20,25 @@ type Lease struct {
 type LeaseOptions struct {
 	// Write asks for a write lease, which excludes all other leases.
 	Write bool
+	// OtherThan is a lease of the same name. If it is not nil, the call waits until the name refers to another publication, such as a newer
+	// version of a model. Its lease may have ended. [Client.Lease] does not use it.
+	OtherThan *Lease
+}
+
+func (o LeaseOptions) get(name string) *wire.Get {
+	r := &wire.Get{Name: name, Write: o.Write}
+	if o.OtherThan != nil {
+		r.Buffer, r.Version = o.OtherThan.held.Buffer(), o.OtherThan.held.Version()
+	}
+	return r
 }
 
 // Get leases the buffer that is published under a name. Get waits until the name exists, and until all leases that exclude the new lease
-// have ended.
+// have ended. A program that follows a name gets each newest version in turn: see [LeaseOptions.OtherThan].
 //
 // Errors: [ErrNotFound] or [ErrBusy] at the deadline, [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) Get(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
-	r := &wire.Get{Name: name, Write: o.Write}
+	r := o.get(name)
 	return c.obtain(ctx, session.Waiting, Operation{Name: OpGet, Buffer: name}, r, &r.Wait)
 }
 
@@ -35,7 +46,7 @@ func (c *Client) Get(ctx context.Context, name string, o LeaseOptions) (*Lease, 
 //
 // Errors: [ErrNotFound], [ErrBusy], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) TryGet(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
-	r := &wire.Get{Name: name, Write: o.Write}
+	r := o.get(name)
 	return c.obtain(ctx, session.Once, Operation{Name: OpGet, Buffer: name}, r, &r.Wait)
 }
 
@@ -91,6 +102,10 @@ func (l *Lease) String() string {
 	}
 	return fmt.Sprintf("lease %d: %s%v, %d bytes, %s", g.ID, g.Tensor.DType, g.Tensor.Shape, g.Bytes, state)
 }
+
+// Version returns the version of the content of the name with which the program got the lease. It grows with each publication under the
+// name. 0 means that the lease did not come by a name.
+func (l *Lease) Version() uint64 { return l.held.Version() }
 
 // Tensor returns the description of the buffer's content.
 func (l *Lease) Tensor() Tensor { return l.Grant().Tensor }

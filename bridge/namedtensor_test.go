@@ -11,6 +11,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
+	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -241,4 +242,43 @@ func layoutLies() (lies [][]byte) {
 	lies = lies[:len(lies)-1]
 	return append(lies, layout[:len(layout)-1], append(layout[:len(layout):len(layout)], 0), []byte("\xff"), []byte("\x80"),
 		[]byte("\x81\xa2ar\xdd\xff\xff\xff\xff"), []byte("\x81\xa2ar\x91\x82\xa2nm\xa1\xff\xa1t\x81\xa2dt\xa5uint8"))
+}
+
+func TestAReaderGetsOnlyOtherContentThanItKnows(t *testing.T) {
+	s := start(t, server.Config{}, unhurried)
+	writer, reader := dial(t, s.path), dial(t, s.path)
+	pool := createPool(t, writer, hostPool("p", 1<<22))
+	publish := func(version uint64) error {
+		l, err := pool.TryAllocate(t.Context(), Tensor{DType: Uint8, Shape: []uint64{8}})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, l.Release(false)) }()
+		return l.Publish(t.Context(), Publication{Name: "m", Replace: true, Version: version})
+	}
+	require.NoError(t, publish(0))
+	first, err := reader.TryGet(t.Context(), "m", LeaseOptions{})
+	require.NoError(t, err)
+	assert.EqualValues(t, 1, first.Version())
+	_, err = reader.TryGet(t.Context(), "m", LeaseOptions{OtherThan: first})
+	require.ErrorIs(t, err, ErrNotFound)
+	require.ErrorContains(t, err, "nothing newer than version 1")
+	require.NoError(t, first.Release(false))
+
+	came := make(chan *Lease)
+	go func() {
+		l, err := reader.Get(t.Context(), "m", LeaseOptions{OtherThan: first})
+		assert.NoError(t, err)
+		came <- l
+	}()
+	require.NoError(t, publish(40))
+	second := <-came
+	assert.EqualValues(t, 40, second.Version())
+	require.ErrorIs(t, publish(40), ErrInvalid)
+	require.NoError(t, publish(41))
+	third, err := reader.TryGet(t.Context(), "m", LeaseOptions{OtherThan: second})
+	require.NoError(t, err)
+	assert.EqualValues(t, 41, third.Version())
+	for name, err := range reader.Names(t.Context()) {
+		require.NoError(t, err)
+		assert.EqualValues(t, 41, name.Version)
+	}
 }

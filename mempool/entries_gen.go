@@ -104,6 +104,7 @@ type NameInfo struct {
 	Bytes   uint64 // bytes of the buffer
 	Tensor  Tensor // content of the buffer
 	UID     uint32 // id of the user who published the name
+	Version uint64 // version of the content: it grows with each publication under this name
 	Session uint64 // session at whose end the name goes; 0: the name is kept
 }
 

@@ -11,6 +11,8 @@ type Publication struct {
 	// If Replace is true and the same user has already published another buffer under this name, the name now belongs to the new buffer. If
 	// Replace is false, the publication fails in this case.
 	Replace bool
+	// Version is more than that of the content that is replaced. 0 means one more than that, or 1 if nothing is replaced.
+	Version uint64
 	Completion
 }
 

@@ -24,7 +24,7 @@ func (c *connection) trim(q uint32, r *wire.Trim) {
 
 func (c *connection) get(q uint32, r *wire.Get) {
 	l := leasing{c: c, q: q, wait: r.Wait, get: func(ctx context.Context, wait time.Duration) (service.GrantedLease, error) {
-		return c.session.Get(ctx, r.Name, r.Write, wait)
+		return c.session.Get(ctx, r.Name, r.Write, service.Known{Buffer: r.Buffer, Version: r.Version}, wait)
 	}}
 	l.answer()
 }
@@ -132,7 +132,7 @@ func publishBuffer(s *service.Session, r *wire.Publish) error {
 	if err != nil {
 		return err
 	}
-	p := mempool.Publication{Name: r.Name, Keep: r.Keep, Replace: r.Replace, Completion: complete}
+	p := mempool.Publication{Name: r.Name, Keep: r.Keep, Replace: r.Replace, Version: r.Version, Completion: complete}
 	if r.Tensor != nil {
 		t := convert.Tensor(*r.Tensor)
 		p.Tensor = &t

@@ -202,7 +202,9 @@ func (c *connection) replyLease(q uint32, g service.GrantedLease, err error) {
 		}
 	}
 	if err == nil {
-		err = c.sendLocked(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, &wire.GrantReply{Grant: out}) })
+		err = c.sendLocked(files, func(dst []byte) ([]byte, error) {
+			return wire.AppendReply(dst, q, &wire.GrantReply{Grant: out, Version: g.Version})
+		})
 	}
 	if err != nil {
 		c.exportLost = c.exportLost || first

@@ -244,6 +244,7 @@ type NameInfo struct {
 	Bytes   uint64 `wire:"n"`                        // bytes of the buffer
 	Tensor  Tensor `wire:"t"`                        // content of the buffer
 	UID     UserID `wire:"ui"`                       // id of the user who published the name
+	Version uint64 `wire:"v?"`                       // version of the content: it grows with each publication under this name
 	Session uint64 `wire:"ss?,none" poolsvc:",zero"` // session at whose end the name goes; none: the name is kept
 }
 
@@ -391,7 +392,8 @@ type Alloc struct {
 
 // GrantReply has the grant of a lease.
 type GrantReply struct {
-	Grant Grant `wire:"l"` // the grant
+	Grant   Grant  `wire:"l"`  // the grant
+	Version uint64 `wire:"v?"` // with `get`: version of what the name refers to
 }
 
 // Publish gives a name to the buffer of a write lease.
@@ -403,6 +405,7 @@ type Publish struct {
 	Tensor  *Tensor `wire:"t?"`  // new description; left out: that of `alloc`
 	Keep    bool    `wire:"kp?"` // keep the name when the session ends
 	Replace bool    `wire:"rp?"` // replace an existing name of the same user
+	Version uint64  `wire:"v?"`  // version, more than that of the replaced content; left out: one more than that, or 1
 	Ready   *Fence  `wire:"rt?"` // when the content is complete; left out: now
 	Event   []byte  `wire:"ev?"` // interprocess event
 }
@@ -421,6 +424,9 @@ type Get struct {
 	Name  string `wire:"nm"`  // buffer name
 	Write bool   `wire:"wr?"` // a write lease
 	Wait  uint64 `wire:"w?"`  // milliseconds to wait
+	// buffer id, with `ov`: wait until the name refers to something else than this version of this buffer; left out: take what it refers to
+	Buffer  uint64 `wire:"ob?"`
+	Version uint64 `wire:"ov?"` // version, with `ob`
 }
 
 // LeaseBuffer leases a buffer by its id.

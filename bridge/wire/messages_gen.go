@@ -187,6 +187,7 @@ var nameInfoFields = record[NameInfo]{
 	uintField("n", func(m *NameInfo) *uint64 { return &m.Bytes }),
 	structField("t", func(m *NameInfo) *Tensor { return &m.Tensor }, tensorFields),
 	uintField("ui", func(m *NameInfo) *UserID { return &m.UID }),
+	uintField("v", func(m *NameInfo) *uint64 { return &m.Version }).maybe(),
 	uintField("ss", func(m *NameInfo) *uint64 { return &m.Session }).maybe(),
 }
 
@@ -356,6 +357,7 @@ func (m *Alloc) fields() fields { return allocFields.of(m) }
 
 var grantReplyFields = record[GrantReply]{
 	structField("l", func(m *GrantReply) *Grant { return &m.Grant }, grantFields),
+	uintField("v", func(m *GrantReply) *uint64 { return &m.Version }).maybe(),
 }
 
 func (*GrantReply) reply() {}
@@ -368,6 +370,7 @@ var publishFields = record[Publish]{
 	pointerField("t", func(m *Publish) **Tensor { return &m.Tensor }, tensorFields),
 	boolField("kp", func(m *Publish) *bool { return &m.Keep }).maybe(),
 	boolField("rp", func(m *Publish) *bool { return &m.Replace }).maybe(),
+	uintField("v", func(m *Publish) *uint64 { return &m.Version }).maybe(),
 	pointerField("rt", func(m *Publish) **Fence { return &m.Ready }, fenceFields),
 	binaryField("ev", func(m *Publish) *[]byte { return &m.Event }).maybe(),
 }
@@ -396,6 +399,8 @@ var getFields = record[Get]{
 	stringField("nm", func(m *Get) *string { return &m.Name }),
 	boolField("wr", func(m *Get) *bool { return &m.Write }).maybe(),
 	uintField("w", func(m *Get) *uint64 { return &m.Wait }).maybe(),
+	uintField("ob", func(m *Get) *uint64 { return &m.Buffer }).maybe(),
+	uintField("ov", func(m *Get) *uint64 { return &m.Version }).maybe(),
 }
 
 // Op returns "get".

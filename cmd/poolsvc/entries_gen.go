@@ -109,6 +109,7 @@ func jsonNameInfo(e mempool.NameInfo, l *listed) map[string]any {
 		"shape":        shape(e.Tensor),
 		"layout_bytes": e.Tensor.LayoutBytes,
 		"uid":          e.UID,
+		"version":      e.Version,
 		"session":      e.Session,
 	}
 	return out

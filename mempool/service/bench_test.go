@@ -33,7 +33,7 @@ func BenchmarkGetRelease(b *testing.B) {
 	ctx := context.Background()
 	b.ReportAllocs()
 	for b.Loop() {
-		g, err := s.Get(ctx, "x", false, 0)
+		g, err := s.Get(ctx, "x", false, Known{}, 0)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -225,7 +225,7 @@ func TestABeginningIsToldOfAtTheFirstUseOfMemoryOrAChannel(t *testing.T) {
 	for what, use := range map[string]func(s *Session) error{
 		"open a pool": func(s *Session) error { _, err := s.OpenPool(t.Context(), p.rec.Info.Name, 0); return err },
 		"find a pool": func(s *Session) error { _, err := s.FindPool(p.rec.Info.ID); return err },
-		"lease":       func(s *Session) error { _, err := s.Get(t.Context(), "weights", false, 0); return err },
+		"lease":       func(s *Session) error { _, err := s.Get(t.Context(), "weights", false, Known{}, 0); return err },
 		"join":        func(s *Session) error { _, err := s.Channel(ch.ID).Join(MemberSpec{Role: Consumer}); return err },
 	} {
 		s := begin(t, svc, mempool.Self(), what)
@@ -371,7 +371,7 @@ func TestAWriterThatDiesIsToldOfIfOthersCanReachWhatItWrote(t *testing.T) {
 	l := allocate(t, s, p, 512)
 	publish(t, l, mempool.Publication{Name: "weights"})
 	release(t, l)
-	_, err := writer.Get(t.Context(), "weights", true, 0)
+	_, err := writer.Get(t.Context(), "weights", true, Known{}, 0)
 	require.NoError(t, err)
 	allocate(t, writer, p, 512) // this buffer is not published
 	writer.End(mempool.SessionLost, "", nil)
@@ -379,7 +379,7 @@ func TestAWriterThatDiesIsToldOfIfOthersCanReachWhatItWrote(t *testing.T) {
 	assert.Equal(t, writer.rec.ID, e.Session)
 	assert.Equal(t, 1, e.Count)
 	assert.EqualValues(t, 512, e.Bytes)
-	_, err = s.Get(t.Context(), "weights", false, 0)
+	_, err = s.Get(t.Context(), "weights", false, Known{}, 0)
 	assert.ErrorIs(t, err, mempool.ErrProducerDied)
 }
 
@@ -390,7 +390,7 @@ func TestAWriterThatDiesAloneIsNoNews(t *testing.T) {
 	l := allocate(t, s, p, 512)
 	publish(t, l, mempool.Publication{Name: "mine"}) // the name ends with the session
 	release(t, l)
-	_, err := s.Get(t.Context(), "mine", true, 0)
+	_, err := s.Get(t.Context(), "mine", true, Known{}, 0)
 	require.NoError(t, err)
 	s.End(mempool.SessionLost, "", nil)
 

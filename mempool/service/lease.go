@@ -24,6 +24,8 @@ type GrantedLease struct {
 	// Mapped says whether the session already has the export of the lease's block. If Mapped is false, the caller must send the session what
 	// [Lease.Export] returns.
 	Mapped bool
+	// Version is the version of the content of a name, if [Session.Get] returns the lease.
+	Version uint64
 }
 
 // describe returns a description of the lease. The description shares its tensor with the buffer, so the caller must not change the tensor.

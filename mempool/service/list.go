@@ -80,7 +80,8 @@ func (v View) Buffers(after string, most int, into []mempool.BufferInfo) (Page[m
 func (v View) Names(after string, most int, into []mempool.NameInfo) (Page[mempool.NameInfo], error) {
 	return list(v.session, &v.session.svc.ledger.Names, after, most, into, func(text string) string { return text }, func(n *ledger.Name) mempool.NameInfo {
 		b := n.Buffer
-		info := mempool.NameInfo{Name: n.Text, Buffer: b.ID, Pool: b.Block.Pool.Info.ID, Bytes: b.Bytes, Tensor: *b.Tensor, UID: n.UID}
+		info := mempool.NameInfo{Name: n.Text, Buffer: b.ID, Pool: b.Block.Pool.Info.ID, Bytes: b.Bytes, Tensor: *b.Tensor, UID: n.UID,
+			Version: n.Version}
 		if n.Owner != nil {
 			info.Session = n.Owner.ID
 		}

@@ -102,7 +102,7 @@ func (s *Session) allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 }
 
 func (s *Session) getLease(ctx context.Context, text string, write bool, wait time.Duration) (Lease, error) {
-	g, err := s.Get(ctx, text, write, wait)
+	g, err := s.Get(ctx, text, write, Known{}, wait)
 	return g.Lease, err
 }
 

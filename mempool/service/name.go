@@ -12,7 +12,8 @@ import (
 // Publish gives the buffer of a write lease a name, and makes the lease a read lease. The content may become complete only later: when p's
 // fence is reached, or when p's event has happened. Publish does not wait until the content is complete, but readers of the buffer do.
 //
-// Errors: the errors of [Session.Release], [mempool.ErrInvalid] for a bad name, a tensor that does not fit, or a read lease,
+// Errors: the errors of [Session.Release], [mempool.ErrInvalid] for a bad name, a tensor that does not fit, a version that does not grow, or
+// a read lease,
 // [mempool.ErrExists], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrLimit], [mempool.ErrClosed] if the pool is
 // being destroyed.
 func (s *Session) Publish(lease uint64, p mempool.Publication) error {
@@ -48,10 +49,10 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 		}
 		ready = ready.Union(svc.timelines.Incomplete(ledger.Fences{*p.Ready}))
 	}
-	if err := svc.ledger.MayName(s.rec, b, p.Name, p.Replace); err != nil {
+	if err := svc.ledger.MayName(s.rec, b, p.Name, p.Replace, p.Version); err != nil {
 		return err
 	}
-	old := svc.ledger.SetName(p.Name, b, s.rec, p.Keep)
+	old := svc.ledger.SetName(p.Name, b, s.rec, p.Keep, p.Version)
 	if p.Tensor != nil {
 		b.Tensor = s.rec.Describe(*p.Tensor)
 	}
@@ -104,27 +105,34 @@ func (s *Session) Unpublish(text string) error {
 	return nil
 }
 
-// Get leases the buffer that is published under a name. It waits until the name exists and until leases that exclude the new lease have
-// ended; the argument `wait` limits this time.
+// Known is a publication that a session knows: a version of a name's content, and the buffer that has it.
+type Known struct{ Buffer, Version uint64 }
+
+// Get leases the buffer that is published under a name. It waits until the name exists and refers to another publication than `known`, and
+// until leases that exclude the new lease have ended; the argument `wait` limits this time.
 //
-// Errors: [mempool.ErrNotFound] (if `wait` is 0) or [mempool.ErrTimeout] if nothing is published under the name, [mempool.ErrBusy],
-// [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's error.
-func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Duration) (GrantedLease, error) {
+// Errors: [mempool.ErrNotFound] (if `wait` is 0) or [mempool.ErrTimeout] if nothing is published under the name, or nothing else than
+// `known`, [mempool.ErrBusy], [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's error.
+func (s *Session) Get(ctx context.Context, text string, write bool, known Known, wait time.Duration) (g GrantedLease, err error) {
 	if err := mempool.ValidateName("buffer", text); err != nil {
-		return GrantedLease{}, err
+		return g, err
 	}
 	svc := s.svc
 	var a *awaited
+	var found Known
 	defer func() {
 		if a != nil {
 			a.leave()
 		}
 	}()
-	return s.lease(ctx, text, write, wait, func() (*ledger.Buffer, *signal, error) {
-		if n := ledger.Find(s.rec, svc.ledger.Names.Get(text)); n != nil {
-			return n.Buffer, nil, nil
-		}
+	g, err = s.lease(ctx, text, write, wait, func() (*ledger.Buffer, *signal, error) {
 		missing := s.rec.Unpublished(text)
+		if n := ledger.Find(s.rec, svc.ledger.Names.Get(text)); n != nil {
+			if found = (Known{n.Buffer.ID, n.Version}); found != known {
+				return n.Buffer, nil, nil
+			}
+			missing = typed.Errorf(mempool.ErrNotFound, "nothing newer than version %d is published as %q", n.Version, text)
+		}
 		if wait <= 0 {
 			return nil, nil, missing
 		}
@@ -133,6 +141,8 @@ func (s *Session) Get(ctx context.Context, text string, write bool, wait time.Du
 		}
 		return nil, &a.signal, missing
 	})
+	g.Version = found.Version
+	return g, err
 }
 
 // Lease leases a buffer by its id and generation.

@@ -473,7 +473,7 @@ func TestWhyContentFailedIsKnownAsLongAsTheBuffer(t *testing.T) {
 	require.NoError(t, l.Publish(mempool.Publication{Name: "x", Keep: true, Completion: mempool.Completion{Ready: &at}}))
 	require.NoError(t, w.clock.Fail(at, "no light"))
 	said := func() {
-		_, err := owner.Get(context.Background(), "x", false, 0)
+		_, err := owner.Get(context.Background(), "x", false, Known{}, 0)
 		require.ErrorIs(t, err, mempool.ErrContentFailed)
 		assert.NotErrorIs(t, err, mempool.ErrProducerDied)
 		assert.ErrorContains(t, err, "no light")
@@ -506,7 +506,7 @@ func TestContentThatFailedUnseenHasFailedOnceItsSessionHasEnded(t *testing.T) {
 			over := w.End(mempool.SessionLeft, "", end)
 			gone(end)
 			<-over
-			_, err := owner.Get(context.Background(), "x", false, 0)
+			_, err := owner.Get(context.Background(), "x", false, Known{}, 0)
 			require.ErrorIs(t, err, mempool.ErrContentFailed)
 			assert.ErrorContains(t, err, "no light")
 			require.NoError(t, owner.Unpublish("x"))

@@ -135,7 +135,7 @@ func TestAWriterThatDiesIsToldOfInEachPoolAlone(t *testing.T) {
 			l := allocate(t, writer.Session, p, 512)
 			publish(t, l, mempool.Publication{Name: name + string(number), Keep: true})
 			release(t, l)
-			_, err := writer.Get(t.Context(), name+string(number), true, 0)
+			_, err := writer.Get(t.Context(), name+string(number), true, Known{}, 0)
 			require.NoError(t, err)
 		}
 	}

@@ -138,6 +138,12 @@ class World:
     async def named(self, name="named"):
         await done((await done(self.client.put(np.arange(4), name, replace=True))).release())
 
+    async def copied(self):
+        await self.named()
+        copy = await done(self.client.get_copy("named"))
+        await self.named()
+        return copy
+
     async def several(self):
         await done((await done(self.client.put({"a": np.arange(4)}, "several", replace=True))).release())
 
@@ -172,17 +178,25 @@ def joined(subscribe):
     return call
 
 
+def first(watch):
+    async def call(*args, **kwargs):
+        found = watch(*args, **kwargs)
+        return await anext(found) if inspect.isasyncgen(found) else next(found)
+
+    return call
+
+
 # For each public function of a client and of its objects: a coroutine function that returns the function to call, and
 # arguments with which the call works.
 async def on_client(world, name, *args):
-    if name in {"get", "get_array", "unpublish"}:
+    if name in {"get", "get_array", "get_copy", "watch", "unpublish"}:
         await world.named()
     if name == "get_dict":
         await world.several()
     if name in {"open_channel", "subscribe"}:
         await world.channel()
     call = getattr(world.client, name)
-    return (joined(call) if name == "subscribe" else call), args
+    return {"subscribe": joined, "watch": first}.get(name, lambda call: call)(call), args
 
 
 CALLS = {
@@ -192,6 +206,8 @@ CALLS = {
     "trim": (),
     "allocate": (4,),
     "get": ("named",),
+    "get_copy": ("named",),
+    "watch": ("named", {"timeout": 0}),
     "lease": (1, 1),
     "put": (np.arange(4), "other"),
     "get_array": ("named",),
@@ -208,6 +224,7 @@ CALLS = {
     "Lease.view": (),
     "Lease.used_on": (1,),
     "Lease.copy_from": (np.zeros(4, "int32"),),
+    "Lease.refresh": (),
     "Lease.wait": (),
     "Lease.release": (),
     "Channel.publish": (np.arange(4),),
@@ -248,6 +265,8 @@ async def prepared(world, name):
         return call, getattr(world.client, name), args, named
     if kind == "Promise":
         of = await done((await world.lease()).promise())
+    elif method == "refresh":
+        of = await world.copied()
     elif kind == "Publisher":
         of = await world.publisher(loan=method == "publish")
     else:

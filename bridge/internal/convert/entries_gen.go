@@ -174,6 +174,7 @@ func NameInfo(e wire.NameInfo) mempool.NameInfo {
 		Bytes:   e.Bytes,
 		Tensor:  Tensor(e.Tensor),
 		UID:     userOf(e.UID),
+		Version: e.Version,
 		Session: e.Session,
 	}
 }
@@ -187,6 +188,7 @@ func WireNameInfo(e mempool.NameInfo) wire.NameInfo {
 		Bytes:   e.Bytes,
 		Tensor:  WireTensor(e.Tensor),
 		UID:     wire.UserID(e.UID),
+		Version: e.Version,
 		Session: e.Session,
 	}
 }

@@ -36,6 +36,7 @@ type Lease struct {
 	frame  bool // the lease is of a frame: it counts as a lease on its block, and its end has at most one fence
 	// allocated says that the lease came with its buffer, so that the buffer has no name.
 	allocated bool
+	version   uint64 // version of what the name referred to, if the lease came by a name
 }
 
 // Holder is what a lease's memory belongs to, if the service does not know the lease: the frame of a consumer, or the slot of a publisher.
@@ -57,23 +58,30 @@ func (b *Blocks) Obtain(ctx context.Context, l *Lease, try Attempt, r wire.Reque
 	if err != nil {
 		return err
 	}
-	if err := b.adopt(ctx, l, came); err != nil {
+	l.version = came.Version
+	if err := b.adopt(ctx, l, came.Grant); err != nil {
 		return errors.Join(err, l.EndLocked(false)) // nobody else knows the lease yet
 	}
 	return nil
 }
 
 // grant asks the service for a lease.
-func (b *Blocks) grant(ctx context.Context, try Attempt, r wire.Request, limit *uint64) (wire.Grant, error) {
+func (b *Blocks) grant(ctx context.Context, try Attempt, r wire.Request, limit *uint64) (wire.GrantReply, error) {
 	var reply wire.GrantReply
 	err := b.session.Wait(ctx, try, r, limit, Call{Into: &reply,
 		Files: func(fds *seqpacket.FDs) { b.arrived(reply.Grant, fds) },
 		Undo:  func() { _ = b.ReleaseGrant(convert.Grant(reply.Grant), false) }})
 	if err != nil {
-		return wire.Grant{}, err // do not read reply: the receiving goroutine may still write it
+		return wire.GrantReply{}, err // do not read reply: the receiving goroutine may still write it
 	}
-	return reply.Grant, nil
+	return reply, nil
 }
+
+// Buffer returns the id of the leased buffer. It does not change.
+func (l *Lease) Buffer() uint64 { return l.buffer }
+
+// Version returns the version of what the name referred to; 0: the lease did not come by a name.
+func (l *Lease) Version() uint64 { return l.version }
 
 // ObtainUnmapped asks the service for a lease and does not map its memory. It returns the block's export, too.
 func (b *Blocks) ObtainUnmapped(ctx context.Context, try Attempt, r wire.Request, limit *uint64) (info *mempool.Grant, export []byte, err error) {
@@ -88,10 +96,10 @@ func (b *Blocks) ObtainUnmapped(ctx context.Context, try Attempt, r wire.Request
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if of := b.blocks[came.Block]; of != nil {
+	if of := b.blocks[came.Grant.Block]; of != nil {
 		export = of.data
 	}
-	return convert.Grant(came), export, nil
+	return convert.Grant(came.Grant), export, nil
 }
 
 // Allocate asks the service for a buffer, and makes l the write lease on it.

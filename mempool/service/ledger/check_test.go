@@ -59,7 +59,7 @@ func newBooks(t testing.TB) *books {
 	require.True(t, b.pending.TakeBack())
 	require.True(t, b.pending.Pending())
 	l := b.shared.Writer
-	b.SetName("weights", b.shared, b.writer, false)
+	b.SetName("weights", b.shared, b.writer, false, 0)
 	l.Demote()
 	b.shared.Ready = fence
 	b.SetEvent(b.shared, []byte{1, 2})

@@ -122,6 +122,8 @@ type nameEntry struct {
 	Buffer uint64
 	UID    uint32
 	Owner  uint64 // 0: none
+
+	Version uint64
 }
 
 type channelEntry struct {
@@ -210,7 +212,7 @@ func (l *Ledger) Encode() ([]byte, error) {
 		c.Leases = append(c.Leases, leaseEntry{id, of.Session.ID, of.Buffer.ID, of.Write, of.Began, of.Wait})
 	}
 	for text, n := range l.Names.After("") {
-		e := nameEntry{Text: text, Buffer: n.Buffer.ID, UID: n.UID}
+		e := nameEntry{Text: text, Buffer: n.Buffer.ID, UID: n.UID, Version: n.Version}
 		if n.Owner != nil {
 			e.Owner = n.Owner.ID
 		}
@@ -528,7 +530,7 @@ func (r *reader) readBuffers(c *content) {
 		}
 	}
 	for _, e := range c.Names {
-		n := &Name{Text: e.Text, UID: e.UID}
+		n := &Name{Text: e.Text, UID: e.UID, Version: e.Version}
 		if e.Owner != 0 {
 			n.Owner, _ = named(r, "session", e.Owner, r.Sessions.Get)
 		}

@@ -11,6 +11,8 @@ type Name struct {
 	Buffer *Buffer
 	UID    uint32   // the user who may replace or remove the name
 	Owner  *Session // the name is removed when this session ends; nil: the name stays
+
+	Version uint64 // grows with each publication under this name
 }
 
 // names is the table of the names.
@@ -21,11 +23,13 @@ type names struct {
 }
 
 // SetName gives a buffer a name for a session. If the argument `keep` is true, the name stays when the session ends. If another buffer or
-// the same buffer has the name, SetName replaces the name and returns the old one, whose buffer may now be unused.
-func (t *names) SetName(text string, b *Buffer, s *Session, keep bool) (old *Name) {
+// the same buffer has the name, SetName replaces the name and returns the old one, whose buffer may now be unused. With `version` 0, the
+// version is one more than the old one.
+func (t *names) SetName(text string, b *Buffer, s *Session, keep bool, version uint64) (old *Name) {
 	old = t.Names.Get(text)
-	n := &Name{Text: text, Buffer: b, UID: s.Peer.UID}
+	n := &Name{Text: text, Buffer: b, UID: s.Peer.UID, Version: max(version, 1)}
 	if old != nil {
+		n.Version = max(version, old.Version+1)
 		t.RemoveName(old)
 	}
 	if !keep {
@@ -58,10 +62,11 @@ func (t *names) RemoveName(n *Name) {
 }
 
 // MayName says whether a session may give the name `text` to the buffer b. The argument `replace` says whether it may take the name from
-// another buffer.
+// another buffer; `version` is the version that the session gave, or 0.
 //
-// Errors: [mempool.ErrExists], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrLimit].
-func (l *Ledger) MayName(s *Session, b *Buffer, text string, replace bool) error {
+// Errors: [mempool.ErrExists], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrLimit], [mempool.ErrInvalid] for a
+// version that does not grow.
+func (l *Ledger) MayName(s *Session, b *Buffer, text string, replace bool, version uint64) error {
 	old, err := Claim(s, "buffer", text, l.Names.Get(text))
 	switch {
 	case err != nil:
@@ -72,6 +77,9 @@ func (l *Ledger) MayName(s *Session, b *Buffer, text string, replace bool) error
 		return typed.Errorf(mempool.ErrDenied, "the name %q belongs to user %d", text, old.UID)
 	case !replace && old.Buffer != b:
 		return typed.Errorf(mempool.ErrExists, "the name %q is taken: pass replace=True (in Go Replace: true), or unpublish it first", text)
+	case version > 0 && version <= old.Version:
+		return typed.Errorf(mempool.ErrInvalid, "version %d of %q is not newer than version %d, which has the name: give a greater number, or none",
+			version, text, old.Version)
 	}
 	return nil
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self, TypeVar, overload
@@ -13,7 +13,7 @@ from poolbridge._client import makers as _makers, operations as _operations
 from poolbridge._client.channel import AsyncChannel
 from poolbridge._client.client_state import ClientState
 from poolbridge._client.entries import PoolInfo, ServiceStats
-from poolbridge._client.lease import AsyncLease
+from poolbridge._client.lease import AsyncLease, BaseLease
 from poolbridge._client.listing import AsyncLists
 from poolbridge._client.subscription import AsyncSubscription
 from poolbridge._client.tracing import Traced, span
@@ -124,10 +124,33 @@ class AsyncClient(AsyncLists, ClientState):
         name: str,
         *,
         write: bool = False,
+        other_than: BaseLease | None = None,
         timeout: float | None = 0.0,
     ) -> AsyncLease:
         """Lease the buffer that was published under a name; see `Client.get`."""
-        return AsyncLease(self._run, await self._run(self._get(name, write=write, timeout=timeout)))
+        known = _operations.known_by(other_than)
+        return AsyncLease(self._run, await self._run(self._get(name, write=write, known=known, timeout=timeout)))
+
+    async def watch(self, name: str, *, timeout: float | None = None) -> AsyncIterator[AsyncLease]:
+        """Get each newest content of a name in turn; see `Client.watch`."""
+        known = 0, 0
+
+        async def newest() -> AsyncLease:
+            nonlocal known
+            flow = self._get(name, write=False, known=known, timeout=timeout)
+            lease = AsyncLease(self._run, await self._run(flow))
+            known = _operations.known_by(lease)
+            return lease
+
+        while True:
+            yield await newest()  # a variable of this function would keep the lease until the next one comes
+
+    async def get_copy(
+        self, name: str, *, pool: PoolInfo | str | None = None, stream: Any = None, timeout: float | None = 0.0
+    ) -> AsyncLease:
+        """Copy what a name refers to into a new buffer; see `Client.get_copy`."""
+        flow = self._get_copy(name, pool=pool, stream=stream, timeout=timeout)
+        return AsyncLease(self._run, await self._run(flow))
 
     async def lease(
         self,
@@ -149,10 +172,11 @@ class AsyncClient(AsyncLists, ClientState):
         pool: PoolInfo | str | None = None,
         keep: bool = False,
         replace: bool = False,
+        version: int | None = None,
         timeout: float | None = 0.0,
     ) -> AsyncLease:
         """Copy an array into a new buffer and publish it; see `Client.put`."""
-        flow = self._put(array, name, pool=pool, keep=keep, replace=replace, timeout=timeout)
+        flow = self._put(array, name, pool=pool, keep=keep, replace=replace, version=version, timeout=timeout)
         return AsyncLease(self._run, await self._run(flow))
 
     @overload

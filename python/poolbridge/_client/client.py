@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, overload
 
@@ -11,7 +11,7 @@ from poolbridge._client import makers as _makers, operations as _operations
 from poolbridge._client.channel import Channel
 from poolbridge._client.client_state import ClientState
 from poolbridge._client.entries import PoolInfo, ServiceStats
-from poolbridge._client.lease import Lease
+from poolbridge._client.lease import BaseLease, Lease
 from poolbridge._client.listing import Lists
 from poolbridge._client.subscription import Subscription, join
 from poolbridge._client.tracing import Traced, span
@@ -256,7 +256,14 @@ class Client(Lists, ClientState):
         """
         return Lease(self._run, self._run(self._allocate(shape, dtype, pool=pool, timeout=timeout)))
 
-    def get(self, name: str, *, write: bool = False, timeout: float | None = 0.0) -> Lease:
+    def get(
+        self,
+        name: str,
+        *,
+        write: bool = False,
+        other_than: BaseLease | None = None,
+        timeout: float | None = 0.0,
+    ) -> Lease:
         """Lease the buffer that was published under a name. If necessary, the client opens the buffer's pool.
 
         Parameters
@@ -265,9 +272,12 @@ class Client(Lists, ClientState):
             The name that was given to `Lease.publish` or `put`.
         write
             Lease the buffer for writing. A write lease excludes every other lease on the buffer.
+        other_than
+            A lease that this method returned for the name, which may have ended: get only what was published after it.
+            None: get what the name refers to. See `watch`.
         timeout
-            Seconds to wait for the name to appear, and for the end of other leases that exclude this lease; 0: do not
-            wait; None: no limit.
+            Seconds to wait for the name to appear or to refer to something else than `other_than`, and for the end of
+            other leases that exclude this lease; 0: do not wait; None: no limit.
 
         Returns
         -------
@@ -277,9 +287,11 @@ class Client(Lists, ClientState):
         Raises
         ------
         NotFoundError
-            Nothing is published under the name, and `timeout` is 0.
+            Nothing is published under the name, or nothing else than `other_than`, and `timeout` is 0.
         WaitTimeoutError
-            The name did not appear within `timeout`.
+            The name did not appear, or refer to something else than `other_than`, within `timeout`.
+        InvalidArgumentError
+            `other_than` is no lease that came by a name.
         BusyError
             Another lease excludes this lease, and did not end within `timeout`.
         AccessDeniedError
@@ -289,7 +301,75 @@ class Client(Lists, ClientState):
         UnavailableError
             This process cannot map the memory; the message says why.
         """
-        return Lease(self._run, self._run(self._get(name, write=write, timeout=timeout)))
+        known = _operations.known_by(other_than)
+        return Lease(self._run, self._run(self._get(name, write=write, known=known, timeout=timeout)))
+
+    def watch(self, name: str, *, timeout: float | None = None) -> Iterator[Lease]:
+        """Get each newest content of a name in turn: what the name refers to, then each time what replaced it.
+
+        A program that is slower than the publications gets only the newest. The program releases the leases: the memory
+        of an old version is free when its last reader has released it.
+
+        Parameters
+        ----------
+        name
+            The name that was given to `Lease.publish` or `put`. It need not exist yet, or may vanish for a while.
+        timeout
+            Seconds to wait for each lease; None: no limit.
+
+        Returns
+        -------
+        iterator of Lease
+            Read leases. `Lease.version` says which version it is.
+
+        Raises
+        ------
+        WaitTimeoutError
+            Nothing new was published within `timeout`, from the iterator's ``next``.
+        NotFoundError, AccessDeniedError, ContentFailedError, UnavailableError
+            See `get`.
+        """
+        known = 0, 0
+
+        def newest() -> Lease:
+            nonlocal known
+            lease = Lease(self._run, self._run(self._get(name, write=False, known=known, timeout=timeout)))
+            known = _operations.known_by(lease)
+            return lease
+
+        while True:
+            yield newest()  # a variable of this function would keep the lease until the next one comes
+
+    def get_copy(
+        self, name: str, *, pool: PoolInfo | str | None = None, stream: Any = None, timeout: float | None = 0.0
+    ) -> Lease:
+        """Copy what a name refers to into a new buffer, whose addresses stay when `Lease.refresh` copies newer content.
+
+        Programs that have captured CUDA graphs, or keep arrays for other reasons, use newer versions of a model so.
+
+        Parameters
+        ----------
+        name
+            The name that was given to `Lease.publish` or `put`.
+        pool
+            The pool of the copy, or the pool's name; None: the pool of the name's buffer.
+        stream, timeout
+            See `Lease.refresh`. The call also waits so long for the name to appear, and for free memory.
+
+        Returns
+        -------
+        Lease
+            A write lease of a buffer with the same arrays, which has no name. `Lease.version` is that of the content.
+
+        Raises
+        ------
+        PoolLimitError, DeviceMemoryError
+            See `allocate`.
+        NotFoundError, WaitTimeoutError, BusyError, AccessDeniedError, ContentFailedError, UnavailableError
+            See `get`.
+        """
+        flow = self._get_copy(name, pool=pool, stream=stream, timeout=timeout)
+        return Lease(self._run, self._run(flow))
 
     def lease(self, buffer_id: int, generation: int, *, write: bool = False, timeout: float | None = 0.0) -> Lease:
         """Lease a buffer by its id and generation, which another process sent.
@@ -329,6 +409,7 @@ class Client(Lists, ClientState):
         pool: PoolInfo | str | None = None,
         keep: bool = False,
         replace: bool = False,
+        version: int | None = None,
         timeout: float | None = 0.0,
     ) -> Lease:
         """Copy an array into a new buffer and publish it. The copy is complete when the call returns.
@@ -350,6 +431,9 @@ class Client(Lists, ClientState):
             with `keep`.
         replace
             If this user has published another buffer under the name, let the name refer to the new buffer from now on.
+        version
+            The version of the content, 1 to 2**63 - 1, such as a training step. It must be more than that of the
+            content that is replaced. None: one more than that, or 1 if nothing is replaced.
         timeout
             Seconds to wait for free memory in the pool; 0: do not wait; None: no limit.
 
@@ -361,8 +445,8 @@ class Client(Lists, ClientState):
         Raises
         ------
         InvalidArgumentError
-            `array` is no array, the array's element type cannot be shared, or `pool` is None and there is no default
-            pool.
+            `array` is no array, the array's element type cannot be shared, `pool` is None and there is no default pool,
+            or `version` is not newer than what is replaced.
         LeaseReleasedError
             `array` is in memory that this client has published as a frame.
         AlreadyExistsError
@@ -372,7 +456,7 @@ class Client(Lists, ClientState):
         PoolLimitError, DeviceMemoryError
             The pool or the device has not enough free memory, and no memory became free within `timeout`.
         """
-        flow = self._put(array, name, pool=pool, keep=keep, replace=replace, timeout=timeout)
+        flow = self._put(array, name, pool=pool, keep=keep, replace=replace, version=version, timeout=timeout)
         return Lease(self._run, self._run(flow))
 
     @overload

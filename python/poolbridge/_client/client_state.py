@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from poolbridge._client import channel_operations as _channel_operations, operations as _operations
 from poolbridge._client.copies import describe_buffer, put
 from poolbridge._client.entries import PoolInfo
+from poolbridge._client.own_copy import get_copy
 from poolbridge._client.session_stats import SessionStats, session_stats
 from poolbridge._client.shown import html_of
 from poolbridge._client.tracing import Operation, bytes_of, traced
@@ -203,8 +204,17 @@ class ClientState:
         return (yield from _operations.allocate(self._session, description, chosen.id, timeout=timeout))
 
     @traced(_gets, _leased)
-    def _get(self, name: str, *, write: bool, timeout: float | None) -> Flow[LeaseState]:
-        return _operations.get(self._session, name, write=write, timeout=timeout)
+    def _get(
+        self, name: str, *, write: bool, known: tuple[int, int] = (0, 0), timeout: float | None
+    ) -> Flow[LeaseState]:
+        return _operations.get(self._session, name, write=write, known=known, timeout=timeout)
+
+    @traced(_gets, _leased)
+    def _get_copy(
+        self, name: str, *, pool: PoolInfo | str | None, stream: Any, timeout: float | None
+    ) -> Flow[LeaseState]:
+        chosen = None if pool is None else (yield from self._pool(pool)).id
+        return (yield from get_copy(self._session, name, chosen, stream=stream, timeout=timeout))
 
     @traced(_leases, _leased)
     def _lease(self, buffer_id: int, generation: int, *, write: bool, timeout: float | None) -> Flow[LeaseState]:
@@ -219,10 +229,12 @@ class ClientState:
         pool: PoolInfo | str | None,
         keep: bool,
         replace: bool,
+        version: int | None,
         timeout: float | None,
     ) -> Flow[LeaseState]:
         chosen = yield from self._pool(pool)
-        flow = put(self._session, array, name, chosen.id, keep=keep, replace=replace, timeout=timeout)
+        session, id_ = self._session, chosen.id
+        flow = put(session, array, name, id_, keep=keep, replace=replace, version=version, timeout=timeout)
         return (yield from flow)
 
     def _create_channel(

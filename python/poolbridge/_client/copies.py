@@ -191,7 +191,15 @@ def _tied(arrays: dict[str, Any], sources: list[Source | None]) -> dict[str, str
 
 
 def put(
-    session: Session, given: Any, name: str, pool: int, *, keep: bool, replace: bool, timeout: float | None
+    session: Session,
+    given: Any,
+    name: str,
+    pool: int,
+    *,
+    keep: bool,
+    replace: bool,
+    version: int | None,
+    timeout: float | None,
 ) -> Flow[LeaseState]:
     """Copy an array, or a dict of arrays, into a new buffer of the pool whose id is `pool`, and publish the buffer."""
     name, timeout = check_name(name, "buffer"), check_timeout(timeout)
@@ -211,7 +219,7 @@ def put(
     try:
         for array, part in copied:
             yield Do(partial(copy_into, state, array, part))
-        yield from publish(state, name, keep=keep, replace=replace, stream=None)
+        yield from publish(state, name, keep=keep, replace=replace, version=version, stream=None)
     except BaseException:
         if not state.released and session.ended is None:
             state.release(failed=state.write, force=True)

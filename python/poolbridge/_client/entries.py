@@ -403,6 +403,8 @@ class NameInfo(Shown):
         Bytes at the end of a buffer of several arrays that describe them (see `Client.get_dict`); 0 for one array.
     uid
         Id of the user who published the name.
+    version
+        Version of the content: it grows with each publication under this name.
     session
         Session at whose end the name goes; None: the name is kept.
     """
@@ -415,6 +417,7 @@ class NameInfo(Shown):
     shape: tuple[int, ...]
     layout_bytes: int
     uid: int
+    version: int
     session: int | None
 
 
@@ -429,6 +432,7 @@ def name_info(of: _messages.NameInfo) -> NameInfo:
         shape=of.tensor.shape,
         layout_bytes=of.tensor.layout_bytes,
         uid=of.uid,
+        version=of.version,
         session=of.session or None,
     )
 

@@ -10,6 +10,7 @@ from poolbridge._array.arrays import ArrayExports, check_one
 from poolbridge._array.copies import copy_into
 from poolbridge._array.leaseview import LeaseView, cuda_array_interface
 from poolbridge._client import operations as _operations
+from poolbridge._client.own_copy import refresh
 from poolbridge._client.shown import html_of
 from poolbridge._client.tracing import Operation, span, traced
 from poolbridge._order import fences as _fences
@@ -47,8 +48,11 @@ class BaseLease(ArrayExports):
         return cast("Session", self._lease_state.session)
 
     @traced(_publishes)
-    def _publish(self, name: str, *, keep: bool, replace: bool, stream: Any, event: Any) -> Flow[None]:
-        return _operations.publish(self._lease_state, name, keep=keep, replace=replace, stream=stream, event=event)
+    def _publish(
+        self, name: str, *, keep: bool, replace: bool, version: int | None, stream: Any, event: Any
+    ) -> Flow[None]:
+        state = self._lease_state
+        return _operations.publish(state, name, keep=keep, replace=replace, version=version, stream=stream, event=event)
 
     def _releases(self) -> Operation:
         return Operation("release", pool=self.pool, buffer=self.name, nbytes=self.nbytes)
@@ -66,6 +70,14 @@ class BaseLease(ArrayExports):
     def name(self) -> str | None:
         """The name under which this lease's buffer was published or found; None if the program used no name."""
         return self._lease_state.name
+
+    @property
+    def version(self) -> int | None:
+        """The version of the name's content that the program got or copied; None if the lease did not come by a name.
+
+        It grows with each publication under the name. The program that publishes can give it, such as a training step.
+        """
+        return self._lease_state.version or None
 
     @property
     def buffer_id(self) -> int:
@@ -328,6 +340,7 @@ class Lease(BaseLease):
         *,
         keep: bool = False,
         replace: bool = False,
+        version: int | None = None,
         stream: Any = None,
         event: Any = None,
     ) -> None:
@@ -348,6 +361,9 @@ class Lease(BaseLease):
             with `keep`.
         replace
             If this user has published another buffer under the name, the name refers to this buffer from now on.
+        version
+            The version of the content, 1 to 2**63 - 1, such as a training step. It must be more than that of the
+            content that is replaced. None: one more than that, or 1 if nothing is replaced.
         stream
             A stream that writes the content and for which no array was made by DLPack: a stream handle, or a stream
             object of CuPy, PyTorch or cuda.core.
@@ -367,10 +383,42 @@ class Lease(BaseLease):
         LeaseReleasedError
             The lease has ended.
         InvalidArgumentError
-            The lease is a read lease, or the name is malformed. With an `event`: `event` is no interprocess event, the
-            content is promised, or the memory is memory of the CPU.
+            The lease is a read lease, the name is malformed, or `version` is not newer than what is replaced. With an
+            `event`: `event` is no interprocess event, the content is promised, or the memory is memory of the CPU.
         """
-        self._run(self._publish(name, keep=keep, replace=replace, stream=stream, event=event))
+        self._run(self._publish(name, keep=keep, replace=replace, version=version, stream=stream, event=event))
+
+    def refresh(self, *, stream: Any = None, timeout: float | None = 0.0) -> bool:
+        """Copy newer content of the name into this lease from `Client.get_copy`. All arrays change, or none does.
+
+        Arrays that were made of the lease stay valid, at the same addresses, and have the newer content.
+
+        Parameters
+        ----------
+        stream
+            The stream in which the program uses the arrays: a stream handle, or a stream object of CuPy, PyTorch or
+            cuda.core. The stream copies after its earlier work, and the call does not wait for the copy. None: the copy
+            is complete when the call returns, and the program must have waited for its own work on the arrays.
+        timeout
+            Seconds to wait for newer content; 0: do not wait; None: no limit.
+
+        Returns
+        -------
+        bool
+            Whether there was newer content. False: the name refers to the same content as before, or to nothing.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The newer content has other arrays than this lease, or this lease is no write lease from `Client.get_copy`.
+        ValueError
+            `stream` is no stream, or the memory is memory of the CPU, which has no streams.
+        BusyError, AccessDeniedError, ContentFailedError, UnavailableError
+            See `Client.get`.
+        LeaseReleasedError
+            The lease has ended.
+        """
+        return self._run(refresh(self._lease_state, stream=stream, timeout=timeout))
 
     def promise(self) -> Promise:
         """Promise the content, so that the buffer can be published before the content is complete.
@@ -482,11 +530,16 @@ class AsyncLease(BaseLease):
         *,
         keep: bool = False,
         replace: bool = False,
+        version: int | None = None,
         stream: Any = None,
         event: Any = None,
     ) -> None:
         """Publish the buffer under a name; see `Lease.publish`."""
-        await self._run(self._publish(name, keep=keep, replace=replace, stream=stream, event=event))
+        await self._run(self._publish(name, keep=keep, replace=replace, version=version, stream=stream, event=event))
+
+    async def refresh(self, *, stream: Any = None, timeout: float | None = 0.0) -> bool:
+        """Copy newer content of the name into this lease; see `Lease.refresh`."""
+        return await self._run(refresh(self._lease_state, stream=stream, timeout=timeout))
 
     async def promise(self) -> Promise:
         """Promise the content of a buffer that is published before the content is complete; see `Lease.promise`."""

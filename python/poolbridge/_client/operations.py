@@ -402,13 +402,35 @@ def _found(state: LeaseState) -> Flow[LeaseState]:
     return state
 
 
-def get(session: Session, name: str, *, write: bool, timeout: float | None) -> Flow[LeaseState]:
-    """Lease the buffer that was published under a name."""
+def known_by(lease: Any) -> tuple[int, int]:
+    """Return the buffer and the version of a lease that came by a name, for `get`; zeros for None.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no such lease.
+    """
+    if lease is None:
+        return 0, 0
+    state = getattr(lease, "_lease_state", None)
+    if not isinstance(state, LeaseState) or not state.version:
+        raise InvalidArgumentError(f"{shown(lease)} is no lease that came by a name: pass one that `get` returned")
+    return (state.copied[1] if state.copied else state.grant.buffer), state.version
+
+
+def get(session: Session, name: str, *, write: bool, known: tuple[int, int], timeout: float | None) -> Flow[LeaseState]:
+    """Lease the buffer that was published under a name, unless it is the buffer and the version in `known`."""
     timeout = check_timeout(timeout)
-    request = Get(name=check_name(name, "buffer"), write=check_flag(write, "write"), wait=to_milliseconds(timeout))
+    request = Get(
+        name=check_name(name, "buffer"),
+        write=check_flag(write, "write"),
+        wait=to_milliseconds(timeout),
+        buffer=known[0],
+        version=known[1],
+    )
     reply = yield Ask(request, GrantReply, timeout)
     state = held(session, reply.grant) or (yield from take(session, reply.grant))
-    state.name = request.name
+    state.name, state.version = request.name, reply.version
     return (yield from _found(state))
 
 
@@ -425,7 +447,9 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
     return (yield from _found(held(session, reply.grant) or (yield from take(session, reply.grant))))
 
 
-def publish(state: LeaseState, name: str, *, keep: bool, replace: bool, stream: Any, event: Any = None) -> Flow[None]:
+def publish(
+    state: LeaseState, name: str, *, keep: bool, replace: bool, version: int | None, stream: Any, event: Any = None
+) -> Flow[None]:
     """Publish a buffer under a name.
 
     If the buffer's content is not complete yet, a fence tells readers when it is complete.
@@ -433,6 +457,7 @@ def publish(state: LeaseState, name: str, *, keep: bool, replace: bool, stream: 
     state.check_usable()
     name = check_name(name, "buffer")
     keep, replace = check_flag(keep, "keep"), check_flag(replace, "replace")
+    version = 0 if version is None else check_count(version, "version", least=1)
     if not state.write:
         raise InvalidArgumentError(f"lease {state.grant.id} is a read lease: publish a write lease")
     mark = None if event is None else local_event(state, event)
@@ -444,7 +469,15 @@ def publish(state: LeaseState, name: str, *, keep: bool, replace: bool, stream: 
     state.write, state.unsure = False, True
     try:
         yield from ask(
-            Publish(lease=state.grant.id, name=name, keep=keep, replace=replace, ready=made or UNSET, event=handle),
+            Publish(
+                lease=state.grant.id,
+                name=name,
+                keep=keep,
+                replace=replace,
+                version=version,
+                ready=made or UNSET,
+                event=handle,
+            ),
             Reply,
         )
     except (PoolbridgeError, CancelledError) as error:

@@ -227,6 +227,7 @@ class NameInfo(Struct, omit_defaults=True, kw_only=True):
     nbytes: U = field(name="n")  # bytes of the buffer
     tensor: Tensor = field(name="t")  # content of the buffer
     uid: U = field(name="ui")  # id of the user who published the name
+    version: U = field(default=0, name="v")  # version of the content: it grows with each publication under this name
     session: U = field(default=0, name="ss")  # session at whose end the name goes; left out: the name is kept
 
 
@@ -375,6 +376,8 @@ class Publish(Request, kw_only=True, tag="publish"):
     tensor: Tensor | UnsetType = field(default=UNSET, name="t")  # new description; left out: that of `alloc`
     keep: bool = field(default=False, name="kp")  # keep the name when the session ends
     replace: bool = field(default=False, name="rp")  # replace an existing name of the same user
+    # version, more than that of the replaced content; left out: one more than that, or 1
+    version: U = field(default=0, name="v")
     ready: Fence | UnsetType = field(default=UNSET, name="rt")  # when the content is complete; left out: now
     event: bytes = field(default=b"", name="ev")  # interprocess event
 
@@ -394,6 +397,10 @@ class Get(Request, kw_only=True, tag="get"):
     name: str = field(name="nm")  # buffer name
     write: bool = field(default=False, name="wr")  # a write lease
     wait: U = field(default=0, name="w")  # milliseconds to wait
+    # buffer id, with `ov`: wait until the name refers to something else than this version of this buffer; left out:
+    # take what it refers to
+    buffer: U = field(default=0, name="ob")
+    version: U = field(default=0, name="ov")  # version, with `ob`
 
 
 class LeaseBuffer(Request, kw_only=True, tag="lease"):
@@ -653,6 +660,7 @@ class GrantReply(Reply, kw_only=True):
     """
 
     grant: Grant = field(name="l")  # the grant
+    version: U = field(default=0, name="v")  # with `get`: version of what the name refers to
 
 
 class StatsReply(Reply, kw_only=True):

@@ -307,3 +307,32 @@ def test_a_copy_to_the_cpu_leaves_out_the_long_gaps_of_a_strided_array(client, m
     copy.copy_from(far)
     assert sum(read) == 2 * 6 * 4
     assert (copy.to_numpy() == np.ndarray(shape, "uint8", whole, 500_000, strides)).all()
+
+
+@pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned"])
+def test_a_stream_takes_newer_content_after_its_own_earlier_work(client, other, gate, kind):
+    client.create_pool(kind, kind=kind, max_bytes=64 << 20)
+    versions = []
+    for n in range(1, 4):
+        versions.append(client.allocate({"w": (N, "uint8"), "b": (N, "uint8")}, pool=kind))
+        versions[-1]["w"].copy_from(np.full(N, n, "uint8"))
+    first, second, third = versions
+    first.publish("m", replace=True)
+    stream = new_stream()
+    copy = other.get_copy("m", stream=stream)
+    place = copy["w"].view(device="cuda").__cuda_array_interface__["data"][0]
+    second.publish("m", replace=True)
+    gate.hold(stream)
+    old = read(place, N, stream)  # the program still uses the first content
+    assert copy.refresh(stream=stream)
+    new = read(place, N, stream)
+    assert not idle(stream)
+    third.publish("m", replace=True)
+    gate.open()
+    finish(stream)
+    assert ((old == 1).all(), (new == 2).all(), copy.version) == (True, True, 2)
+    assert copy.refresh()
+    assert copy["w"].view(device="cuda").__cuda_array_interface__["data"][0] == place
+    last = read(place, N, stream)
+    finish(stream)
+    assert ((last == 3).all(), copy.version) == (True, 3)

@@ -45,7 +45,7 @@ func busy(t *testing.T) *service.Service {
 			require.NoError(t, writer.Publish(g.Grant.ID, mempool.Publication{Name: "weights"}))
 		}
 	}
-	_, err = reader.Get(t.Context(), "weights", false, 0)
+	_, err = reader.Get(t.Context(), "weights", false, service.Known{}, 0)
 	require.NoError(t, err)
 	return svc
 }

@@ -1,0 +1,87 @@
+"""Copies what a name refers to into memory of the client's own, whose addresses stay when newer content is copied."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from poolbridge._array.copies import copy_into
+from poolbridge._array.leaseview import LeaseView
+from poolbridge._client.operations import allocate, check_timeout, get
+from poolbridge._cuda import stream as _cuda_stream
+from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
+from poolbridge._order import fences as _fences
+from poolbridge._session.flow import Do, Flow
+from poolbridge._sys.error_texts import shown
+from poolbridge.errors import InvalidArgumentError, NotFoundError, WaitTimeoutError
+
+if TYPE_CHECKING:
+    from poolbridge._session.lease_state import LeaseState
+    from poolbridge._session.session import Session
+
+
+def get_copy(session: Session, name: str, pool: int | None, *, stream: Any, timeout: float | None) -> Flow[LeaseState]:
+    """Copy what a name refers to into a new buffer of the pool whose id is `pool`; None: the pool of the name's buffer.
+
+    The new buffer has the same arrays at the same places.
+    """
+    timeout = check_timeout(timeout)
+    source = yield from get(session, name, write=False, known=(0, 0), timeout=timeout)
+    try:
+        chosen = source.grant.pool if pool is None else pool
+        state = yield from allocate(session, source.description, chosen, timeout=timeout)
+        try:
+            yield from _copy(state, source, stream)
+        except BaseException:
+            state.end()
+            raise
+    finally:
+        source.end()
+    return state
+
+
+def refresh(state: LeaseState, *, stream: Any, timeout: float | None) -> Flow[bool]:
+    """Copy what the name refers to now into the copy; see `Lease.refresh`."""
+    timeout = check_timeout(timeout)
+    state.check_usable()
+    if state.copied is None or not state.write:
+        raise InvalidArgumentError(
+            f"lease {state.grant.id} is no copy that can be written: `refresh` is for write leases from `get_copy`"
+        )
+    name, buffer = state.copied
+    session = cast("Session", state.session)
+    try:
+        source = yield from get(session, name, write=False, known=(buffer, state.version), timeout=timeout)
+    except (NotFoundError, WaitTimeoutError):
+        return False
+    try:
+        yield from _copy(state, source, stream)
+    finally:
+        source.end()
+    return True
+
+
+def _copy(state: LeaseState, source: LeaseState, stream: Any) -> Flow[None]:
+    """Copy all bytes of one buffer into another that has the same arrays, with one copy."""
+    if source.description != state.description:
+        raise InvalidArgumentError(
+            f"{shown(source.name)} now has {source.description.text}, and the copy has {state.description.text}, or "
+            "other places: nothing was copied; get a new copy"
+        )
+    yield Do(partial(_fences.before_cpu, source))  # raises if the content will never be complete
+    first, last = state.description.span
+    whole = _tensor.describe(last - first, "uint8").at(first)
+    home, from_ = (one.memory.pool.device for one in (state, source))
+    if stream is not None:
+        _fences.name_stream(state, stream)
+    if stream is not None and home == from_:
+        _fences.name_stream(source, stream)
+        key = next(reversed(source.streams or {}))
+        to, address = state.address(write=True, part=whole), source.address(write=False, part=whole)
+        if whole.nbytes:
+            _cuda_stream.copy(home[1], key.handle, to, address, whole.nbytes)
+    else:
+        device = "cuda" if from_[0] == _dlpack.CUDA else None
+        yield Do(partial(copy_into, state, LeaseView(source, part=whole, device=device), whole))
+    state.copied = str(source.name), source.grant.buffer
+    state.version = source.version
