@@ -79,6 +79,87 @@ def models(client: poolbridge.Client, other: poolbridge.Client, tensors: int, li
     row(f"get_dict of {tensors:,} tensors", [timed(lambda: other.get_dict(name, library)) for _ in range(_ROUNDS)])
 
 
+class Readers:
+    """Programs that follow a name, each with a client of its own, and say how long each step took."""
+
+    def __init__(self, path: str, count: int, library: str) -> None:
+        command = [sys.executable, __file__, "--follow", path, "--library", library]
+        self.programs = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
+        ]
+        for one in self.programs:
+            self._said(one)  # it is connected, and has used the GPU
+
+    def tell(self, word: str) -> None:
+        """Send a word to all programs."""
+        for one in self.programs:
+            print(word, file=one.stdin, flush=True)
+
+    def hear(self) -> list[tuple[float, ...]]:
+        """Return the numbers that each program prints next."""
+        return [tuple(map(float, self._said(one).split())) for one in self.programs]
+
+    def end(self) -> None:
+        """Wait until the programs have ended."""
+        self.tell("")
+        for one in self.programs:
+            one.wait()
+
+    @staticmethod
+    def _said(program: subprocess.Popen[str]) -> str:
+        return program.stdout.readline() if program.stdout else ""
+
+
+def say(*words: object) -> None:
+    """Write a line at once."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def follow(path: str, library: str) -> None:
+    """Be a reader: for each line of the input, get the newest model of this name, and print the times."""
+    of = __import__(library)
+    if library != "numpy":
+        of.zeros(1, **({"device": "cuda"} if library == "torch" else {}))
+    with poolbridge.connect(path) as client:
+        last: Any = None
+        say("ready")
+        while name := sys.stdin.readline().strip():
+            began = time.monotonic()
+            last = client.get(name, other_than=last if last is not None and last.name == name else None, timeout=60)
+            came = time.monotonic()
+            arrays = [of.from_dlpack(array) for _, array in last.items()]
+            say(came - began, time.monotonic() - came, came)
+            del arrays
+
+
+def shared(client: poolbridge.Client, path: str, tensors: int, nbytes: int, library: str) -> None:
+    """Measure how soon other processes have a model: alone, four at once, and after a newer version is published."""
+    of = {f"layers.{n}.weight": (nbytes // tensors // 2, "float16") for n in range(tensors)}
+    client.allocate(of).publish("shared", keep=True)
+    what = f"{tensors:,} tensors of {nbytes >> 20:,} MiB"
+    for count in (1, 4):
+        first, after, arrays = [], [], []
+        for _ in range(3):
+            readers = Readers(path, count, library)
+            readers.tell("shared")
+            came = readers.hear()
+            first.append(max(one[0] for one in came))
+            arrays.append(max(one[1] for one in came))
+            readers.tell("shared")  # which waits for the next version
+            lease = client.allocate(of)
+            time.sleep(0.2)  # all of them wait
+            began = time.monotonic()
+            lease.publish("shared", keep=True, replace=True)
+            after.append(max(one[2] for one in readers.hear()) - began)
+            lease.release()
+            readers.end()
+        row(f"get of {what}, {count} at once, new processes", first)
+        row(f"... as arrays of {library}", arrays)
+        row(f"... a newer version, from publish to the last of {count}", after)
+    client.unpublish("shared")
+
+
 def save(path: Path, tensors: int, nbytes: int) -> None:
     """Write a safetensors file."""
     size = nbytes // tensors // 4 * 4
@@ -154,17 +235,24 @@ if __name__ == "__main__":
     options.add_argument("--pool", default="host", help="kind of memory")
     options.add_argument("--library", default="numpy", help="library of the arrays of get_dict")
     options.add_argument("--mib", type=int, default=1024, help="size of a file, in MiB")
+    options.add_argument("--shared-mib", type=int, default=256, help="size of a model that others get, in MiB")
+    options.add_argument("--follow", help=argparse.SUPPRESS)
     options.add_argument("--folder", default=None, help="folder for files, such as /dev/shm")
     given = options.parse_args()
+    if given.follow:
+        follow(given.follow, given.library)
+        sys.exit(0)
     folder = Path(tempfile.mkdtemp(dir=given.folder))
     try:
         with poolbridge.serve() as service, service.connect() as client, service.connect() as other:
-            client.create_pool("bench", kind=given.pool, max_bytes=(3 * given.mib + 512) << 20)
+            client.create_pool("bench", kind=given.pool, max_bytes=(3 * max(given.mib, given.shared_mib) + 512) << 20)
             peer = copies(given.mib << 20) if given.pool in {"device", "vmm"} else None
             for nbytes in () if peer else (64 << 10, 1 << 20):
                 frames(client, nbytes)
             for tensors in () if peer else (300, 20_000):
                 models(client, other, tensors, given.library)
+            for tensors in (300, 20_000):
+                shared(client, service.path, tensors, given.shared_mib << 20, given.library)
             for tensors in (320, 20_000):
                 files(client, folder, tensors, given.mib << 20, peer)
     finally:

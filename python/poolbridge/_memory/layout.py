@@ -176,7 +176,7 @@ def read(memory: BlockMemory, whole: Description) -> Description:
     out = np.empty(whole.layout_bytes, np.uint8)
     address = memory.address(write=False) + whole.nbytes - whole.layout_bytes
     _copy(memory, int(out.ctypes.data), address, out.nbytes)
-    return _described(whole, _decode_parts(out.tobytes()))
+    return _decode_parts(out.tobytes(), whole)
 
 
 def _copy(memory: BlockMemory, destination: int, source: int, nbytes: int) -> None:
@@ -190,7 +190,8 @@ def _copy(memory: BlockMemory, destination: int, source: int, nbytes: int) -> No
     _cuda_stream.synchronize_stream(ordinal, stream)
 
 
-def _decode_parts(layout: bytes) -> list[NamedTensor]:
+@lru_cache(maxsize=2)  # the next version of a model has the same layout; one may have 32 MiB
+def _decode_parts(layout: bytes, whole: Description) -> Description:
     arrays: list[NamedTensor] = []
     at = 0
     while at < len(layout):
@@ -200,4 +201,4 @@ def _decode_parts(layout: bytes) -> list[NamedTensor]:
             raise ProtocolError(f"a layout of {len(layout)} bytes ends in the middle of a part")
         arrays += _decode(part)
         at += 4 + size
-    return arrays
+    return _described(whole, arrays)
