@@ -17,7 +17,11 @@ import (
 )
 
 // deviceBackend makes memory in a CUDA memory pool that is exported as a POSIX file descriptor.
-var deviceBackend = Backend{Kind: Device, Probe: probeDevice, Create: newDeviceArena, Open: openDeviceArena}
+var deviceBackend = Backend{Kind: Device, Probe: probeDevice, Create: newDeviceArena, Open: openDeviceArena, LargestBlock: poolBlockBytes}
+
+// poolBlockBytes is the most bytes of a block of a CUDA memory pool. NVIDIA's driver crashes the importing process if a block is too large: see
+// docs/measured.md, which has the exact size for one driver.
+const poolBlockBytes = 4 << 30
 
 // poolGranularity is a number of bytes. This package rounds the size of a pool up to a multiple of poolGranularity, because the driver
 // takes physical memory for a pool in pages of 2 MiB.

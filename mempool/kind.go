@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 
@@ -40,6 +41,8 @@ type Backend struct {
 	// UUID of the GPU for which OpenFor maps the pool. OpenFor is nil if an import of this kind can also serve other GPUs: see
 	// [ImportedArena].Reach.
 	OpenFor func(p PoolInfo, x Export, other string) (ImportedArena, error)
+	// LargestBlock is the most bytes that an allocation may have; 0: no limit.
+	LargestBlock uint64
 }
 
 // backends is the registry of kinds. A new kind needs one source file and one entry in this list.
@@ -76,6 +79,14 @@ func (k Kind) Probe(device string) error {
 		return err
 	}
 	return b.Probe(device)
+}
+
+// LargestBlock returns the most bytes that one allocation of this kind may have.
+func (k Kind) LargestBlock() uint64 {
+	if b, err := k.backend(); err == nil && b.LargestBlock > 0 {
+		return b.LargestBlock
+	}
+	return math.MaxUint64
 }
 
 // Arena is the memory of one pool. Several goroutines may call its methods at the same time.

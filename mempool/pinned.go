@@ -13,7 +13,7 @@ import (
 // comes from a CUDA memory pool, as memory of kind [Device] does.
 const Pinned Kind = "pinned"
 
-var pinnedBackend = Backend{Kind: Pinned, Probe: probePinned, Create: newPinnedArena, Open: openPinnedArena}
+var pinnedBackend = Backend{Kind: Pinned, Probe: probePinned, Create: newPinnedArena, Open: openPinnedArena, LargestBlock: poolBlockBytes}
 
 func probePinned(name string) error {
 	d, err := FindDevice(name)
