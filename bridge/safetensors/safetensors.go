@@ -25,7 +25,7 @@ import (
 // memory of this size. Tests change them.
 var (
 	chunkBytes uint64 = 4 << 20
-	pieces            = 24
+	pieces            = 16
 )
 
 // Files are the open files of one model.
