@@ -83,7 +83,7 @@ class Readers:
     """Programs that follow a name, each with a client of its own, and say how long each step took."""
 
     def __init__(self, path: str, count: int, library: str) -> None:
-        command = [sys.executable, __file__, "--follow", path, "--library", library]
+        command = [sys.executable, "-W", "ignore", __file__, "--follow", path, "--library", library]
         self.programs = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
         ]

@@ -24,8 +24,8 @@ import (
 // One goroutine reads at most chunkBytes at once. Bytes for memory that the CPU does not reach go through at most `pieces` pieces of page-locked
 // memory of this size. Tests change them.
 var (
-	chunkBytes uint64 = 4 << 20
-	pieces            = 16
+	chunkBytes uint64 = 2 << 20
+	pieces            = 20
 )
 
 // Files are the open files of one model.
