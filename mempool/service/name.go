@@ -12,8 +12,7 @@ import (
 // Publish gives the buffer of a write lease a name, and makes the lease a read lease. The content may become complete only later: when p's
 // fence is reached, or when p's event has happened. Publish does not wait until the content is complete, but readers of the buffer do.
 //
-// Errors: the errors of [Session.Release], [mempool.ErrInvalid] for a bad name, a tensor that does not fit, a version that does not grow, or
-// a read lease,
+// Errors: the errors of [Session.Release], [mempool.ErrInvalid] for a bad name, a tensor that does not fit, a version that does not grow or cannot, or a read lease,
 // [mempool.ErrExists], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrLimit], [mempool.ErrClosed] if the pool is
 // being destroyed.
 func (s *Session) Publish(lease uint64, p mempool.Publication) error {

@@ -1,6 +1,8 @@
 package ledger
 
 import (
+	"math"
+
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -65,7 +67,7 @@ func (t *names) RemoveName(n *Name) {
 // another buffer; `version` is the version that the session gave, or 0.
 //
 // Errors: [mempool.ErrExists], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrLimit], [mempool.ErrInvalid] for a
-// version that does not grow.
+// version that does not grow, or cannot.
 func (l *Ledger) MayName(s *Session, b *Buffer, text string, replace bool, version uint64) error {
 	old, err := Claim(s, "buffer", text, l.Names.Get(text))
 	switch {
@@ -77,6 +79,8 @@ func (l *Ledger) MayName(s *Session, b *Buffer, text string, replace bool, versi
 		return typed.Errorf(mempool.ErrDenied, "the name %q belongs to user %d", text, old.UID)
 	case !replace && old.Buffer != b:
 		return typed.Errorf(mempool.ErrExists, "the name %q is taken: pass replace=True (in Go Replace: true), or unpublish it first", text)
+	case old.Version >= math.MaxInt64: // a packet could not have a greater one
+		return typed.Errorf(mempool.ErrInvalid, "%q has the greatest version: unpublish it first", text)
 	case version > 0 && version <= old.Version:
 		return typed.Errorf(mempool.ErrInvalid, "version %d of %q is not newer than version %d, which has the name: give a greater number, or none",
 			version, text, old.Version)

@@ -120,7 +120,7 @@ func (p *Pool) BlockSize(n uint64) (uint64, error) {
 	}
 	if size > largest {
 		return 0, typed.Errorf(mempool.ErrLimit, "%s are too large for pool %q: NVIDIA's driver crashes programs that open a larger block of kind %s than %s; "+
-			"use a pool of kind vmm", bytesize.Text(n), p.Info.Name, p.Info.Kind, bytesize.Text(largest))
+			"use a pool of kind vmm, or host for memory of the CPU", bytesize.Text(n), p.Info.Name, p.Info.Kind, bytesize.Text(largest))
 	}
 	if size > p.Info.MaxBytes {
 		return 0, typed.Errorf(mempool.ErrLimit, "pool %q is too small for %s, which need a block of %s: its max_bytes is %s; make a pool with a larger max_bytes",

@@ -23,7 +23,7 @@ func TestABlockThatCrashesTheDriverOfItsReadersIsRefused(t *testing.T) {
 		if kind != mempool.VMM {
 			_, err := p.BlockSize(largest + 1)
 			require.ErrorIs(t, err, mempool.ErrLimit)
-			require.ErrorContains(t, err, "use a pool of kind vmm")
+			require.ErrorContains(t, err, "use a pool of kind vmm, or host for memory of the CPU")
 		}
 	}
 }
