@@ -25,10 +25,10 @@ type LeaseOptions struct {
 	OtherThan *Lease
 }
 
-func (o LeaseOptions) get(name string) *wire.Get {
+func (o LeaseOptions) get(c *Client, name string) *wire.Get {
 	r := &wire.Get{Name: name, Write: o.Write}
 	if o.OtherThan != nil {
-		r.Buffer, r.Version = o.OtherThan.held.Buffer(), o.OtherThan.held.Version()
+		r.Buffer, r.Version = o.OtherThan.held.Known(c.session)
 	}
 	return r
 }
@@ -38,7 +38,7 @@ func (o LeaseOptions) get(name string) *wire.Get {
 //
 // Errors: [ErrNotFound] or [ErrBusy] at the deadline, [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) Get(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
-	r := o.get(name)
+	r := o.get(c, name)
 	return c.obtain(ctx, session.Waiting, Operation{Name: OpGet, Buffer: name}, r, &r.Wait)
 }
 
@@ -46,7 +46,7 @@ func (c *Client) Get(ctx context.Context, name string, o LeaseOptions) (*Lease, 
 //
 // Errors: [ErrNotFound], [ErrBusy], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
 func (c *Client) TryGet(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
-	r := o.get(name)
+	r := o.get(c, name)
 	return c.obtain(ctx, session.Once, Operation{Name: OpGet, Buffer: name}, r, &r.Wait)
 }
 

@@ -244,6 +244,21 @@ func layoutLies() (lies [][]byte) {
 		[]byte("\x81\xa2ar\xdd\xff\xff\xff\xff"), []byte("\x81\xa2ar\x91\x82\xa2nm\xa1\xff\xa1t\x81\xa2dt\xa5uint8"))
 }
 
+func TestAllContentOfAnotherServiceIsOtherContent(t *testing.T) {
+	seen := make([]*Lease, 2)
+	for i := range seen {
+		s := start(t, server.Config{}, unhurried)
+		c := dial(t, s.path)
+		l := allocate(t, createPool(t, c, hostPool("p", 1<<22)), 8)
+		require.NoError(t, l.Publish(t.Context(), Publication{Name: "m"}))
+		var err error
+		seen[i], err = c.TryGet(t.Context(), "m", LeaseOptions{OtherThan: seen[0]})
+		require.NoError(t, err)
+	}
+	assert.Equal(t, seen[0].Grant().Buffer, seen[1].Grant().Buffer)
+	assert.Equal(t, seen[0].Version(), seen[1].Version())
+}
+
 func TestAReaderGetsOnlyOtherContentThanItKnows(t *testing.T) {
 	s := start(t, server.Config{}, unhurried)
 	writer, reader := dial(t, s.path), dial(t, s.path)

@@ -17,6 +17,7 @@ import math
 import pickle
 import threading
 import traceback
+from collections.abc import AsyncIterator
 from decimal import Decimal
 from fractions import Fraction
 from itertools import count
@@ -181,7 +182,7 @@ def joined(subscribe):
 def first(watch):
     async def call(*args, **kwargs):
         found = watch(*args, **kwargs)
-        return await anext(found) if inspect.isasyncgen(found) else next(found)
+        return await anext(found) if isinstance(found, AsyncIterator) else next(found)
 
     return call
 

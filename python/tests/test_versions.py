@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from realservice import leases, until
+from realservice import RealService, leases, until
 from test_members import service as service  # noqa: PLC0414 - a fixture
 
 import poolbridge
@@ -51,6 +51,16 @@ def test_a_version_that_does_not_grow_is_refused_and_the_old_content_stays(clien
             put(client, 8, version=bad)
 
 
+def test_after_the_greatest_version_the_name_stays_readable(client, other):
+    put(client, 1, version=2**63 - 1)
+    with pytest.raises(InvalidArgumentError, match='"m" has the greatest version: unpublish it first'):
+        put(client, 2)
+    assert (other.get("m").version, other.names()[0].version) == (2**63 - 1, 2**63 - 1)
+    client.unpublish("m")
+    put(client, 3)
+    assert other.get("m").version == 1
+
+
 def test_only_other_content_than_that_of_a_lease_is_got(client, other):
     put(client, 1)
     first = other.get("m")
@@ -85,6 +95,44 @@ def test_a_name_that_another_process_made_again_is_other_content(service, client
     put(client, 9)
     new = other.get("m", other_than=old, timeout=60)
     assert (new.version, content(new)) == (1, {9.0})
+
+
+def test_all_content_of_another_service_is_other_content(tmp_path, client):
+    put(client, 1)
+    seen = client.get("m")
+    again = RealService(str(tmp_path / "again.sock"))
+    try:
+        with poolbridge.connect(again.path, timeout=60) as writer:
+            writer.create_pool("frames", max_bytes=1 << 22)
+            put(writer, 2)
+            new = writer.get("m", other_than=seen)
+            assert (new.buffer_id, new.version, content(new)) == (seen.buffer_id, seen.version, {2.0})
+            new.release()
+    finally:
+        again.close()
+
+
+def test_a_watch_goes_on_after_an_error(service, client, other):
+    models = other.watch("m", timeout=0.01)
+    for n in (1, 2):
+        with pytest.raises(WaitTimeoutError):
+            next(models)
+        put(client, n)
+        assert content(next(models)) == {float(n)}
+
+    async def main() -> None:
+        async with await poolbridge.connect_async(service.path) as follower:
+            models = follower.watch("m")
+            assert (await anext(models)).version == 2
+            waits = asyncio.ensure_future(anext(models))
+            await asyncio.to_thread(until, lambda: any(one.waits_for for one in client.sessions()))
+            waits.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waits
+            await asyncio.to_thread(put, client, 3)
+            assert (await anext(models)).version == 3
+
+    asyncio.run(main())
 
 
 def test_who_watches_gets_what_is_there_and_then_each_newest(client, other):

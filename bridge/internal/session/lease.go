@@ -77,8 +77,14 @@ func (b *Blocks) grant(ctx context.Context, try Attempt, r wire.Request, limit *
 	return reply, nil
 }
 
-// Buffer returns the id of the leased buffer. It does not change.
-func (l *Lease) Buffer() uint64 { return l.buffer }
+// Known returns the buffer and the version of what the name referred to, for a request `get` in the session s. They are 0 if the lease belongs
+// to another run of the service, because its ids say nothing there.
+func (l *Lease) Known(s *Session) (buffer, version uint64) {
+	if l.session.Epoch != s.Epoch {
+		return 0, 0
+	}
+	return l.buffer, l.version
+}
 
 // Version returns the version of what the name referred to; 0: the lease did not come by a name.
 func (l *Lease) Version() uint64 { return l.version }

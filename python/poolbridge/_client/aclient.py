@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self, TypeVar, overload
@@ -38,6 +38,16 @@ _T = TypeVar("_T")
 # that a session may have (the service refuses another member), and some for waits for memory.
 _NAP = 0.5
 _MOST_SLEEPERS = 288
+
+
+class _Each(AsyncIterator[AsyncLease]):
+    """Awaits `newest` for each lease. A generator would end with the first error, or when a task is cancelled."""
+
+    def __init__(self, newest: Callable[[], Awaitable[AsyncLease]]) -> None:
+        self._newest = newest
+
+    async def __anext__(self) -> AsyncLease:
+        return await self._newest()
 
 
 class AsyncClient(AsyncLists, ClientState):
@@ -128,10 +138,10 @@ class AsyncClient(AsyncLists, ClientState):
         timeout: float | None = 0.0,
     ) -> AsyncLease:
         """Lease the buffer that was published under a name; see `Client.get`."""
-        known = _operations.known_by(other_than)
+        known = _operations.known_by(self._session, other_than)
         return AsyncLease(self._run, await self._run(self._get(name, write=write, known=known, timeout=timeout)))
 
-    async def watch(self, name: str, *, timeout: float | None = None) -> AsyncIterator[AsyncLease]:
+    def watch(self, name: str, *, timeout: float | None = None) -> AsyncIterator[AsyncLease]:
         """Get each newest content of a name in turn; see `Client.watch`."""
         known = 0, 0
 
@@ -139,11 +149,10 @@ class AsyncClient(AsyncLists, ClientState):
             nonlocal known
             flow = self._get(name, write=False, known=known, timeout=timeout)
             lease = AsyncLease(self._run, await self._run(flow))
-            known = _operations.known_by(lease)
+            known = _operations.known_by(self._session, lease)
             return lease
 
-        while True:
-            yield await newest()  # a variable of this function would keep the lease until the next one comes
+        return _Each(newest)
 
     async def get_copy(
         self, name: str, *, pool: PoolInfo | str | None = None, stream: Any = None, timeout: float | None = 0.0

@@ -301,7 +301,7 @@ class Client(Lists, ClientState):
         UnavailableError
             This process cannot map the memory; the message says why.
         """
-        known = _operations.known_by(other_than)
+        known = _operations.known_by(self._session, other_than)
         return Lease(self._run, self._run(self._get(name, write=write, known=known, timeout=timeout)))
 
     def watch(self, name: str, *, timeout: float | None = None) -> Iterator[Lease]:
@@ -325,7 +325,8 @@ class Client(Lists, ClientState):
         Raises
         ------
         WaitTimeoutError
-            Nothing new was published within `timeout`, from the iterator's ``next``.
+            Nothing new was published within `timeout`. The iterator's ``next`` raises it and the other errors, and can
+            be called again.
         NotFoundError, AccessDeniedError, ContentFailedError, UnavailableError
             See `get`.
         """
@@ -334,11 +335,10 @@ class Client(Lists, ClientState):
         def newest() -> Lease:
             nonlocal known
             lease = Lease(self._run, self._run(self._get(name, write=False, known=known, timeout=timeout)))
-            known = _operations.known_by(lease)
+            known = _operations.known_by(self._session, lease)
             return lease
 
-        while True:
-            yield newest()  # a variable of this function would keep the lease until the next one comes
+        return iter(newest, None)  # a generator would end with the first error
 
     def get_copy(
         self, name: str, *, pool: PoolInfo | str | None = None, stream: Any = None, timeout: float | None = 0.0
@@ -365,6 +365,8 @@ class Client(Lists, ClientState):
         ------
         PoolLimitError, DeviceMemoryError
             See `allocate`.
+        ValueError, StreamCaptureError
+            See `Lease.refresh`.
         NotFoundError, WaitTimeoutError, BusyError, AccessDeniedError, ContentFailedError, UnavailableError
             See `get`.
         """

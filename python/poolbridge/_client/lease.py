@@ -397,8 +397,9 @@ class Lease(BaseLease):
         ----------
         stream
             The stream in which the program uses the arrays: a stream handle, or a stream object of CuPy, PyTorch or
-            cuda.core. The stream copies after its earlier work, and the call does not wait for the copy. None: the copy
-            is complete when the call returns, and the program must have waited for its own work on the arrays.
+            cuda.core. The stream copies after its earlier work, and the call does not wait for the copy, unless the
+            name's buffer is on another device. None: the copy is complete when the call returns, and the program must
+            have waited for its own work on the arrays.
         timeout
             Seconds to wait for newer content; 0: do not wait; None: no limit.
 
@@ -413,6 +414,10 @@ class Lease(BaseLease):
             The newer content has other arrays than this lease, or this lease is no write lease from `Client.get_copy`.
         ValueError
             `stream` is no stream, or the memory is memory of the CPU, which has no streams.
+        StreamCaptureError
+            The program is capturing the work of the stream into a graph.
+        WaitTimeoutError
+            Another process still works on the newer content, and did not complete it within the client's timeout.
         BusyError, AccessDeniedError, ContentFailedError, UnavailableError
             See `Client.get`.
         LeaseReleasedError

@@ -11,7 +11,7 @@ import time
 from asyncio import CancelledError
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import UNSET
 
@@ -402,8 +402,10 @@ def _found(state: LeaseState) -> Flow[LeaseState]:
     return state
 
 
-def known_by(lease: Any) -> tuple[int, int]:
+def known_by(session: Session, lease: Any) -> tuple[int, int]:
     """Return the buffer and the version of a lease that came by a name, for `get`; zeros for None.
+
+    A lease of another run of the service gives zeros, too, because its ids say nothing there.
 
     Raises
     ------
@@ -415,6 +417,8 @@ def known_by(lease: Any) -> tuple[int, int]:
     state = getattr(lease, "_lease_state", None)
     if not isinstance(state, LeaseState) or not state.version:
         raise InvalidArgumentError(f"{shown(lease)} is no lease that came by a name: pass one that `get` returned")
+    if cast("Session", state.session).core.epoch != session.core.epoch:
+        return 0, 0
     return (state.copied[1] if state.copied else state.grant.buffer), state.version
 
 
