@@ -11,6 +11,7 @@ from poolbridge._client.operations import allocate, check_timeout, get
 from poolbridge._cuda import stream as _cuda_stream
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._order import fences as _fences
+from poolbridge._order.streams import stream_key
 from poolbridge._session.flow import Do, Flow
 from poolbridge._sys.error_texts import shown
 from poolbridge.errors import InvalidArgumentError, NotFoundError, WaitTimeoutError
@@ -72,11 +73,13 @@ def _copy(state: LeaseState, source: LeaseState, stream: Any) -> Flow[None]:
     first, last = state.description.span
     whole = _tensor.describe(last - first, "uint8").at(first)
     home, from_ = (one.memory.pool.device for one in (state, source))
+    key = None if stream is None else stream_key(home, stream)
     if stream is not None:
+        if key is None:
+            raise ValueError("stream -1 copies nothing: pass a stream, or None")
         _fences.name_stream(state, stream)
-    if stream is not None and home == from_:
+    if key is not None and home == from_:
         _fences.name_stream(source, stream)
-        key = next(reversed(source.streams or {}))
         to, address = state.address(write=True, part=whole), source.address(write=False, part=whole)
         if whole.nbytes:
             _cuda_stream.copy(home[1], key.handle, to, address, whole.nbytes)

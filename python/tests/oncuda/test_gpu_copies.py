@@ -336,3 +336,14 @@ def test_a_stream_takes_newer_content_after_its_own_earlier_work(client, other, 
     last = read(place, N, stream)
     finish(stream)
     assert ((last == 3).all(), copy.version) == (True, 3)
+
+
+def test_newer_content_is_copied_in_a_stream_only_if_the_stream_is_named(client, other):
+    client.put({"w": np.full(N, 1, "uint8")}, "m", pool="gpu").release()
+    copy = other.get_copy("m")
+    client.put({"w": np.full(N, 2, "uint8")}, "m", pool="gpu", replace=True).release()
+    with pytest.raises(ValueError, match="stream -1 copies nothing"):
+        copy.refresh(stream=-1)
+    assert (copy["w"].to_numpy() == 1).all()
+    assert copy.refresh(stream=new_stream())
+    assert (copy["w"].to_numpy() == 2).all()
