@@ -11,8 +11,8 @@ from poolbridge._client.operations import allocate, check_timeout, get
 from poolbridge._cuda import stream as _cuda_stream
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
 from poolbridge._order import fences as _fences
-from poolbridge._order.streams import stream_key
 from poolbridge._session.flow import Do, Flow
+from poolbridge._session.lease_state import Token
 from poolbridge._sys.error_texts import shown
 from poolbridge.errors import InvalidArgumentError, NotFoundError, WaitTimeoutError
 
@@ -44,11 +44,9 @@ def get_copy(session: Session, name: str, pool: int | None, *, stream: Any, time
 def refresh(state: LeaseState, *, stream: Any, timeout: float | None) -> Flow[bool]:
     """Copy what the name refers to now into the copy; see `Lease.refresh`."""
     timeout = check_timeout(timeout)
-    state.check_usable()
-    if state.copied is None or not state.write:
-        raise InvalidArgumentError(
-            f"lease {state.grant.id} is no copy that can be written: `refresh` is for write leases from `get_copy`"
-        )
+    _check_writeable(state)
+    if state.copied is None:
+        raise _no_copy(state)
     name, buffer = state.copied
     session = cast("Session", state.session)
     try:
@@ -62,6 +60,18 @@ def refresh(state: LeaseState, *, stream: Any, timeout: float | None) -> Flow[bo
     return True
 
 
+def _check_writeable(state: LeaseState) -> None:
+    state.check_usable()
+    if not state.write:
+        raise _no_copy(state)
+
+
+def _no_copy(state: LeaseState) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"lease {state.grant.id} is no copy that can be written: `refresh` is for write leases from `get_copy`"
+    )
+
+
 def _copy(state: LeaseState, source: LeaseState, stream: Any) -> Flow[None]:
     """Copy all bytes of one buffer into another that has the same arrays, with one copy."""
     if source.description != state.description:
@@ -70,21 +80,24 @@ def _copy(state: LeaseState, source: LeaseState, stream: Any) -> Flow[None]:
             "other places: nothing was copied; get a new copy"
         )
     yield Do(partial(_fences.before_cpu, source))  # raises if the content will never be complete
-    first, last = state.description.span
-    whole = _tensor.describe(last - first, "uint8").at(first)
-    home, from_ = (one.memory.pool.device for one in (state, source))
-    key = None if stream is None else stream_key(home, stream)
-    if stream is not None:
-        if key is None:
-            raise ValueError("stream -1 copies nothing: pass a stream, or None")
-        _fences.name_stream(state, stream)
-    if key is not None and home == from_:
-        _fences.name_stream(source, stream)
-        to, address = state.address(write=True, part=whole), source.address(write=False, part=whole)
-        if whole.nbytes:
-            _cuda_stream.copy(home[1], key.handle, to, address, whole.nbytes)
-    else:
-        device = "cuda" if from_[0] == _dlpack.CUDA else None
-        yield Do(partial(copy_into, state, LeaseView(source, part=whole, device=device), whole))
+    token = Token(state)  # until the copy is queued, the memory stays this lease's
+    try:
+        _check_writeable(state)  # during the wait, another thread may have released or published the copy
+        first, last = state.description.span
+        whole = _tensor.describe(last - first, "uint8").at(first)
+        home, from_ = (one.memory.pool.device for one in (state, source))
+        if stream is not None:
+            _fences.name_stream(state, stream)
+        if stream is not None and home == from_:
+            _fences.name_stream(source, stream)
+            key = next(reversed(source.streams or {}))
+            to, address = state.address(write=True, part=whole), source.address(write=False, part=whole)
+            if whole.nbytes:
+                _cuda_stream.copy(home[1], key.handle, to, address, whole.nbytes)
+        else:
+            device = "cuda" if from_[0] == _dlpack.CUDA else None
+            yield Do(partial(copy_into, state, LeaseView(source, part=whole, device=device), whole))
+    finally:
+        del token  # the traceback of an error would keep it
     state.copied = str(source.name), source.grant.buffer
     state.version = source.version

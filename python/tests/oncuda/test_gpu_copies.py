@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gates import fill, finish, idle, new_stream, read
+from realservice import until
 from rig import CHANNELS, N, address, client, device_service, gate, other, use
 from test_gpu_channels import OfALibrary
 
@@ -338,12 +339,27 @@ def test_a_stream_takes_newer_content_after_its_own_earlier_work(client, other, 
     assert ((last == 3).all(), copy.version) == (True, 3)
 
 
-def test_newer_content_is_copied_in_a_stream_only_if_the_stream_is_named(client, other):
-    client.put({"w": np.full(N, 1, "uint8")}, "m", pool="gpu").release()
-    copy = other.get_copy("m")
-    client.put({"w": np.full(N, 2, "uint8")}, "m", pool="gpu", replace=True).release()
-    with pytest.raises(ValueError, match="stream -1 copies nothing"):
-        copy.refresh(stream=-1)
-    assert (copy["w"].to_numpy() == 1).all()
-    assert copy.refresh(stream=new_stream())
-    assert (copy["w"].to_numpy() == 2).all()
+@pytest.mark.parametrize("end", ["published", "released"])
+def test_a_copy_that_ends_while_it_waits_for_newer_content_is_not_written(client, other, end):
+    def put(n):
+        client.put(np.full(N, n, "uint8"), "m", pool="gpu", replace=True).release()
+
+    put(1)
+    stream, raised = new_stream(), []
+    copy = other.get_copy("m", stream=stream)
+
+    def refresh():
+        with pytest.raises((poolbridge.InvalidArgumentError, poolbridge.LeaseReleasedError)) as error:
+            copy.refresh(stream=stream, timeout=60)
+        raised.append(error.type)
+
+    waits = threading.Thread(target=refresh)
+    waits.start()
+    until(lambda: any(one.waits for one in client.sessions()))
+    copy.publish("mine") if end == "published" else copy.release()
+    put(2)
+    waits.join(60)
+    finish(stream)
+    assert raised == [poolbridge.InvalidArgumentError if end == "published" else poolbridge.LeaseReleasedError]
+    if end == "published":
+        assert (client.get("mine").to_numpy() == 1).all()
