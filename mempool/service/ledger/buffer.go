@@ -45,6 +45,8 @@ type buffers struct {
 
 	reasons map[uint64]string // by id of a failed buffer: the reason that the producer gave
 	events  map[uint64][]byte // by id of a buffer: the handle of the interprocess event that came with the content
+
+	versions map[uint64]uint64 // by id of a buffer that has lost a name: the greatest version that such a name had
 }
 
 // AddBuffer makes a buffer of n bytes in a leased block that counts for a.
@@ -73,6 +75,7 @@ func (t *buffers) RemoveBuffer(b *Buffer) {
 	t.Buffers.Remove(b.ID)
 	delete(t.reasons, b.ID)
 	delete(t.events, b.ID)
+	delete(t.versions, b.ID)
 	p.Has.Buffers--
 	p.Used -= b.Bytes
 	b.Account.remove(b.Block.Size)

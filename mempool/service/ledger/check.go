@@ -307,6 +307,9 @@ func (c *checker) checkBuffers() {
 	for id := range c.events {
 		c.want(c.Buffers.Get(id) != nil, "there is an event of buffer %d, which is gone", id)
 	}
+	for id := range c.versions {
+		c.want(c.Buffers.Get(id) != nil, "there is a version of buffer %d, which is gone", id)
+	}
 }
 
 func (c *checker) checkLeases() {

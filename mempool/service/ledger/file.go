@@ -108,6 +108,7 @@ type bufferEntry struct {
 	Made             uint32
 	Reason           string
 	Event            []byte
+	Version          uint64
 }
 
 type leaseEntry struct {
@@ -206,7 +207,7 @@ func (l *Ledger) Encode() ([]byte, error) {
 	for id, b := range l.Buffers.After(0) {
 		c.Buffers = append(c.Buffers, bufferEntry{ID: id, Block: b.Block.ID, Bytes: b.Bytes, Generation: b.Generation, Tensor: *b.Tensor,
 			Session: b.Account.session, UID: b.Account.uid, Frames: b.Frames, Ready: b.Ready, Failed: b.Failed, Doubted: b.Doubted, Made: b.Made,
-			Reason: l.reasons[id], Event: l.events[id]})
+			Reason: l.reasons[id], Event: l.events[id], Version: l.versions[id]})
 	}
 	for id, of := range l.Leases.After(0) {
 		c.Leases = append(c.Leases, leaseEntry{id, of.Session.ID, of.Buffer.ID, of.Write, of.Began, of.Wait})
@@ -517,6 +518,9 @@ func (r *reader) readBuffers(c *content) {
 		}
 		if e.Event != nil {
 			r.events[b.ID] = e.Event
+		}
+		if e.Version != 0 {
+			r.versions[b.ID] = e.Version
 		}
 	}
 	for _, e := range c.Leases {

@@ -26,19 +26,27 @@ type names struct {
 
 // SetName gives a buffer a name for a session. If the argument `keep` is true, the name stays when the session ends. If another buffer or
 // the same buffer has the name, SetName replaces the name and returns the old one, whose buffer may now be unused. With `version` 0, the
-// version is one more than the old one.
-func (t *names) SetName(text string, b *Buffer, s *Session, keep bool, version uint64) (old *Name) {
-	old = t.Names.Get(text)
-	n := &Name{Text: text, Buffer: b, UID: s.Peer.UID, Version: max(version, 1)}
+// version is one more than the content that is replaced had.
+func (l *Ledger) SetName(text string, b *Buffer, s *Session, keep bool, version uint64) (old *Name) {
+	old = l.Names.Get(text)
+	n := &Name{Text: text, Buffer: b, UID: s.Peer.UID, Version: max(version, l.replaced(old, b)+1)}
 	if old != nil {
-		n.Version = max(version, old.Version+1)
-		t.RemoveName(old)
+		l.RemoveName(old)
 	}
 	if !keep {
 		n.Owner = s
 	}
-	t.putName(n)
+	l.putName(n)
 	return old
+}
+
+// replaced returns the version of the content that a publication of the buffer b replaces: that of the old name, which may be nil, or that
+// which names of the buffer had before its content was written anew.
+func (l *Ledger) replaced(old *Name, b *Buffer) uint64 {
+	if old == nil {
+		return l.versions[b.ID]
+	}
+	return max(old.Version, l.versions[b.ID])
 }
 
 // putName adds a name to the tables, to its owner and to its buffer.
@@ -53,9 +61,10 @@ func (t *names) putName(n *Name) {
 }
 
 // RemoveName removes a name. The name's buffer stays, even if nothing holds it any more.
-func (t *names) RemoveName(n *Name) {
-	t.Names.Remove(n.Text)
-	t.namesOf.add(n.UID, -1)
+func (l *Ledger) RemoveName(n *Name) {
+	l.Names.Remove(n.Text)
+	l.namesOf.add(n.UID, -1)
+	l.versions[n.Buffer.ID] = max(l.versions[n.Buffer.ID], n.Version)
 	n.Buffer.Block.Pool.Has.Names--
 	if n.Owner != nil {
 		RemoveKey(&n.Owner.Names, &n.Owner.most.names, n.Text)
@@ -73,17 +82,17 @@ func (l *Ledger) MayName(s *Session, b *Buffer, text string, replace bool, versi
 	switch {
 	case err != nil:
 		return err
+	case old != nil && old.UID != s.Peer.UID:
+		return typed.Errorf(mempool.ErrDenied, "the name %q belongs to user %d", text, old.UID)
+	case old != nil && !replace && old.Buffer != b:
+		return typed.Errorf(mempool.ErrExists, "the name %q is taken: pass replace=True (in Go Replace: true), or unpublish it first", text)
+	case l.replaced(old, b) >= math.MaxInt64: // a packet could not have a greater one
+		return typed.Errorf(mempool.ErrInvalid, "%q has the greatest version: unpublish it first, and publish another buffer", text)
+	case version > 0 && version <= l.replaced(old, b):
+		return typed.Errorf(mempool.ErrInvalid, "version %d of %q is not newer than version %d, which it replaces: give a greater number, or none",
+			version, text, l.replaced(old, b))
 	case old == nil:
 		return l.mayName(s)
-	case old.UID != s.Peer.UID:
-		return typed.Errorf(mempool.ErrDenied, "the name %q belongs to user %d", text, old.UID)
-	case !replace && old.Buffer != b:
-		return typed.Errorf(mempool.ErrExists, "the name %q is taken: pass replace=True (in Go Replace: true), or unpublish it first", text)
-	case old.Version >= math.MaxInt64: // a packet could not have a greater one
-		return typed.Errorf(mempool.ErrInvalid, "%q has the greatest version: unpublish it first", text)
-	case version > 0 && version <= old.Version:
-		return typed.Errorf(mempool.ErrInvalid, "version %d of %q is not newer than version %d, which has the name: give a greater number, or none",
-			version, text, old.Version)
 	}
 	return nil
 }
