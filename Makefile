@@ -79,7 +79,8 @@ PARTS := test-python test-go test-integration test-kinds native-test test-simcud
 test: simcuda bin/poolsvc $(VENV)/installed ## run every test that does not take long
 	@echo "testing: two parts at a time, for many minutes; each part prints when it ends, the longest (Python, Go) first"
 	@{ $(AT_A_TIME) --keep-going $(PARTS) && echo "every part passed"; } 2>&1 | tee build/test.log
-	@tail -n 1 build/test.log | grep -qx "every part passed" || { echo "FAILED:" \
+	@tail -n 1 build/test.log | grep -qx "every part passed" || { grep -E "^(--- FAIL: |FAILED )" build/test.log | sort -u | head -n 20; \
+		echo "FAILED:" \
 		$$(sed -n 's/^make.*\*\*\* \[Makefile:[0-9]*: \([a-z-]*\)\].*/\1/p' build/test.log) "(build/test.log has the output)"; exit 1; }
 
 # CI also runs the target test-long.

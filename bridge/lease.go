@@ -25,28 +25,39 @@ type LeaseOptions struct {
 	OtherThan *Lease
 }
 
-func (o LeaseOptions) get(c *Client, name string) *wire.Get {
+func (o LeaseOptions) get(c *Client, name string) (*wire.Get, error) {
 	r := &wire.Get{Name: name, Write: o.Write}
-	if o.OtherThan != nil {
-		r.Buffer, r.Version = o.OtherThan.held.Known(c.session)
+	if o.OtherThan == nil {
+		return r, nil
 	}
-	return r
+	if o.OtherThan.Version() == 0 {
+		return nil, fmt.Errorf("%w: OtherThan is %v, which did not come by a name: pass a lease from Get", ErrInvalid, o.OtherThan)
+	}
+	r.Buffer, r.Version = o.OtherThan.held.Known(c.session)
+	return r, nil
 }
 
 // Get leases the buffer that is published under a name. Get waits until the name exists, and until all leases that exclude the new lease
 // have ended. A program that follows a name gets each newest version in turn: see [LeaseOptions.OtherThan].
 //
-// Errors: [ErrNotFound] or [ErrBusy] at the deadline, [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
+// Errors: [ErrNotFound] or [ErrBusy] at the deadline, [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable]; [ErrInvalid] if
+// o.OtherThan did not come by a name.
 func (c *Client) Get(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
-	r := o.get(c, name)
+	r, err := o.get(c, name)
+	if err != nil {
+		return nil, err
+	}
 	return c.obtain(ctx, session.Waiting, Operation{Name: OpGet, Buffer: name}, r, &r.Wait)
 }
 
 // TryGet is like [Client.Get], but does not wait.
 //
-// Errors: [ErrNotFound], [ErrBusy], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
+// Errors: [ErrNotFound], [ErrBusy], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable]; [ErrInvalid] as for Get.
 func (c *Client) TryGet(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
-	r := o.get(c, name)
+	r, err := o.get(c, name)
+	if err != nil {
+		return nil, err
+	}
 	return c.obtain(ctx, session.Once, Operation{Name: OpGet, Buffer: name}, r, &r.Wait)
 }
 

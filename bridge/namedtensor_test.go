@@ -288,6 +288,10 @@ func TestAReaderGetsOnlyOtherContentThanItKnows(t *testing.T) {
 	second := <-came
 	assert.EqualValues(t, 40, second.Version())
 	require.ErrorIs(t, publish(40), ErrInvalid)
+	nameless, err := pool.TryAllocate(t.Context(), Tensor{DType: Uint8})
+	require.NoError(t, err)
+	_, err = reader.TryGet(t.Context(), "m", LeaseOptions{OtherThan: nameless})
+	require.ErrorIs(t, err, ErrInvalid)
 	require.NoError(t, publish(41))
 	third, err := reader.TryGet(t.Context(), "m", LeaseOptions{OtherThan: second})
 	require.NoError(t, err)

@@ -534,7 +534,7 @@ func (r *reader) readBuffers(c *content) {
 		}
 	}
 	for _, e := range c.Names {
-		n := &Name{Text: e.Text, UID: e.UID, Version: e.Version}
+		n := &Name{Text: e.Text, UID: e.UID, Version: max(e.Version, 1)}
 		if e.Owner != 0 {
 			n.Owner, _ = named(r, "session", e.Owner, r.Sessions.Get)
 		}
