@@ -1,9 +1,11 @@
 package bridge
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -59,4 +61,18 @@ func TestAFrameWhoseLeaseWasReleasedIsSettled(t *testing.T) {
 			assert.NoError(t, kept.Release(), name)
 		}
 	}
+}
+
+func TestAClientMayCloseDuringAnAllocation(t *testing.T) { // the race detector finds the error
+	_, path := serve(t, server.Config{})
+	other := dial(t, path)
+	c, err := Dial(t.Context(), path)
+	require.NoError(t, err)
+	pool := createPool(t, c, hostPool("p", 1<<22))
+	go func() { _, _ = pool.TryAllocate(context.Background(), mempool.Bytes(64)) }() // nothing orders its end before Close
+	require.Eventually(t, func() bool {
+		stats, err := other.Stats(t.Context())
+		return err == nil && stats.Leases == 1
+	}, time.Minute, time.Millisecond)
+	_ = c.Close()
 }

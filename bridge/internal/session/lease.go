@@ -114,12 +114,20 @@ func (b *Blocks) Allocate(ctx context.Context, l *Lease, try Attempt, pool *Pool
 	began := time.Now()
 	err := b.Obtain(ctx, l, try, r, &r.Wait)
 	b.MemoryWaits.Over(began, true)
-	if err == nil {
-		l.allocated, l.info.Tensor.Arrays = true, t.Arrays
-		b.Allocated.Add(1)
-		b.AllocatedBytes.Add(l.info.Bytes)
+	if err != nil {
+		return err
 	}
-	return err
+	l.mu.Lock() // the client may close meanwhile, and end the lease
+	defer l.mu.Unlock()
+	if t.Arrays != nil {
+		info := *l.info
+		info.Tensor.Arrays = t.Arrays
+		l.info = &info
+	}
+	l.allocated = true
+	b.Allocated.Add(1)
+	b.AllocatedBytes.Add(l.info.Bytes)
+	return nil
 }
 
 // AllocatedLocked reports whether the lease came with its buffer: from [Blocks.Allocate] or [Blocks.Renew].
