@@ -26,9 +26,9 @@ bin/poolsvc: FORCE
 
 # The environment is out of date if its stamp file is older than a file that says what to install, or than a C file.
 $(VENV)/installed: pyproject.toml hatch_build.py release/version.py $(wildcard python/native/*.[ch])
-	$(PYTHON) -c '$(CHECK_PYTHON)'
+	@$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv $(VENV)
-	@echo "installing the Python package into $(VENV), with what its tests need (Ray, Dask, cuda.core): about a minute and 1.1 GB"
+	@echo "installing the Python package into $(VENV), with what its tests need (Ray, Dask, cuda.core): 1.1 GB, one to three minutes"
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[cuda,dask,ray,test]'
 	ln -sf ../../bin/poolsvc $(VENV)/bin/poolsvc # `poolbridge.connect(start=True)` looks beside the interpreter
 	touch $@
@@ -68,24 +68,19 @@ ON_SIMCUDA := -exec $(abspath tests/simcuda/machine)
 # A program with the race detector sleeps for a second before it ends, for late reports. Tests start thousands of such programs.
 GOTEST := GORACE=atexit_sleep_ms=10 $(GO) test -race -timeout 20m -ldflags '$(LDFLAGS)'
 
-# Two parts run at a time, because most parts wait for other processes more than they compute. The longest parts come first. The targets
-# after -o are already built, so that no part waits for them.
-AT_A_TIME := $(MAKE) -j2 --output-sync=target -o simcuda -o bin/poolsvc
+# Two parts run at a time, because most parts wait for other processes more than they compute. The longest parts come first.
+AT_A_TIME := $(PYTHON) tests/parts
 
 test test-go test-integration test-kinds test-simcuda test-stress: export POOLBRIDGE_CHECK_LEASES := 1 # see CONTRIBUTING.md
 
 PARTS := test-python test-go test-integration test-kinds native-test test-simcuda test-deploy
 
 test: simcuda bin/poolsvc $(VENV)/installed ## run every test that does not take long
-	@echo "testing: two parts at a time, for many minutes; each part prints when it ends, the longest (Python, Go) first"
-	@{ $(AT_A_TIME) --keep-going $(PARTS) && echo "every part passed"; } 2>&1 | tee build/test.log
-	@tail -n 1 build/test.log | grep -qx "every part passed" || { grep -E "^(--- FAIL: |FAILED )" build/test.log | sort -u | head -n 20; \
-		echo "FAILED:" \
-		$$(sed -n 's/^make.*\*\*\* \[Makefile:[0-9]*: \([a-z-]*\)\].*/\1/p' build/test.log) "(build/test.log has the output)"; exit 1; }
+	@$(AT_A_TIME) "$(MAKE)" $(PARTS)
 
 # CI also runs the target test-long.
 test-long: simcuda bin/poolsvc $(VENV)/installed ## run the Python tests that take long, the fault tests with the race detector, longer stress tests, and minutes of fuzzing
-	$(AT_A_TIME) test-python-long test-anomaly-race native-test-long test-stress
+	@$(AT_A_TIME) "$(MAKE)" test-python-long test-anomaly-race native-test-long test-stress
 	$(MAKE) fuzz
 
 test-simcuda: simcuda $(VENV)/installed
