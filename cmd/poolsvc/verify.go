@@ -27,12 +27,12 @@ func newVerify() *cobra.Command {
 		Short: "Prove that memory can be shared on this machine",
 		Long: `Run a service and check that memory can be shared: Go writes a pattern, workers in other processes check it through zero-copy
 arrays and write another, Go checks that one; and much else that people do with shared memory. Every kind of memory that the machine
-has is checked with every library that is installed. The output is one line for each check, and a table at the end.
+has is checked with every library that is installed. The output is one line for each check that ends; at the end it repeats those that
+failed, and says which were skipped, because they cannot run here, and why.
 
-A check's name is KIND/SCENARIO/CHECK/CONSUMER, such as host/transfer/round-trip/numpy. The table has a column for each kind, so its
-names leave the kind out. In a glob of names * stands for anything, also across /, and ? for one character.
-
-A check that cannot run here is skipped and says why. The exit status is 0 only if nothing failed and something passed.`,
+A check's name is KIND/SCENARIO/CHECK/CONSUMER, such as host/transfer/round-trip/numpy. In a glob of names * stands for anything, also
+across /, and ? for one character.
+ The exit status is 0 only if nothing failed and something passed.`,
 		Example: `  poolsvc verify
   poolsvc verify --python ~/venv/bin/python --json
   poolsvc verify --kind device --device 1 --elements 1000000
@@ -102,11 +102,9 @@ func summarize(c *cobra.Command, r *verify.Report) error {
 	if _, err := fmt.Fprintln(out); err != nil {
 		return err
 	}
-	if err := r.Table(c.OutOrStdout()); err != nil {
-		return err
-	}
+	r.Summary(c.OutOrStdout())
 	m := r.Machine
-	on := "host memory only: " + m.Reason
+	on := "host memory only"
 	if len(m.Devices) > 0 {
 		on = fmt.Sprintf("%d × %s, CUDA %d.%d", len(m.Devices), m.Devices[0].Name, m.CUDA/1000, m.CUDA%1000/10)
 	}

@@ -112,15 +112,14 @@ func TestVerifyRunsOnlyWhatItIsAskedFor(t *testing.T) {
 	require.Error(t, err)
 	assert.Contains(t, string(out), "no check matches")
 	out, err = exec.Command(rig.Poolsvc(t), "verify", "--python", rig.Python(t).Path, "--only", "transfer/*").CombinedOutput()
-	require.Error(t, err, "the kind is not there, as in the table")
+	require.Error(t, err, "the kind is not there")
 	assert.Contains(t, string(out), "did you mean '*/transfer/*'?")
 }
 
-func TestVerifyShowsATable(t *testing.T) {
+func TestVerifyPrintsEachCheckOnce(t *testing.T) {
 	out, err := exec.Command(rig.Poolsvc(t), "verify", "--python", rig.Python(t).Path, "--only", "host/transfer/round-trip/*").CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	assert.Regexp(t, `(?m)^CHECK +host$`, string(out))
-	assert.Regexp(t, `(?m)^transfer/round-trip/numpy +ok$`, string(out))
+	assert.Equal(t, 1, strings.Count(string(out), "transfer/round-trip/numpy"), "%s", out)
 	assert.Regexp(t, `(?m), Python 3\.\S+, native module$`, string(out))
 }
 

@@ -134,7 +134,7 @@ func (o Options) choose(r *Roster) ([]chosen, error) {
 		return list, err
 	}
 	const names = "a check's name is KIND/SCENARIO/CHECK/CONSUMER, such as host/transfer/round-trip/numpy"
-	for _, text := range o.Only { // the table leaves out the kind, so try the text with any kind
+	for _, text := range o.Only { // maybe only the kind is not there
 		withKind := "*/" + text
 		if list, err = o.matching([]string{withKind}, r); err == nil && len(list) > 0 {
 			return nil, fmt.Errorf("no check matches %q: %s; did you mean '%s'?", o.Only, names, withKind)

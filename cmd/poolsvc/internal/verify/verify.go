@@ -134,7 +134,6 @@ func (s *stage) runAll(checks []chosen, report *Report) error {
 			possible++
 		}
 	}
-	s.options.Progress.lack(unavailable)
 	defer s.options.Progress.end()
 	results := make([]Result, len(checks))
 	var done atomic.Int64
