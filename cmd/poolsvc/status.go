@@ -19,7 +19,7 @@ import (
 type status struct {
 	Epoch    string   `json:"epoch"`
 	Answer   float64  `json:"answer_ms"`
-	Sessions int      `json:"sessions"`
+	Sessions int      `json:"sessions"` // of programs
 	Pools    int      `json:"pools"`
 	Warnings []string `json:"warnings"`
 }
@@ -35,7 +35,8 @@ func newStatus() *cobra.Command {
 		Use:   "status",
 		Short: "Say whether a running service is healthy",
 		Long: `Say whether a service answers, and warn of pools that are nearly full, of consumers that block the producers of a channel, of queues that drop
-frames because they have no consumer, and of workers that have had a frame of a queue for long.
+frames because they have no consumer, and of workers that have had a frame of a queue for long. The sessions are those of programs, without those of
+this command and of the service itself.
 
 The exit status is 0 if the service answers in time, else 1. Warnings do not change it. A service that has reached its limit of sessions gives a
 warning, too.`,
@@ -93,8 +94,16 @@ func askStatus(ctx context.Context, client *bridge.Client, held time.Duration) (
 	if err != nil {
 		return s, err
 	}
-	s = status{Epoch: client.Epoch().String(), Answer: float64(time.Since(begin).Microseconds()) / 1000, Sessions: stats.Sessions, Pools: len(stats.Pools),
-		Warnings: []string{}}
+	s = status{Epoch: client.Epoch().String(), Answer: float64(time.Since(begin).Microseconds()) / 1000, Pools: len(stats.Pools), Warnings: []string{}}
+	sessions, err := display.All(display.Others(client.Session(), client.Sessions(ctx)))
+	if err != nil {
+		return s, err
+	}
+	for _, one := range sessions {
+		if one.Program != ownProgram {
+			s.Sessions++
+		}
+	}
 	for _, p := range stats.Pools {
 		if used := p.Leased + p.Held; used >= p.Pool.MaxBytes-p.Pool.MaxBytes/20 { // at least 95 % of the pool
 			s.Warnings = append(s.Warnings, fmt.Sprintf("pool %s: %s of %s are in use or held (poolsvc sessions and poolsvc buffers show for which sessions)",
@@ -117,13 +126,6 @@ func askStatus(ctx context.Context, client *bridge.Client, held time.Duration) (
 		}
 	}
 	slow := slices.DeleteFunc(channels, func(ch mempool.ChannelInfo) bool { return !ch.Blocked })
-	if len(slow) == 0 {
-		return s, nil
-	}
-	sessions, err := display.All(client.Sessions(ctx))
-	if err != nil {
-		return s, err
-	}
 	for _, ch := range slow {
 		who := fmt.Sprintf("session %d", ch.Slowest)
 		if i := slices.IndexFunc(sessions, func(one mempool.SessionInfo) bool { return one.ID == ch.Slowest }); i >= 0 {

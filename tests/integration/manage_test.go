@@ -179,6 +179,7 @@ func TestStatusSaysWhetherTheServiceAnswersAndWhatIsInTrouble(t *testing.T) {
 	require.NoError(t, err, out)
 	assert.Contains(t, out, "healthy")
 	assert.NotContains(t, out, "warning")
+	assert.Contains(t, out, "; 0 sessions, 1 pool,", "its own does not count, nor that of the service")
 	c, err := bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
 	pool, err := c.TryOpenPool(t.Context(), "p")
@@ -187,8 +188,12 @@ func TestStatusSaysWhetherTheServiceAnswersAndWhatIsInTrouble(t *testing.T) {
 	require.NoError(t, err)
 	out, err = poolsvc(t, "status", "--json", "--socket", s.Socket)
 	require.NoError(t, err, out)
-	var said struct{ Warnings []string }
+	var said struct {
+		Sessions int
+		Warnings []string
+	}
 	require.NoError(t, json.Unmarshal([]byte(out), &said))
+	assert.Equal(t, 1, said.Sessions)
 	require.Len(t, said.Warnings, 1)
 	assert.Contains(t, said.Warnings[0], "pool p: 1MiB of 1MiB are in use")
 	require.NoError(t, c.Close())

@@ -57,6 +57,7 @@ with poolbridge.connect(sys.argv[1]) as client:
 	assert.Regexp(t, `\d+ +p +float32 +\[2 3\] +24B`, list("buffers"))
 	assert.Regexp(t, `camera +\d+ +p +broadcast +4 +block +0 +0 +0 +0 +0 +0 +- +open`, list("channels"))
 	assert.Contains(t, list("sessions"), "poolsvc serve")
+	assert.NotRegexp(t, ` poolsvc +\d`, list("sessions"), "the command does not list itself")
 	var names struct {
 		Names []struct {
 			Name  string

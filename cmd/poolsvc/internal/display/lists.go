@@ -19,6 +19,17 @@ func All[T any](entries iter.Seq2[T, error]) (list []T, err error) {
 	return list, nil
 }
 
+// Others returns the sessions of a list without the session `own`: a command that asks for the list is not what its user asks for.
+func Others(own uint64, sessions iter.Seq2[mempool.SessionInfo, error]) iter.Seq2[mempool.SessionInfo, error] {
+	return func(yield func(mempool.SessionInfo, error) bool) {
+		for one, err := range sessions {
+			if (err != nil || one.ID != own) && !yield(one, err) {
+				return
+			}
+		}
+	}
+}
+
 // State returns the state of a channel as a word: closed, full, where the next frame waits, fails or drops another, or open.
 func State(ch mempool.ChannelInfo) string {
 	switch {
