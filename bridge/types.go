@@ -134,6 +134,8 @@ const (
 	Float8E5M2     = mempool.Float8E5M2
 	Float8E5M2FNUZ = mempool.Float8E5M2FNUZ
 	Float8E8M0FNU  = mempool.Float8E8M0FNU
+
+	Float4E2M1FNx2 = mempool.Float4E2M1FNx2
 )
 
 // CPU is the queue of work that the calling goroutine does itself.

@@ -24,7 +24,7 @@ var dtypes = map[string]mempool.DType{
 	"U8": mempool.Uint8, "U16": mempool.Uint16, "U32": mempool.Uint32, "U64": mempool.Uint64,
 	"F16": mempool.Float16, "BF16": mempool.BFloat16, "F32": mempool.Float32, "F64": mempool.Float64, "C64": mempool.Complex64,
 	"F8_E4M3": mempool.Float8E4M3FN, "F8_E5M2": mempool.Float8E5M2, "F8_E8M0": mempool.Float8E8M0FNU,
-	"F8_E4M3FNUZ": mempool.Float8E4M3FNUZ, "F8_E5M2FNUZ": mempool.Float8E5M2FNUZ,
+	"F8_E4M3FNUZ": mempool.Float8E4M3FNUZ, "F8_E5M2FNUZ": mempool.Float8E5M2FNUZ, "F4": mempool.Float4E2M1FNx2,
 }
 
 // entry is a tensor of a file.
@@ -104,9 +104,16 @@ func parse(header []byte) (entries []entry, err error) {
 		e.tensor.DType = dtypes[dtype]
 		switch {
 		case e.tensor.DType == "":
-			return fmt.Errorf("tensor %q has elements of type %q, which cannot be shared", name, dtype)
+			return fmt.Errorf("tensor %q has elements of type %q, which cannot be shared: save its bytes as U8", name, dtype)
 		case e.tensor.Shape == nil || len(offsets) != 2:
 			return fmt.Errorf("tensor %q lacks its shape or its two data_offsets", name)
+		}
+		if e.tensor.DType == mempool.Float4E2M1FNx2 { // the file's shape counts floats
+			last := len(e.tensor.Shape) - 1
+			if last < 0 || e.tensor.Shape[last]%2 != 0 {
+				return fmt.Errorf("tensor %q has the shape %v of F4: its last extent must be even, because two floats share a byte", name, e.tensor.Shape)
+			}
+			e.tensor.Shape[last] /= 2
 		}
 		e.begin, e.end = offsets[0], offsets[1]
 		entries = append(entries, e)

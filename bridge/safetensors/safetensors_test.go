@@ -206,7 +206,10 @@ func malformed() map[string][]byte {
 		"three offsets":          described(tensor(`"dtype":"U8","shape":[4],"data_offsets":[0,4,4]`), make([]byte, 4)),
 		"no shape":               described(tensor(`"dtype":"U8","data_offsets":[0,4]`), make([]byte, 4)),
 		"no type":                described(tensor(`"shape":[4],"data_offsets":[0,4]`), make([]byte, 4)),
-		"a type that none has":   described(tensor(`"dtype":"F4","shape":[4],"data_offsets":[0,4]`), make([]byte, 4)),
+		"a type that none has":   described(tensor(`"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]`), make([]byte, 3)),
+		"half a byte in a row":   described(tensor(`"dtype":"F4","shape":[2,3],"data_offsets":[0,3]`), make([]byte, 3)),
+		"a scalar of half":       described(tensor(`"dtype":"F4","shape":[],"data_offsets":[0,1]`), make([]byte, 1)),
+		"a byte for each half":   described(tensor(`"dtype":"F4","shape":[4],"data_offsets":[0,4]`), make([]byte, 4)),
 		"another field":          described(tensor(good+`,"x":1`), make([]byte, 4)),
 		"a name without letters": described(`{"":{`+good+`}}`, make([]byte, 4)),
 		"a control character":    described(`{"a\u0007":{`+good+`}}`, make([]byte, 4)),
@@ -215,6 +218,19 @@ func malformed() map[string][]byte {
 		"no tensor":              described("{}", nil),
 	}
 	return files
+}
+
+func TestFloatsOf4BitsBecomePairsWithHalfTheLastExtent(t *testing.T) {
+	header := `{"a":{"dtype":"F4","shape":[3,8],"data_offsets":[0,12]},"none":{"dtype":"F4","shape":[2,0],"data_offsets":[12,12]}}`
+	f, err := Open(write(t, t.TempDir(), "m.safetensors", described(header, make([]byte, 12))))
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, f.Close()) }()
+	for name, shape := range map[string][]uint64{"a": {3, 4}, "none": {2, 0}} {
+		found, ok := f.Tensor.Array(name)
+		require.True(t, ok)
+		assert.Equal(t, mempool.Float4E2M1FNx2, found.DType)
+		assert.Equal(t, shape, found.Shape)
+	}
 }
 
 func TestAMalformedFileIsRefusedByItsName(t *testing.T) {

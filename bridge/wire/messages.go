@@ -35,7 +35,7 @@ type Error struct {
 //wire:go
 type Tensor struct {
 	// `bool`, `int8` … `int64`, `uint8` … `uint64`, `float16`, `bfloat16`, `float32`, `float64`, `complex64`, `complex128`, `float8_e4m3fn`,
-	// `float8_e4m3fnuz`, `float8_e5m2`, `float8_e5m2fnuz`, `float8_e8m0fnu`
+	// `float8_e4m3fnuz`, `float8_e5m2`, `float8_e5m2fnuz`, `float8_e8m0fnu`, `float4_e2m1fn_x2` (two floats, the first in the low bits)
 	DType   string   `wire:"dt"`
 	Shape   []uint64 `wire:"sh?"` // shape; left out: a scalar (1 element)
 	Strides []int64  `wire:"st?"` // strides, in elements; left out: C-contiguous

@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 )
 
-// maxTypeName is the greatest length of an element type's name in bytes. A zero byte follows the name.
-const maxTypeName = 15
+// maxTypeName is the greatest length of an element type's name in bytes. Zeros fill up a shorter one.
+const maxTypeName = 16
 
 // Description says where a frame's memory is in its block, and how the elements of an array lie in this memory. This package does not check
 // whether the memory lies within the block, and the elements within the memory.
@@ -88,7 +88,7 @@ func (r *rawDescription) store(d *Description, layout *rawLayout) {
 		counts |= 1 << 16
 	}
 	put(&r.counts, counts)
-	var name [16]byte
+	var name [maxTypeName]byte
 	copy(name[:], d.DType)
 	put(&r.name[0], binary.LittleEndian.Uint64(name[:]))
 	put(&r.name[1], binary.LittleEndian.Uint64(name[8:]))
@@ -118,7 +118,7 @@ func (r *rawDescription) load(layout *rawLayout) *Description {
 			d.Strides[i] = int64(r.strides[i].Load())
 		}
 	}
-	var name [16]byte
+	var name [maxTypeName]byte
 	binary.LittleEndian.PutUint64(name[:], r.name[0].Load())
 	binary.LittleEndian.PutUint64(name[8:], r.name[1].Load())
 	length := slices.Index(name[:], 0)

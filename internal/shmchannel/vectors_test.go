@@ -347,7 +347,7 @@ func vectorsToWrite() vectors {
 			{Number: 1 << 40, Block: 7, Meta: []metaVector{{"k", "v"}}, DescriptionID: 3,
 				Description: Description{DType: "bool", Shape: []uint64{}}},
 			{Number: 127, Block: 7, Event: hex.EncodeToString(event), Meta: most, DescriptionID: 1 << 63,
-				Description: Description{DType: "fifteen-letters", Shape: shape, Strides: strides}},
+				Description: Description{DType: "float4_e2m1fn_x2", Shape: shape, Strides: strides}},
 			{Number: 131, Block: 8, Buffer: 9, Bytes: 264, DescriptionID: 4, Description: Description{DType: "uint8", Shape: []uint64{264},
 				Layout: []byte("\x81\xa2ar\x92\x82\xa2nm\xa5image\xa1t\x82\xa2dt\xa5uint8\xa2sh\x91\x02\x82\xa2nm\xa5label\xa1t\x82\xa2dt\xa5int64\xa2of\xcd\x01\x00")}},
 		}}},

@@ -300,6 +300,7 @@ bool pb_check_description(const void *bytes, struct pb_description *to) {
     memcpy(&ndim, from + 8, 2);
     memcpy(&strided, from + 10, 2);
     memcpy(to->dtype, from + 16, 16);
+    to->dtype[16] = 0;
     memcpy(to->shape, from + 32, sizeof to->shape);
     memcpy(to->strides, from + 288, sizeof to->strides);
     memcpy(&to->base, from + PB_AT_BASE, 8);
@@ -309,8 +310,8 @@ bool pb_check_description(const void *bytes, struct pb_description *to) {
     to->strided = strided;
     for (unsigned i = 0; i < ndim; i++)
         if (to->shape[i] > INT64_MAX) return false;
-    size_t length = strnlen(to->dtype, sizeof to->dtype);
-    if (!length || length == sizeof to->dtype) return false;
+    size_t length = strlen(to->dtype);
+    if (!length) return false;
     for (size_t i = 0; i < sizeof to->dtype; i++)
         if (i < length ? to->dtype[i] <= ' ' || to->dtype[i] > '~' : to->dtype[i]) return false;
     return true;

@@ -200,7 +200,7 @@ struct pb_description {
     int64_t strides[PB_NDIM];
     unsigned ndim;
     bool strided;
-    char dtype[16];
+    char dtype[17]; // ends with a zero
 };
 
 // shm.c: files, words, waiting

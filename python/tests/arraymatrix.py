@@ -61,7 +61,7 @@ def raw(dtype: str) -> np.ndarray[Any, Any]:
         return np.array([1, 0, 0, 1, 1, 0], np.uint8)
     if dtype == "bfloat16":
         return (np.arange(6, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    if dtype.startswith("float8"):
+    if dtype.startswith(("float8", "float4")):
         return np.arange(0x38, 0x3E, dtype=np.uint8)
     values = np.arange(6).astype(dtype)
     return (values * (1 + 2j)).astype(dtype).view(np.uint8) if values.dtype.kind == "c" else values.view(np.uint8)
@@ -72,6 +72,8 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
         return np.dtype(dtype)
     if ml_dtypes is None:
         raise Lacks("ml_dtypes is not installed")
+    if not hasattr(ml_dtypes, dtype):
+        raise Lacks(f"ml_dtypes has no {dtype}")
     found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, dtype))
     return found
 
@@ -325,7 +327,7 @@ class CuPy(Library):
     def take(self, lease: Any) -> Any:
         try:
             return self.cupy.from_dlpack(lease.view(device="cuda"))
-        except (NotImplementedError, TypeError, ImportError) as error:
+        except (NotImplementedError, TypeError, ValueError, ImportError) as error:
             if lease.dtype_name not in BEYOND_NUMPY:
                 raise
             raise Lacks(f"this CuPy has no {lease.dtype_name}: {error}") from error
@@ -539,7 +541,7 @@ class StandIn(Library):
 
         @property
         def __cuda_array_interface__(self) -> dict[str, Any]:
-            if self.dtype.startswith("float8"):
+            if self.dtype.startswith(("float8", "float4")):
                 raise KeyError(self.dtype)  # as PyTorch does
             data = (self.memory.address, False)
             found = {"version": 2, "shape": SHAPE, "strides": None, "data": data}
@@ -751,7 +753,10 @@ def check_out(library: Library, lease: Any, dtype: str, kind: str, expected: byt
     """Check what comes out of a read lease: its type, `to_numpy`, and the library's own array."""
     assert lease.dtype_name == dtype, f"came out as {lease.dtype_name}"
     bits = np.frombuffer(expected, ELEMENT_TYPES[dtype].typestr).reshape(lease.shape)
-    same(lease.to_numpy(), widen(bits, ELEMENT_TYPES[dtype]) if dtype in BEYOND_NUMPY else bits)
+    if ELEMENT_TYPES[dtype].packed:
+        same(lease.view(dtype="uint8").to_numpy(), bits)
+    else:
+        same(lease.to_numpy(), widen(bits, ELEMENT_TYPES[dtype]) if dtype in BEYOND_NUMPY else bits)
     if kind in library.kinds():
         try:
             taken = library.take(lease)

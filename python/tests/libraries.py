@@ -139,7 +139,7 @@ class NumPy(Library):
         array[...] = 1
 
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
-        return IN_PLACE if _tensor.element_type(dtype).in_numpy else "(Runtime|Buffer)Error: Unsupported dtype"
+        return IN_PLACE if _tensor.element_type(dtype).in_numpy else f"BufferError: NumPy has no {dtype}"
 
 
 class Torch(Library):
@@ -178,7 +178,8 @@ class Torch(Library):
             torch.cuda.synchronize(array.device)
 
     def can_write(self, dtype: str, layout: Layout, kind: str) -> bool:
-        return 0 not in layout.strides  # PyTorch refuses to write an element that has several indices
+        # PyTorch refuses to write an element that has several indices, and has no fill_ for pairs.
+        return 0 not in layout.strides and not _tensor.element_type(dtype).packed
 
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
         return REVERSED if layout.reversed else IN_PLACE
@@ -219,6 +220,8 @@ class Jax(Library):
     def expected(self, dtype: str, layout: Layout, kind: str) -> str:
         if layout.reversed:
             return REVERSED
+        if _tensor.element_type(dtype).packed:
+            return "JaxRuntimeError: UNIMPLEMENTED: DLPack types with lanes != "
         if not layout.compact:
             return "JaxRuntimeError: UNIMPLEMENTED: Only DLPack tensors with trivial .compact. striding"
         # On the CPU, JAX copies an array that is not aligned to 64 bytes. On a GPU, JAX needs alignment to 16 bytes.
@@ -269,7 +272,8 @@ class CuPy(Library):
         if layout.reversed:
             return REVERSED
         if dtype != "bfloat16":
-            return IN_PLACE if _tensor.element_type(dtype).in_numpy else "TypeError: .*[Uu]nsupported dtype"
+            refused = "TypeError: .*[Uu]nsupported dtype|.*lanes"
+            return IN_PLACE if _tensor.element_type(dtype).in_numpy else refused
         import cupy
 
         # CuPy 14 and later take the element type bfloat16 from the package ml_dtypes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import tracemalloc
 import weakref
@@ -80,7 +81,7 @@ def test_every_element_type_in_a_capsule(client, name, versioned):
     lease = client.allocate((2, 3), name)
     seen = look(lease.__dlpack__(max_version=(1, 1) if versioned else None))
     element = ELEMENT_TYPES[name]
-    assert seen.dtype == (element.code, element.bits, 1)
+    assert seen.dtype == (element.code, element.bits, 2 if name == "float4_e2m1fn_x2" else 1)
     assert seen.device == lease.__dlpack_device__() == (1, 0)
     assert (seen.shape, seen.strides) == ([2, 3], [3, 1])
     assert seen.data == lease._evidence()["pointer"]
@@ -377,6 +378,67 @@ def test_an_array_of_8_bit_floats_keeps_its_type_and_its_bits(client, name):
         assert (lease.dtype_name, lease.shape) == (name, (4, 2))
         assert bytes(lease.memoryview()) == bits.reshape(2, 4).T.tobytes()
         assert read_tensor(lease.__dlpack__(max_version=(1, 0))).name == name
+
+
+def test_pairs_of_4_bit_floats_are_shared_by_their_bytes(client):
+    lease = client.allocate((2, 3), "float4_e2m1fn_x2")
+    bits = np.arange(0x20, 0x26, dtype=np.uint8).reshape(2, 3)
+    lease.view(dtype="uint8").copy_from(bits)
+    seen = look(lease.__dlpack__(max_version=(1, 0)))
+    assert (seen.dtype, seen.shape, lease.nbytes) == ((17, 4, 2), [2, 3], 6)
+    with client.put(OnlyDLPack(lambda: lease), "pairs") as put:
+        assert (put.dtype_name, put.shape, bytes(put.memoryview())) == ("float4_e2m1fn_x2", (2, 3), bits.tobytes())
+    values = client.allocate((2, 3), "float32")
+    for convert in (lease.to_numpy, lambda: lease.copy_from(bits), lambda: values.copy_from(lease)):
+        with pytest.raises(TypeError, match=r'2 numbers, .*view\(dtype="uint8"\)'):
+            convert()
+    lease.publish("published")
+    with pytest.raises(TypeError, match="2 numbers"):
+        client.get_array("published")
+
+
+@pytest.mark.parametrize("name", [name for name in ELEMENT_TYPES if name not in IN_NUMPY])
+def test_a_library_that_lacks_a_type_gets_its_bits_in_place(client, name):
+    lease = client.allocate((2, 3), name)
+    way = f"uint{8 * lease.itemsize}"
+    with pytest.raises(BufferError, match=rf'NumPy has no {name} .*view\(dtype="{way}"\)'):
+        np.from_dlpack(lease)
+    bits = lease.view(dtype=way)
+    assert (bits.dtype_name, bits.shape, bits.view().dtype_name) == (way, (2, 3), way)
+    for array in (np.from_dlpack(bits), np.asarray(bits)):
+        array[:] = 0x38
+        assert (bits.to_numpy() == 0x38).all()
+        assert array.ctypes.data == lease._evidence()["pointer"]
+    assert bits.view(dtype=name).dtype_name == name
+    with pytest.raises(poolbridge.InvalidArgumentError, match=f"{name} have {lease.itemsize} bytes, and .*float64 8: "):
+        lease.view(dtype="float64")
+
+
+@pytest.mark.parametrize(
+    ("shape", "flags", "found"),
+    [((2, 6), 0, (2, 3)), ((0, 4), 0, (0, 2)), ((2, 3), 0, None), ((), 0, None), ((2, 6), 4, None)],
+)
+def test_4_bit_floats_that_jax_packs_become_pairs(client, shape, flags, found):
+    class Packed:
+        dtype = "float4_e2m1fn"
+
+        def __dlpack__(self, **options):
+            capsule = np.arange(0x20, 0x20 + math.prod(shape), dtype=np.uint8).reshape(shape).__dlpack__(**options)
+            managed = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
+            managed.flags |= flags
+            managed.tensor.dtype.code, managed.tensor.dtype.bits = 17, 4
+            return capsule
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    if found is None:
+        with pytest.raises(poolbridge.InvalidArgumentError, match="expected an even last axis"):
+            client.put(Packed(), "packed")
+    else:
+        with client.put(Packed(), "packed") as lease:
+            assert (lease.dtype_name, lease.shape) == ("float4_e2m1fn_x2", found)
+            assert bytes(lease.memoryview()) == bytes(range(0x20, 0x20 + math.prod(found)))
 
 
 def test_without_ml_dtypes_8_bit_floats_are_shared_and_not_converted(client, monkeypatch):

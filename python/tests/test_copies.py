@@ -120,6 +120,16 @@ def test_a_copy_of_a_lease_has_its_bits(client, other, name):
             assert bytes(frame.memoryview()) == expected
 
 
+def test_a_view_is_published_as_its_type_and_its_numpy_array_as_that_of_the_lease(client, other):
+    channel = client.create_channel("c", mode="queue", capacity=2)
+    frames = other.subscribe("c")
+    for source, expected in ((lambda view: view, "uint8"), (np.asarray, "float4_e2m1fn_x2")):
+        lease = client.allocate(4, "float4_e2m1fn_x2")
+        channel.publish(source(lease.view(dtype="uint8")))
+        with next(frames) as frame:
+            assert (frame.dtype_name, frame.buffer_id) == (expected, lease.buffer_id)
+
+
 def test_a_strided_array_that_has_only_dlpack_is_published_without_memory_for_its_gaps(client, other):
     channel = client.create_channel("c", mode="queue", capacity=2)
     frames = other.subscribe("c")

@@ -133,7 +133,7 @@ def values(dtype: str) -> np.ndarray[Any, Any]:
     found: np.ndarray[Any, Any]
     if dtype == "bfloat16":
         found = (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    elif dtype.startswith("float8"):
+    elif dtype.startswith(("float8", "float4")):
         found = (numbers + 1).astype(np.uint8)
     elif dtype == "bool":
         found = numbers % 3 == 0
@@ -272,6 +272,20 @@ def test_jax_takes_what_is_read_only_if_its_capsules_can_say_so(client):
         assert re.search(r"lease is read-only.*view\(legacy=True\)", found)
     assert jax.dlpack.from_dlpack(lease.lease.view(legacy=True)).unsafe_buffer_pointer() == pointer
     assert lease.lease.array_count == 0
+
+
+@needs("jax")
+@pytest.mark.parametrize("kind", ["host"], indirect=True)
+@pytest.mark.filterwarnings("ignore")
+def test_4_bit_floats_of_jax_go_through_pairs_and_come_back(client):
+    from jax import numpy as jnp
+
+    given = jnp.array([[0, 0.5, 1, 1.5], [2, 3, 4, 6]], jnp.float4_e2m1fn)
+    with client.put(given, "x", pool="p", replace=True) as lease:
+        assert (lease.dtype_name, lease.shape) == ("float4_e2m1fn_x2", (2, 2))
+        assert lease.memoryview().tolist() == [[0x10, 0x32], [0x54, 0x76]]
+    found: Any = client.get_array("x", "jax")
+    assert (found.dtype, found.tolist()) == (given.dtype, given.tolist())
 
 
 @needs("jax")

@@ -78,10 +78,7 @@ class ArrayExports(NoBuffer):
         """
         element = self._described.element
         if not element.in_numpy:
-            raise TypeError(
-                f"NumPy has no {element.name} (see dtype_name): copy the elements as float32 by to_numpy(), or use a "
-                "library that has this type, by DLPack"
-            )
+            raise TypeError(element.lacking)
         return np.dtype(element.typestr)
 
     @property
@@ -166,8 +163,9 @@ class ArrayExports(NoBuffer):
         ------
         BufferError
             The tensor cannot be exported this way: `dl_device` is another GPU; NumPy asks for memory of a GPU without a
-            copy; a copy is needed and `copy` is False; the lease is read-only and the consumer asks for a legacy
-            capsule (a view with ``legacy=True`` allows this); or a stride is negative and the consumer is not NumPy.
+            copy, or lacks the element type; a copy is needed and `copy` is False; the lease is read-only and the
+            consumer asks for a legacy capsule (a view with ``legacy=True`` allows this); or a stride is negative and
+            the consumer is not NumPy.
         TypeError
             There are several arrays.
         ValueError
@@ -190,11 +188,7 @@ class ArrayExports(NoBuffer):
         target = own if dl_device is None or dl_device is ... else (int(dl_device[0]), int(dl_device[1]))
         if numpy_asks:
             target = (_dlpack.CPU, 0)
-            if not copy and not state.memory.pool.on_cpu:
-                raise BufferError(
-                    f"NumPy cannot reach memory of {self.device} in place: copy it, by lease.to_numpy() or by "
-                    'numpy.from_dlpack(lease, device="cpu")'
-                )
+            _check_numpy(self, copy=bool(copy))
         here = target == device or (target[0] == _dlpack.CPU and state.memory.pool.on_cpu)
         if not here and target[0] != _dlpack.CPU:
             raise BufferError(f"memory of {self.device} cannot be exported to DLPack device {target}")
@@ -278,7 +272,7 @@ class ArrayExports(NoBuffer):
     def memoryview(self) -> memoryview:
         """Make a memoryview of the lease's memory, without a copy.
 
-        ``bfloat16`` appears as ``uint16``, and an 8-bit float as ``uint8``.
+        ``bfloat16`` appears as ``uint16``, and a type of 8-bit or 4-bit floats as ``uint8``.
 
         ``memoryview(lease)`` raises a `TypeError` that names this method. A lease has no buffer protocol, because NumPy
         would use the buffer protocol instead of ``__array__``. Only ``__array__`` supports every dtype, and only its
@@ -323,7 +317,8 @@ class ArrayExports(NoBuffer):
         UnavailableError
             The elements are 8-bit floats, and the package ml_dtypes is not installed.
         TypeError
-            There are several arrays.
+            There are several arrays, or an element is several numbers (``float4_e2m1fn_x2``): copy
+            ``view(dtype="uint8")``.
         WaitTimeoutError, ContentFailedError
             The content was not complete within the client's ``timeout``, or will never be complete.
         LeaseReleasedError
@@ -406,6 +401,23 @@ def check_one(lease: ArrayExports) -> None:
         raise TypeError(f"these are several arrays, {names}: use one of them, as in lease[{arrays[0][0]!r}]")
 
 
+def _check_numpy(lease: ArrayExports, *, copy: bool) -> None:
+    """Check that NumPy can take the elements by DLPack.
+
+    Raises
+    ------
+    BufferError
+        NumPy lacks their type, or cannot reach the memory in place.
+    """
+    if not (element := description_of(lease).element).in_numpy:
+        raise BufferError(element.lacking)
+    if not copy and not state_of(lease).memory.pool.on_cpu:
+        raise BufferError(
+            f"NumPy cannot reach memory of {lease.device} in place: copy it, by lease.to_numpy() or by "
+            'numpy.from_dlpack(lease, device="cpu")'
+        )
+
+
 def description_of(lease: ArrayExports) -> Description:
     """Return the description of the array that a lease or view is, for modules of this package only."""
     return lease._described  # noqa: SLF001
@@ -431,7 +443,14 @@ def dtype_of(element: ElementType) -> np.dtype[Any]:
     ------
     UnavailableError
         The package is not installed.
+    TypeError
+        An element is several numbers, and a dtype of NumPy is one number.
     """
+    if element.packed:
+        raise TypeError(
+            f"an element of {element.name} is {element.lanes} numbers, and one of NumPy is one: copy the bytes, as in "
+            'lease.view(dtype="uint8").to_numpy() and lease.view(dtype="uint8").copy_from(array)'
+        )
     try:
         import ml_dtypes
     except ModuleNotFoundError:

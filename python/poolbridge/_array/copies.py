@@ -106,7 +106,7 @@ def _on_host(state: LeaseState, source: Any, description: Description) -> np.nda
             del token
             return None
         return _bits_of(found, element)
-    if hasattr(source, "__array__") or not hasattr(source, "__dlpack__"):
+    if not hasattr(source, "__dlpack__") or (hasattr(source, "__array__") and not element.packed):
         try:
             # NumPy turns bytes into text.
             host = _sources.plain(memoryview(source) if isinstance(source, bytes) else source)

@@ -44,11 +44,12 @@ class LeaseView(ArrayExports):
         self._legacy = legacy
         self._on_gpu = on_gpu
 
-    def view(self, *, legacy: bool = False, device: str | None = None) -> LeaseView:
+    def view(self, *, legacy: bool = False, device: str | None = None, dtype: Any = None) -> LeaseView:
         """Make another view of the same array; see `BaseLease.view`."""
         self._lease_state.check_usable()
         chosen = "cuda" if device is None and self._on_gpu else device
-        return LeaseView(self._lease_state, part=self._part, legacy=legacy, device=chosen)
+        part = self._part if dtype is None else self._described.as_type(dtype)
+        return LeaseView(self._lease_state, part=part, legacy=legacy, device=chosen)
 
     def copy_from(self, source: Any) -> None:
         """Copy an array into the memory; see `Lease.copy_from`."""
@@ -129,7 +130,10 @@ def cuda_array_interface(lease: ArrayExports) -> dict[str, Any]:
         )
     if not description.element.in_numpy:
         # Do not raise AttributeError here: to a library, an AttributeError means that the memory is the CPU's.
-        raise UnsupportedError(f"__cuda_array_interface__ has no {description.element.name}: use DLPack")
+        raise UnsupportedError(
+            f"__cuda_array_interface__ has no {description.element.name}: use DLPack, or the bits by "
+            f'view(dtype="uint{8 * description.element.itemsize}")'
+        )
     if not state.write:
         _readonly.check_interface(state.memory.pool)
     stream = _fences.stream_to_follow(state)

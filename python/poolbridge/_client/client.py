@@ -489,7 +489,8 @@ class Client(Lists, ClientState):
         library
             The library of the array: ``"numpy"``, ``"cupy"``, ``"torch"`` or ``"jax"``. With ``"numpy"``, the call
             copies memory that only a GPU reaches. The call also copies elements of type ``bfloat16``, which NumPy
-            lacks, as float32. All other arrays use the lease's memory without a copy.
+            lacks, as float32, and with ``"jax"`` those of ``float4_e2m1fn_x2``, as ``float4_e2m1fn``. All other arrays
+            use the lease's memory without a copy.
         write
             Lease the buffer for writing. A write lease excludes every other lease on the buffer. By default the buffer
             is leased for reading, and the program must not write the array.
@@ -509,6 +510,8 @@ class Client(Lists, ClientState):
             `library` is not one of the four names above.
         UnavailableError
             The library is not installed, or this process cannot map the memory.
+        TypeError
+            An element is several numbers (``float4_e2m1fn_x2``), and `library` is ``"numpy"``; see `Lease.view`.
         NotFoundError, WaitTimeoutError, BusyError, AccessDeniedError, ContentFailedError
             See `get`.
         """

@@ -125,7 +125,7 @@ class BaseLease(ArrayExports):
         self._lease_state.unaccounted = True
         return interface
 
-    def view(self, *, legacy: bool = False, device: str | None = None) -> LeaseView:
+    def view(self, *, legacy: bool = False, device: str | None = None, dtype: Any = None) -> LeaseView:
         """Make a view of the lease. The view counts as one array of the lease while any object refers to the view.
 
         Parameters
@@ -137,6 +137,9 @@ class BaseLease(ArrayExports):
         device
             The device that libraries see. ``"cuda"``, or the GPU's full name, presents memory of kind ``pinned`` as
             memory of the GPU, for kernels. None: the lease's own device, which for ``pinned`` is the CPU.
+        dtype
+            Another dtype of the same size, as which libraries see the same bits: ``"uint8"`` for a library that lacks
+            ``float8_e4m3fn`` or ``float4_e2m1fn_x2``, ``"uint16"`` for one that lacks ``bfloat16``. None: the lease's.
 
         Returns
         -------
@@ -146,7 +149,8 @@ class BaseLease(ArrayExports):
         Raises
         ------
         InvalidArgumentError
-            The device that `device` names cannot use the memory without a copy.
+            The device that `device` names cannot use the memory without a copy, or `dtype` has another size or is no
+            dtype.
         TypeError
             There are several arrays, which are views.
         LeaseReleasedError
@@ -155,7 +159,8 @@ class BaseLease(ArrayExports):
         self._lease_state.check_usable()
         check_one(self)
         chosen = "cuda" if device is None and self._on_gpu else device
-        return LeaseView(self._lease_state, legacy=_operations.check_flag(legacy, "legacy"), device=chosen)
+        part = None if dtype is None else self._described.as_type(dtype)
+        return LeaseView(self._lease_state, part=part, legacy=_operations.check_flag(legacy, "legacy"), device=chosen)
 
     def used_on(self, stream: Any) -> None:
         """Tell poolbridge that a stream uses the memory. The stream waits until it may use the memory.

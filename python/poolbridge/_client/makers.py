@@ -89,6 +89,8 @@ def _torch(lease: BaseLease | LeaseView) -> Any:
 def _jax(lease: BaseLease | LeaseView) -> Any:
     import jax
 
+    if description_of(lease).element.packed:  # JAX takes no such type by DLPack, and makes a copy of the bytes
+        return jax.dlpack.from_dlpack(lease.view(legacy=True, dtype="uint8")).view(jax.numpy.float4_e2m1fn)
     return jax.dlpack.from_dlpack(lease.view(legacy=True))  # safe for read-only memory: JAX never writes
 
 

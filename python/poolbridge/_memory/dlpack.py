@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from poolbridge._memory.tensor import ELEMENT_TYPES, ElementType, c_strides
+from poolbridge._memory.tensor import ELEMENT_TYPES, ElementType, c_strides, is_contiguous
 from poolbridge.errors import (
     InvalidArgumentError,
 )
@@ -28,6 +28,8 @@ CUDA_HOST: Final = 3
 CUDA_MANAGED: Final = 13
 
 _FLAG_COPIED = 2
+_FLAG_PADDED = 4  # an element of less than 8 bits has a byte
+_FLOAT4, _FLOAT4_X2 = (17, 4, 1), (17, 4, 2)
 
 
 class _Device(ctypes.Structure):
@@ -74,7 +76,7 @@ class Seen(NamedTuple):
     name: str
 
 
-_NAMES: Final = {(element.code, element.bits): element.name for element in ELEMENT_TYPES.values()}
+_NAMES: Final = {(element.code, element.bits, element.lanes): element.name for element in ELEMENT_TYPES.values()}
 _name = ctypes.pythonapi.PyCapsule_GetName
 _name.restype = ctypes.c_char_p
 _name.argtypes = (ctypes.py_object,)
@@ -123,7 +125,7 @@ def make_capsule(
     else:
         tensor = _Managed.from_address(_pointer(capsule, b"dltensor")).tensor
     tensor.device.type, tensor.device.id = device
-    tensor.dtype.code = element.code
+    tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = element.code, element.bits, element.lanes
     if not array.size:
         tensor.data = None
     return capsule
@@ -162,6 +164,8 @@ def by_cpu(dl_device: object, stream: object) -> bool:
 def read_tensor(capsule: object, dtype: object = None) -> Seen:
     """Read the tensor of a capsule without consuming the capsule. `dtype` names the element type in the error.
 
+    JAX's elements of ``float4_e2m1fn`` have half a byte each: two of the last axis become one ``float4_e2m1fn_x2``.
+
     Raises
     ------
     InvalidArgumentError
@@ -177,20 +181,27 @@ def read_tensor(capsule: object, dtype: object = None) -> Seen:
         what = "a DLPack capsule that was used before" if used else "no DLPack capsule"
         raise InvalidArgumentError(f"the array's __dlpack__ returned {what}: it must make a new capsule for each call")
     kind = _Versioned if name == b"dltensor_versioned" else _Managed
-    tensor = kind.from_address(_pointer(capsule, name)).tensor
-    element = _NAMES.get((tensor.dtype.code, tensor.dtype.bits))
-    if element is None or tensor.dtype.lanes != 1:
-        shown_type = (
-            f"DLPack type {tensor.dtype.code} with {tensor.dtype.bits} bits" if dtype is None else f"dtype {dtype}"
-        )
-        raise InvalidArgumentError(
-            f"elements of {shown_type} cannot be shared: expected one of {', '.join(ELEMENT_TYPES)}"
-        )
+    managed = kind.from_address(_pointer(capsule, name))
+    tensor = managed.tensor
     extents = ctypes.c_int64 * tensor.ndim
     shape = tuple(extents.from_address(tensor.shape)) if tensor.ndim else ()
-    itemsize = ELEMENT_TYPES[element].itemsize
-    if tensor.strides and tensor.ndim:
-        strides = tuple(stride * itemsize for stride in extents.from_address(tensor.strides))
-    else:
-        strides = c_strides(shape, itemsize)
+    steps = tuple(extents.from_address(tensor.strides)) if tensor.strides and tensor.ndim else c_strides(shape, 1)
+    listed = tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes
+    if listed == _FLOAT4:
+        padded = kind is _Versioned and managed.flags & _FLAG_PADDED
+        if padded or not shape or shape[-1] % 2 or not is_contiguous(shape, steps, 1):
+            raise InvalidArgumentError(
+                "two elements of float4_e2m1fn become one of float4_e2m1fn_x2: expected an even last axis, and packed "
+                f"elements in C order; the array has shape {shape}; or share its bytes as uint8"
+            )
+        listed, shape = _FLOAT4_X2, (*shape[:-1], shape[-1] // 2)
+        steps = c_strides(shape, 1)
+    element = _NAMES.get(listed)
+    if element is None:
+        shown_type = f"DLPack type {listed[0]} with {listed[1]} bits" if dtype is None else f"dtype {dtype}"
+        raise InvalidArgumentError(
+            f"elements of {shown_type} cannot be shared: expected one of {', '.join(ELEMENT_TYPES)}; or share their "
+            "bytes as uint8"
+        )
+    strides = tuple(step * ELEMENT_TYPES[element].itemsize for step in steps)
     return Seen((tensor.data or 0) + tensor.byte_offset, shape, strides, element)

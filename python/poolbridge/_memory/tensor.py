@@ -33,8 +33,8 @@ class ElementType:
         Number of bytes of one element.
     typestr
         NumPy's type string. For a type that NumPy lacks, `typestr` is that of ``uint16`` or ``uint8``.
-    code, bits
-        DLPack's type code, and the number of bits of one element.
+    code, bits, lanes
+        DLPack's type code, the number of bits of one number, and how many numbers an element has.
     """
 
     name: str
@@ -42,16 +42,31 @@ class ElementType:
     typestr: str
     code: int
     bits: int
+    lanes: int = 1
 
     @property
     def in_numpy(self) -> bool:
-        """Whether NumPy has this type itself. It lacks ``bfloat16`` and the types of 8-bit floats."""
+        """Whether NumPy has this type itself. It lacks ``bfloat16`` and the types of 8-bit and 4-bit floats."""
         return self.code <= _BOOL and self.code != _BFLOAT
+
+    @property
+    def packed(self) -> bool:
+        """Whether an element is several numbers."""
+        return self.lanes > 1
+
+    @property
+    def lacking(self) -> str:
+        """What error texts say of this type if NumPy lacks it."""
+        numbers = "" if self.packed else ", copy the elements as float32 by to_numpy()"
+        return (
+            f"NumPy has no {self.name} (see dtype_name): use a library that has this type, by DLPack{numbers}, or take "
+            f'the bits by view(dtype="uint{8 * self.itemsize}")'
+        )
 
 
 _SHOWN: Final = 8  # arrays that a text names
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
-_E4M3FN, _E4M3FNUZ, _E5M2, _E5M2FNUZ, _E8M0FNU = 10, 11, 12, 13, 14
+_E4M3FN, _E4M3FNUZ, _E5M2, _E5M2FNUZ, _E8M0FNU, _E2M1FN = 10, 11, 12, 13, 14, 17
 
 ELEMENT_TYPES: Final[dict[str, ElementType]] = {
     element.name: element
@@ -76,6 +91,7 @@ ELEMENT_TYPES: Final[dict[str, ElementType]] = {
         ElementType("float8_e5m2", 1, "|u1", _E5M2, 8),
         ElementType("float8_e5m2fnuz", 1, "|u1", _E5M2FNUZ, 8),
         ElementType("float8_e8m0fnu", 1, "|u1", _E8M0FNU, 8),
+        ElementType("float4_e2m1fn_x2", 1, "|u1", _E2M1FN, 4, lanes=2),
     )
 }
 
@@ -168,6 +184,22 @@ class Description:
     def at(self, offset: int) -> Description:
         """Return the description of the same array at another place. ``replace`` takes six times as long."""
         return Description(self.element, self.shape, self.strides, offset, self.contiguous)
+
+    def as_type(self, dtype: Any) -> Description:
+        """Return the description of the same memory with elements of another type of the same size.
+
+        Raises
+        ------
+        InvalidArgumentError
+            `element_type` does not know the dtype, or its elements have another size.
+        """
+        element = element_type(dtype)
+        if element.itemsize != self.element.itemsize:
+            raise InvalidArgumentError(
+                f"elements of {self.element.name} have {self.element.itemsize} bytes, and those of {element.name} "
+                f'{element.itemsize}: expected a type of the same size, such as "uint{8 * self.element.itemsize}"'
+            )
+        return replace(self, element=element)
 
     @property
     def is_all_bytes(self) -> bool:

@@ -36,7 +36,8 @@ class Tensor(Struct, omit_defaults=True, kw_only=True):
     """
 
     # `bool`, `int8` … `int64`, `uint8` … `uint64`, `float16`, `bfloat16`, `float32`, `float64`, `complex64`,
-    # `complex128`, `float8_e4m3fn`, `float8_e4m3fnuz`, `float8_e5m2`, `float8_e5m2fnuz`, `float8_e8m0fnu`
+    # `complex128`, `float8_e4m3fn`, `float8_e4m3fnuz`, `float8_e5m2`, `float8_e5m2fnuz`, `float8_e8m0fnu`,
+    # `float4_e2m1fn_x2` (two floats, the first in the low bits)
     dtype: str = field(name="dt")
     shape: tuple[U, ...] = field(default=(), name="sh")  # shape; left out: a scalar (1 element)
     strides: tuple[I64, ...] = field(default=(), name="st")  # strides, in elements; left out: C-contiguous

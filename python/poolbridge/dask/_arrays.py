@@ -99,7 +99,7 @@ def _put_before(cls: type, library: str, dump_bytes: _Dump | None, load_bytes: _
 
 
 def _dump_lease(lease: BaseLease) -> tuple[dict[str, Any], list[Any]]:
-    header, frames = serialize_numpy_ndarray(_makers.array_of(lease, "numpy"))
+    header, frames = serialize_numpy_ndarray(_makers.array_of(_link.as_numbers(lease), "numpy"))
     return {"elements": header, "dtype": lease.dtype_name, "pool": lease.pool}, frames
 
 

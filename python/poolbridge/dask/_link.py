@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 
 from poolbridge._array import owners as _owners, sources as _sources
-from poolbridge._array.arrays import state_of
+from poolbridge._array.arrays import description_of, state_of
 from poolbridge._client import makers as _makers
 from poolbridge._client.client import Client
 from poolbridge._client.client_state import session_of
 from poolbridge._client.connect import connect
-from poolbridge._client.lease import Lease
+from poolbridge._client.lease import BaseLease, Lease
 from poolbridge._memory import tensor as _tensor
 from poolbridge._order import fences as _fences
 from poolbridge._session.lease_state import LeaseState, Token
@@ -355,12 +355,17 @@ class Link:
                 lease = client.allocate(elements.shape, dtype, pool=pool)
             except NotFoundError:
                 lease = client.allocate(elements.shape, dtype, pool=self.options.pool)
-            lease.copy_from(elements)
+            as_numbers(lease).copy_from(elements)
             self._complete(state_of(lease))
         except PoolbridgeError as error:
             self.counts.degraded(type(error).__name__, error)
             return elements
         return lease
+
+
+def as_numbers(lease: BaseLease) -> Any:
+    """Return the lease, or a view of its bytes if an element is several numbers, which no array of NumPy has."""
+    return lease.view(dtype="uint8") if description_of(lease).element.packed else lease
 
 
 _LINKS: WeakSet[Link] = WeakSet()

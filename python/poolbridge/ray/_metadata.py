@@ -49,7 +49,7 @@ class Kept:
     token, index
         The id of the object to which the array belongs, and the array's index in this object.
     dtype
-        The element type, as the array's library names it.
+        The element type's name.
     reason
         Why the sender could not share the array.
     """

@@ -137,11 +137,15 @@ class Transport:
             if not self.options.fallback or _sources.on_device(array):
                 raise
             reason = f"{type(error).__name__}: {error}"
-        host = array if isinstance(array, np.ndarray) else _sources.source_of(array).to_host()
+        if isinstance(array, np.ndarray):
+            host, dtype = array, array.dtype.name
+        else:
+            source = _sources.source_of(array)
+            host, dtype = source.on_host().copy(), source.element.name
         _cluster.keep(obj_id, index, host)
         ends.append(partial(_cluster.drop, obj_id))
         COUNTS.add("sent_by_ray", host.nbytes, f"array {index} of {obj_id}", reason)
-        return Kept(obj_id, index, str(array.dtype).rpartition(".")[2], reason)
+        return Kept(obj_id, index, dtype, reason)
 
     def _share(self, array: Any, name: str, ends: list[Callable[[], None]]) -> Shared:
         client, pool = CONNECTION.pool(self.options.pool)
@@ -350,7 +354,7 @@ def _adopt(bits: np.ndarray[Any, Any], dtype: str, library: str) -> Any:
     """Make an array of `library` from `bits`, an array from Ray's object store.
 
     An array of NumPy uses the memory of the object store, without a copy. Of a type that NumPy lacks, `bits` has the
-    bits, or the values as float32.
+    bits.
     """
     beyond = dtype in ELEMENT_TYPES and not ELEMENT_TYPES[dtype].in_numpy
     if library == "numpy":
@@ -359,16 +363,10 @@ def _adopt(bits: np.ndarray[Any, Any], dtype: str, library: str) -> Any:
         import torch
 
         made = torch.from_numpy(bits.copy())
-        if beyond:
-            own = getattr(torch, dtype)
-            return made.to(own) if bits.dtype == np.float32 else made.view(own)
-        return made
+        return made.view(getattr(torch, dtype)) if beyond else made
     if library == "jax":
         import jax
 
         made = jax.numpy.asarray(bits)
-        if beyond:
-            own = getattr(jax.numpy, dtype)
-            return made.astype(own) if bits.dtype == np.float32 else made.view(own)
-        return made
+        return made.view(getattr(jax.numpy, dtype.removesuffix("_x2"))) if beyond else made
     raise poolbridge.UnsupportedError(f"{library} has no arrays in memory of the CPU: send an array of NumPy")

@@ -148,6 +148,23 @@ def test_bfloat16(client):
     assert (seen.device, seen.dtype, seen.flags) == ((1, 0), (4, 16, 1), 2)
 
 
+def test_pairs_of_4_bit_floats(client):
+    lease = client.allocate((2, 2), "float4_e2m1fn_x2")
+    bits = lease.view(dtype="uint8")
+    bits.copy_from(np.array([[0x10, 0x32], [0x54, 0x76]], np.uint8))
+    assert bits.to_numpy().tolist() == [[0x10, 0x32], [0x54, 0x76]]
+    assert bits.__cuda_array_interface__["typestr"] == "|u1"
+    with pytest.raises(poolbridge.UnsupportedError, match=r'float4_e2m1fn_x2: use DLPack, or .*view\(dtype="uint8"\)'):
+        _ = lease.__cuda_array_interface__
+    seen = look(lease.__dlpack__(max_version=(1, 0)))
+    assert (seen.device, seen.dtype, seen.data) == ((2, 0), (17, 4, 2), look(bits.__dlpack__()).data)
+    with client.put(bits.view(dtype=lease.dtype_name), "pairs") as copy:  # by the GPU
+        assert (copy.dtype_name, copy.view(dtype="uint8").to_numpy().tolist()) == (
+            lease.dtype_name,
+            bits.to_numpy().tolist(),
+        )
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2)])
 def test_small_shapes(client, shape):
     lease = client.allocate(shape, "float64")
