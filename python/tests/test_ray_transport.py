@@ -16,6 +16,8 @@ from realservice import POOLSVC, RealService, until
 
 import poolbridge
 import poolbridge.ray
+from poolbridge._memory.dlpack import make_capsule
+from poolbridge._memory.tensor import ELEMENT_TYPES
 from poolbridge.ray import _cluster, _nixl
 from poolbridge.ray._metadata import Shared
 
@@ -402,6 +404,29 @@ def test_what_a_service_had_that_died_before_the_hand_off_is_an_error_that_names
         with pytest.raises(poolbridge.StaleError, match=r"buffer 1 \(float32\[1000\] in pool 'ray'\) is lost.*make"):
             made(fallback=fallback).recv_multiple_tensors("one", metadata, None)
         assert counted(before) == {}
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e5m2", "float4_e2m1fn_x2"])
+def test_the_object_store_gets_the_bits_of_a_type_that_numpy_lacks(monkeypatch, name):
+    element = ELEMENT_TYPES[name]
+    bits = np.arange(6, dtype=element.typestr).reshape(2, 3)
+
+    class Array:
+        def __dlpack_device__(self):
+            return (1, 0)
+
+        def __dlpack__(self, **_):
+            return make_capsule(bits, element, (1, 0), versioned=True)
+
+    def full(*_):
+        raise poolbridge.PoolLimitError("full")
+
+    kept = []
+    transport = made(fallback=True)
+    monkeypatch.setattr(type(transport), "_share", full)
+    monkeypatch.setattr(_cluster, "keep", lambda token, index, array: kept.append(array))
+    assert transport._offer(Array(), "one", 0, []).dtype == name
+    assert (kept[0].dtype, kept[0].tolist()) == (bits.dtype, bits.tolist())
 
 
 def test_a_mover_says_what_was_lost_with_its_service(services):
