@@ -98,14 +98,15 @@ type MemberInfo struct {
 
 // NameInfo describes a name, and the buffer that is published under this name.
 type NameInfo struct {
-	Name    string // name
-	Buffer  uint64 // buffer id
-	Pool    uint64 // pool id
-	Bytes   uint64 // bytes of the buffer
-	Tensor  Tensor // content of the buffer
-	UID     uint32 // id of the user who published the name
-	Version uint64 // version of the content: it grows with each publication under this name
-	Session uint64 // session at whose end the name goes; 0: the name is kept
+	Name      string // name
+	Buffer    uint64 // buffer id
+	Pool      uint64 // pool id
+	Bytes     uint64 // bytes of the buffer
+	Tensor    Tensor // content of the buffer
+	UID       uint32 // id of the user who published the name
+	Version   uint64 // version of the content: it grows with each publication under this name
+	Session   uint64 // session at whose end the name goes; 0: the name is kept, or ends with the last lease
+	WhileUsed bool   // the name ends with the last lease of the buffer
 }
 
 // BufferInfo describes a buffer, and the sessions that hold it.

@@ -8,6 +8,9 @@ type Publication struct {
 	// If Keep is true, the service keeps the name when the session ends. With Replace, the newest publication decides: without Keep, a name
 	// that was kept before ends with the session that replaced it.
 	Keep bool
+	// If WhileUsed is true, and Keep is not, the name does not end with the session, but with the last lease of the buffer, and when the content
+	// has failed.
+	WhileUsed bool
 	// If Replace is true and the same user has already published another buffer under this name, the name now belongs to the new buffer. If
 	// Replace is false, the publication fails in this case.
 	Replace bool

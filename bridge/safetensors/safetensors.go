@@ -175,37 +175,91 @@ func (f *Files) Close() (err error) {
 // Errors: [bridge.ErrInvalid] if the buffer has other arrays, the lease is a read lease, or a file has changed since Open; those of
 // [bridge.Lease.Bytes], [bridge.Lease.Upload] and of the files; the context's error.
 func (f *Files) Load(ctx context.Context, l *bridge.Lease, done *atomic.Uint64) (err error) {
-	into := l.Grant()
-	if !into.Write || !(mempool.Tensor{Arrays: into.Tensor.Arrays}).Equal(mempool.Tensor{Arrays: f.Tensor.Arrays}) {
-		return invalid("the lease is no write lease of a buffer that was allocated for Files.Tensor")
-	}
-	memory, err := l.Bytes(ctx)
+	to, err := f.target(ctx, l)
 	if err != nil {
 		return err
 	}
-	chunks := f.chunks()
-	var upload *bridge.Upload // nil if the CPU reaches the memory
-	if memory == nil && len(chunks) > 0 {
-		if upload, err = l.Upload(ctx, min(chunkBytes, into.Bytes), pieces); err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, upload.Close()) }()
+	return f.fill(ctx, to, done)
+}
+
+// Share publishes the buffer as p says, and then reads all tensors into it, as Load does. A reader that gets the buffer meanwhile waits for the
+// content. If Share fails after it has called `published`, the content has failed for readers, too.
+//
+// Errors: those of [bridge.Client.Clock], [bridge.Lease.Publish] and Load.
+func (f *Files) Share(ctx context.Context, c *bridge.Client, l *bridge.Lease, p mempool.Publication, published func(), done *atomic.Uint64) (err error) {
+	clock, err := c.Clock(ctx)
+	if err != nil {
+		return err
 	}
+	word, err := clock.Word(ctx)
+	if err != nil {
+		return err
+	}
+	ready := clock.Next(word)
+	p.Ready = &ready
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, clock.Fail(ready, err.Error()))
+		} else {
+			err = clock.Reach(ready)
+		}
+		err = errors.Join(err, clock.Free(word))
+	}()
+	to, err := f.target(ctx, l)
+	if err != nil {
+		return err
+	}
+	if err := l.Publish(ctx, p); err != nil {
+		return errors.Join(err, to.close())
+	}
+	published()
+	return f.fill(ctx, to, done)
+}
+
+// target is the memory of a buffer: `memory`, or what `upload` fills if the CPU does not reach the memory.
+type target struct {
+	memory []byte
+	upload *bridge.Upload
+}
+
+// close ends the use of the memory.
+func (t target) close() error {
+	if t.upload == nil {
+		return nil
+	}
+	return t.upload.Close()
+}
+
+// target returns the memory of a write lease for the tensors.
+func (f *Files) target(ctx context.Context, l *bridge.Lease) (t target, err error) {
+	into := l.Grant()
+	if !into.Write || !(mempool.Tensor{Arrays: into.Tensor.Arrays}).Equal(mempool.Tensor{Arrays: f.Tensor.Arrays}) {
+		return t, invalid("the lease is no write lease of a buffer that was allocated for Files.Tensor")
+	}
+	if t.memory, err = l.Bytes(ctx); err == nil && t.memory == nil && into.Bytes > 0 {
+		t.upload, err = l.Upload(ctx, min(chunkBytes, into.Bytes), pieces)
+	}
+	return t, err
+}
+
+// fill reads all tensors, and closes the target.
+func (f *Files) fill(ctx context.Context, to target, done *atomic.Uint64) (err error) {
+	defer func() { err = errors.Join(err, to.close()) }()
 	if done == nil {
 		done = new(atomic.Uint64)
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(min(max(runtime.NumCPU(), 2), 16))
-	for _, c := range chunks {
+	for _, c := range f.chunks() {
 		g.Go(func() error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
 			count := func() { done.Add(c.bytes()) }
-			if upload != nil {
-				return upload.Copy(ctx, c.to, c.n, c.read, count)
+			if to.upload != nil {
+				return to.upload.Copy(ctx, c.to, c.n, c.read, count)
 			}
-			if err := c.read(memory[c.to:][:c.n]); err != nil {
+			if err := c.read(to.memory[c.to:][:c.n]); err != nil {
 				return err
 			}
 			count()

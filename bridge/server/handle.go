@@ -132,7 +132,7 @@ func publishBuffer(s *service.Session, r *wire.Publish) error {
 	if err != nil {
 		return err
 	}
-	p := mempool.Publication{Name: r.Name, Keep: r.Keep, Replace: r.Replace, Version: r.Version, Completion: complete}
+	p := mempool.Publication{Name: r.Name, Keep: r.Keep, WhileUsed: r.WhileUsed, Replace: r.Replace, Version: r.Version, Completion: complete}
 	if r.Tensor != nil {
 		t := convert.Tensor(*r.Tensor)
 		p.Tensor = &t

@@ -238,14 +238,15 @@ type MemberInfo struct {
 //
 //wire:public
 type NameInfo struct {
-	Name    string `wire:"nm"`                       // name
-	Buffer  uint64 `wire:"bf"`                       // buffer id
-	Pool    uint64 `wire:"pl"`                       // pool id
-	Bytes   uint64 `wire:"n"`                        // bytes of the buffer
-	Tensor  Tensor `wire:"t"`                        // content of the buffer
-	UID     UserID `wire:"ui"`                       // id of the user who published the name
-	Version uint64 `wire:"v?"`                       // version of the content: it grows with each publication under this name
-	Session uint64 `wire:"ss?,none" poolsvc:",zero"` // session at whose end the name goes; none: the name is kept
+	Name      string `wire:"nm"`                       // name
+	Buffer    uint64 `wire:"bf"`                       // buffer id
+	Pool      uint64 `wire:"pl"`                       // pool id
+	Bytes     uint64 `wire:"n"`                        // bytes of the buffer
+	Tensor    Tensor `wire:"t"`                        // content of the buffer
+	UID       UserID `wire:"ui"`                       // id of the user who published the name
+	Version   uint64 `wire:"v?"`                       // version of the content: it grows with each publication under this name
+	Session   uint64 `wire:"ss?,none" poolsvc:",zero"` // session at whose end the name goes; none: the name is kept, or ends with the last lease
+	WhileUsed bool   `wire:"wu?"`                      // the name ends with the last lease of the buffer
 }
 
 // BufferInfo describes a buffer, and the sessions that hold it.
@@ -400,14 +401,15 @@ type GrantReply struct {
 //
 //wire:request publish
 type Publish struct {
-	Lease   uint64  `wire:"l"`   // lease id
-	Name    string  `wire:"nm"`  // buffer name
-	Tensor  *Tensor `wire:"t?"`  // new description; left out: that of `alloc`
-	Keep    bool    `wire:"kp?"` // keep the name when the session ends
-	Replace bool    `wire:"rp?"` // replace an existing name of the same user
-	Version uint64  `wire:"v?"`  // version, more than that of the replaced content; left out: one more than that, or 1
-	Ready   *Fence  `wire:"rt?"` // when the content is complete; left out: now
-	Event   []byte  `wire:"ev?"` // interprocess event
+	Lease     uint64  `wire:"l"`   // lease id
+	Name      string  `wire:"nm"`  // buffer name
+	Tensor    *Tensor `wire:"t?"`  // new description; left out: that of `alloc`
+	Keep      bool    `wire:"kp?"` // keep the name when the session ends
+	WhileUsed bool    `wire:"wu?"` // let the name end with the last lease of the buffer, or when the content fails, not with the session
+	Replace   bool    `wire:"rp?"` // replace an existing name of the same user
+	Version   uint64  `wire:"v?"`  // version, more than that of the replaced content; left out: one more than that, or 1
+	Ready     *Fence  `wire:"rt?"` // when the content is complete; left out: now
+	Event     []byte  `wire:"ev?"` // interprocess event
 }
 
 // Unpublish removes a name.

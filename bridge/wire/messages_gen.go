@@ -189,6 +189,7 @@ var nameInfoFields = record[NameInfo]{
 	uintField("ui", func(m *NameInfo) *UserID { return &m.UID }),
 	uintField("v", func(m *NameInfo) *uint64 { return &m.Version }).maybe(),
 	uintField("ss", func(m *NameInfo) *uint64 { return &m.Session }).maybe(),
+	boolField("wu", func(m *NameInfo) *bool { return &m.WhileUsed }).maybe(),
 }
 
 var bufferInfoFields = record[BufferInfo]{
@@ -369,6 +370,7 @@ var publishFields = record[Publish]{
 	stringField("nm", func(m *Publish) *string { return &m.Name }),
 	pointerField("t", func(m *Publish) **Tensor { return &m.Tensor }, tensorFields),
 	boolField("kp", func(m *Publish) *bool { return &m.Keep }).maybe(),
+	boolField("wu", func(m *Publish) *bool { return &m.WhileUsed }).maybe(),
 	boolField("rp", func(m *Publish) *bool { return &m.Replace }).maybe(),
 	uintField("v", func(m *Publish) *uint64 { return &m.Version }).maybe(),
 	pointerField("rt", func(m *Publish) **Fence { return &m.Ready }, fenceFields),

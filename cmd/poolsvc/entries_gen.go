@@ -111,6 +111,7 @@ func jsonNameInfo(e mempool.NameInfo, l *listed) map[string]any {
 		"uid":          e.UID,
 		"version":      e.Version,
 		"session":      e.Session,
+		"while_used":   e.WhileUsed,
 	}
 	return out
 }

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"sync/atomic"
 	"time"
 
@@ -17,8 +19,8 @@ import (
 
 func newLoad() *cobra.Command {
 	var (
-		name, pool string
-		replace    bool
+		name, pool         string
+		replace, whileUsed bool
 	)
 	c := withClient(&cobra.Command{
 		Use:   "load PATH --name NAME --pool POOL",
@@ -26,7 +28,10 @@ func newLoad() *cobra.Command {
 		Long: `Load all tensors of a model into one buffer, and publish it under a name, which stays when this command ends (poolsvc unpublish
 removes it). Python programs then get all tensors without a copy: client.get_dict(NAME, "torch").
 
-PATH is a file, the index of a model of several files (*.index.json), or a folder with an index or *.safetensors.`,
+PATH is a file, the index of a model of several files (*.index.json), or a folder with an index or *.safetensors.
+
+With --while-used the name is there at once, and readers wait for the content. The name goes with the last program that uses the model; this command
+uses it until its standard input ends. Python's load_dict does this for you.`,
 		Example: `  poolsvc pool create name=models,kind=device,max=24GiB
   poolsvc load llama/ --name llama --pool models`,
 		Args: arguments(1, 1),
@@ -35,6 +40,13 @@ PATH is a file, the index of a model of several files (*.index.json), or a folde
 			return misused(c, "load needs --name and --pool")
 		}
 		ctx := c.Context()
+		if whileUsed {
+			defer func() { // for the client in Python, which started this command
+				if err != nil {
+					_, _ = fmt.Fprintln(c.OutOrStdout(), "error", bridge.Code(err))
+				}
+			}()
+		}
 		files, err := safetensors.Open(args[0])
 		if err != nil {
 			return err
@@ -45,25 +57,34 @@ PATH is a file, the index of a model of several files (*.index.json), or a folde
 			return err
 		}
 		if !replace {
-			if err := checkFree(ctx, client, name); err != nil {
+			if err := checkFree(ctx, client.TryGet, name); err != nil {
 				return err
 			}
 		}
 		began := time.Now()
 		l, err := open.TryAllocate(ctx, files.Tensor)
+		if err != nil && whileUsed { // another program may have just allocated memory for this model
+			soon, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			return cmp.Or(checkFree(soon, client.Get, name), err)
+		}
 		if err != nil {
 			return err
 		}
 		var done atomic.Uint64
 		stop := follow(display.NewProgress(c.ErrOrStderr()), &done, files.Bytes, args[0])
-		err = files.Load(ctx, l, &done)
-		if err == nil {
-			err = l.Publish(ctx, mempool.Publication{Name: name, Keep: true, Replace: replace})
+		p := mempool.Publication{Name: name, Keep: !whileUsed, WhileUsed: whileUsed, Replace: replace}
+		if whileUsed {
+			err = files.Share(ctx, client, l, p, func() { _, _ = fmt.Fprintln(c.OutOrStdout(), "published") }, &done)
+		} else if err = files.Load(ctx, l, &done); err == nil {
+			err = l.Publish(ctx, p)
 		}
-		err = errors.Join(err, l.Release(err != nil))
 		took := time.Since(began)
 		stop()
-		if err != nil {
+		if whileUsed && err == nil {
+			awaitEnd(ctx, c.InOrStdin())
+		}
+		if err = errors.Join(err, l.Release(err != nil)); err != nil {
 			return err
 		}
 		_, err = fmt.Fprintf(c.OutOrStdout(), "loaded %d arrays of %s as %s in %s (%s a second)\n", len(files.Tensor.Arrays), display.Size(files.Bytes),
@@ -72,6 +93,7 @@ PATH is a file, the index of a model of several files (*.index.json), or a folde
 	})
 	c.Flags().StringVar(&name, "name", "", "name to publish the model under")
 	c.Flags().StringVar(&pool, "pool", "", "pool for the model")
+	c.Flags().BoolVar(&whileUsed, "while-used", false, "let the name go with the last program that uses the model")
 	c.Flags().BoolVar(&replace, "replace", false, "replace a model of this name; programs that have it keep its memory")
 	return c
 }
@@ -97,13 +119,26 @@ func follow(progress *display.Progress, done *atomic.Uint64, total uint64, path 
 	}
 }
 
+// awaitEnd waits until a reader ends, or the context does.
+func awaitEnd(ctx context.Context, r io.Reader) {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = io.Copy(io.Discard, r)
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	}
+}
+
 // checkFree returns an error if the name exists, before a model is loaded for minutes.
-func checkFree(ctx context.Context, client *bridge.Client, name string) error {
-	l, err := client.TryGet(ctx, name, bridge.LeaseOptions{})
+func checkFree(ctx context.Context, get func(context.Context, string, bridge.LeaseOptions) (*bridge.Lease, error), name string) error {
+	l, err := get(ctx, name, bridge.LeaseOptions{})
 	switch {
 	case err == nil:
 		err = l.Release(false)
-	case errors.Is(err, bridge.ErrNotFound):
+	case errors.Is(err, bridge.ErrNotFound), errors.Is(err, context.DeadlineExceeded):
 		return nil
 	case errors.Is(err, bridge.ErrDisconnected):
 		return err

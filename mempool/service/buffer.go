@@ -52,6 +52,7 @@ func (s *Service) crowded(b *ledger.Buffer, write bool) error {
 // recycleUnused recycles the buffer's block if nothing holds the buffer any more. The caller holds s.mu.
 func (s *Service) recycleUnused(b *ledger.Buffer) {
 	s.changed.broadcast(b)
+	s.ledger.EndNames(b)
 	if !b.Unused() {
 		return
 	}

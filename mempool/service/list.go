@@ -81,7 +81,7 @@ func (v View) Names(after string, most int, into []mempool.NameInfo) (Page[mempo
 	return list(v.session, &v.session.svc.ledger.Names, after, most, into, func(text string) string { return text }, func(n *ledger.Name) mempool.NameInfo {
 		b := n.Buffer
 		info := mempool.NameInfo{Name: n.Text, Buffer: b.ID, Pool: b.Block.Pool.Info.ID, Bytes: b.Bytes, Tensor: *b.Tensor, UID: n.UID,
-			Version: n.Version}
+			Version: n.Version, WhileUsed: n.WhileUsed}
 		if n.Owner != nil {
 			info.Session = n.Owner.ID
 		}

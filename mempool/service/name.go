@@ -51,7 +51,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 	if err := svc.ledger.MayName(s.rec, b, p.Name, p.Replace, p.Version); err != nil {
 		return err
 	}
-	old := svc.ledger.SetName(p.Name, b, s.rec, p.Keep, p.Version)
+	old := svc.ledger.SetName(p, b, s.rec)
 	if p.Tensor != nil {
 		b.Tensor = s.rec.Describe(*p.Tensor)
 	}

@@ -111,6 +111,26 @@ func TestANameGoesWithItsSessionUnlessItIsKept(t *testing.T) {
 	checkBooks(t, svc)
 }
 
+func TestANameEndsWithTheLastLeaseOfABufferThatIsKeptWhileItIsUsed(t *testing.T) {
+	svc := newService(t)
+	a, b := open(t, svc), open(t, svc)
+	p, _ := fakePool(t, a, 4096)
+	l := allocate(t, a, p, 1)
+	publish(t, l, mempool.Publication{Name: "x", WhileUsed: true})
+	reader, err := b.getLease(context.Background(), "x", false, 0)
+	require.NoError(t, err)
+	a.End(mempool.SessionLeft, "", nil)
+	again, err := b.getLease(context.Background(), "x", false, 0)
+	require.NoError(t, err, "the session that published it is gone, and a reader has it")
+	release(t, reader)
+	checkBooks(t, svc)
+	release(t, again)
+	_, err = b.getLease(context.Background(), "x", false, 0)
+	require.ErrorIs(t, err, mempool.ErrNotFound)
+	assert.Zero(t, svc.Stats().Buffers)
+	checkBooks(t, svc)
+}
+
 func TestTheNewestPublicationDecidesWhetherANameIsKept(t *testing.T) {
 	svc := newService(t)
 	maker := open(t, svc)

@@ -489,6 +489,40 @@ func TestWhyContentFailedIsKnownAsLongAsTheBuffer(t *testing.T) {
 	checkBooks(t, svc)
 }
 
+func TestANameThatLastsWhileItsBufferIsUsedEndsWhenTheContentFails(t *testing.T) {
+	for name, fail := range map[string]func(*worker, mempool.Fence){
+		"said": func(w *worker, at mempool.Fence) { require.NoError(t, w.clock.Fail(at, "no light")) },
+		"died": func(w *worker, _ mempool.Fence) {
+			gone := make(chan struct{})
+			over := w.End(mempool.SessionLeft, "", gone)
+			close(gone)
+			<-over
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			svc := newService(t)
+			reader := open(t, svc)
+			p, _ := fakePool(t, reader, 1<<20)
+			w := hire(t, svc)
+			l := allocate(t, w.Session, p, 10)
+			at := w.fence()
+			require.NoError(t, l.Publish(mempool.Publication{Name: "x", WhileUsed: true, Completion: mempool.Completion{Ready: &at}}))
+			held, err := reader.getLease(context.Background(), "x", false, 0)
+			require.NoError(t, err, "it waits for the content")
+			fail(w, at)
+			_, err = reader.getLease(context.Background(), "x", false, 0)
+			if name == "said" { // the service learns it now
+				require.ErrorIs(t, err, mempool.ErrContentFailed)
+				_, err = reader.getLease(context.Background(), "x", false, 0)
+			}
+			require.ErrorIs(t, err, mempool.ErrNotFound, "another program may publish it anew")
+			checkBooks(t, svc)
+			release(t, held)
+			checkBooks(t, svc)
+		})
+	}
+}
+
 // No session leases the buffer between the failure of its content and the end of the producer's session.
 func TestContentThatFailedUnseenHasFailedOnceItsSessionHasEnded(t *testing.T) {
 	for name, gone := range map[string]func(chan struct{}){"with its process": func(c chan struct{}) { close(c) }, "whose process lives": func(chan struct{}) {}} {

@@ -168,28 +168,30 @@ func WireMemberInfo(e mempool.MemberInfo) wire.MemberInfo {
 // NameInfo converts a structure that came in a message.
 func NameInfo(e wire.NameInfo) mempool.NameInfo {
 	return mempool.NameInfo{
-		Name:    e.Name,
-		Buffer:  e.Buffer,
-		Pool:    e.Pool,
-		Bytes:   e.Bytes,
-		Tensor:  Tensor(e.Tensor),
-		UID:     userOf(e.UID),
-		Version: e.Version,
-		Session: e.Session,
+		Name:      e.Name,
+		Buffer:    e.Buffer,
+		Pool:      e.Pool,
+		Bytes:     e.Bytes,
+		Tensor:    Tensor(e.Tensor),
+		UID:       userOf(e.UID),
+		Version:   e.Version,
+		Session:   e.Session,
+		WhileUsed: e.WhileUsed,
 	}
 }
 
 // WireNameInfo converts a structure of package mempool to package wire.
 func WireNameInfo(e mempool.NameInfo) wire.NameInfo {
 	return wire.NameInfo{
-		Name:    e.Name,
-		Buffer:  e.Buffer,
-		Pool:    e.Pool,
-		Bytes:   e.Bytes,
-		Tensor:  WireTensor(e.Tensor),
-		UID:     wire.UserID(e.UID),
-		Version: e.Version,
-		Session: e.Session,
+		Name:      e.Name,
+		Buffer:    e.Buffer,
+		Pool:      e.Pool,
+		Bytes:     e.Bytes,
+		Tensor:    WireTensor(e.Tensor),
+		UID:       wire.UserID(e.UID),
+		Version:   e.Version,
+		Session:   e.Session,
+		WhileUsed: e.WhileUsed,
 	}
 }
 

@@ -119,7 +119,7 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 	if err != nil {
 		return err
 	}
-	r := &wire.Publish{Lease: l.info.ID, Name: p.Name, Keep: p.Keep, Replace: p.Replace, Version: p.Version, Ready: convert.WireFence(ready), Event: p.Handle(ready)}
+	r := &wire.Publish{Lease: l.info.ID, Name: p.Name, Keep: p.Keep, WhileUsed: p.WhileUsed, Replace: p.Replace, Version: p.Version, Ready: convert.WireFence(ready), Event: p.Handle(ready)}
 	if p.Tensor != nil {
 		if p.Tensor.Arrays != nil {
 			return typed.Errorf(mempool.ErrInvalid, "a buffer gets several arrays when it is allocated: pass this Tensor to Allocate, and none to Publish")

@@ -70,8 +70,9 @@ func (b *Buffer) Unused() bool {
 }
 
 // RemoveBuffer removes a buffer that nothing holds. Its block does not count for the buffer's account any more.
-func (t *buffers) RemoveBuffer(b *Buffer) {
-	p := b.Block.Pool
+func (l *Ledger) RemoveBuffer(b *Buffer) {
+	p, t := b.Block.Pool, &l.buffers
+	delete(l.whileUsed, b.ID)
 	t.Buffers.Remove(b.ID)
 	delete(t.reasons, b.ID)
 	delete(t.events, b.ID)
@@ -82,11 +83,12 @@ func (t *buffers) RemoveBuffer(b *Buffer) {
 }
 
 // Fail marks a buffer as failed. The argument `reason` is the reason that the buffer's producer gave, or "" if the producer died.
-func (t *buffers) Fail(b *Buffer, reason string) {
+func (l *Ledger) Fail(b *Buffer, reason string) {
 	b.Failed = true
 	if reason != "" {
-		t.reasons[b.ID] = reason
+		l.reasons[b.ID] = reason
 	}
+	l.EndNames(b)
 }
 
 // Incomplete returns the error of a buffer that has failed.

@@ -186,6 +186,8 @@ func (c *checker) checkNames() {
 		if s := c.pools[b.Block.Pool]; s != nil {
 			s.names++
 		}
+		used := b.Writer != nil || b.Readers.Len() > 0 || b.Frames > 0
+		c.want(!n.WhileUsed || n.Owner == nil && used && slices.Contains(c.whileUsed[b.ID], n), "the name %q should have ended with the last lease of buffer %d", text, b.ID)
 		c.want(n.Owner == nil || !n.Owner.Ended && c.known(n.Owner) && n.Owner.Names[text] == n, "the name %q belongs to a session that does not have it", text)
 	}
 	c.want(maps.Equal(of, c.namesOf), "the names of each user are counted as %v, not %v", c.namesOf, of)

@@ -59,7 +59,8 @@ func newBooks(t testing.TB) *books {
 	require.True(t, b.pending.TakeBack())
 	require.True(t, b.pending.Pending())
 	l := b.shared.Writer
-	b.SetName("weights", b.shared, b.writer, false, 0)
+	b.SetName(mempool.Publication{Name: "weights"}, b.shared, b.writer)
+	b.SetName(mempool.Publication{Name: "drafts", WhileUsed: true}, b.written, b.writer)
 	l.Demote()
 	b.shared.Ready = fence
 	b.SetEvent(b.shared, []byte{1, 2})
@@ -128,7 +129,8 @@ func TestACheckSaysWhatIsWrong(t *testing.T) {
 		"has generation 9 of block 1":                  func(b *books) { b.written.Generation = 9 },
 		"buffer 1 has 5000 bytes":                      func(b *books) { b.written.Bytes = 5000 },
 		"two buffers use block 1":                      func(b *books) { b.shared.Block = b.written.Block },
-		"nothing holds buffer 1":                       func(b *books) { b.written.Writer = nil },
+		"the name \"drafts\" should have ended":        func(b *books) { b.Names.Get("drafts").Owner = b.writer },
+		"nothing holds buffer 1":                       func(b *books) { b.RemoveName(b.Names.Get("drafts")); b.written.Writer = nil },
 		"in no channel":                                func(b *books) { b.written.Doubted = true },
 		"has a writer and 2 readers":                   func(b *books) { b.shared.Writer = b.written.Writer },
 		"has a writer without such a lease":            func(b *books) { b.Leases.Remove(b.written.Writer.ID) },
@@ -214,6 +216,7 @@ func TestAPoolThatIsGoneLeavesNothingBehind(t *testing.T) {
 	b.RemoveName(b.Names.Get("weights"))
 	for _, l := range []*Lease{b.written.Writer, b.Leases.Get(2), b.Leases.Get(5)} {
 		b.EndLease(l)
+		b.EndNames(l.Buffer)
 		if l.Buffer.Unused() {
 			b.RemoveBuffer(l.Buffer)
 			l.Buffer.Block.Fences = nil

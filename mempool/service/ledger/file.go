@@ -124,7 +124,8 @@ type nameEntry struct {
 	UID    uint32
 	Owner  uint64 // 0: none
 
-	Version uint64
+	Version   uint64
+	WhileUsed bool
 }
 
 type channelEntry struct {
@@ -213,7 +214,7 @@ func (l *Ledger) Encode() ([]byte, error) {
 		c.Leases = append(c.Leases, leaseEntry{id, of.Session.ID, of.Buffer.ID, of.Write, of.Began, of.Wait})
 	}
 	for text, n := range l.Names.After("") {
-		e := nameEntry{Text: text, Buffer: n.Buffer.ID, UID: n.UID, Version: n.Version}
+		e := nameEntry{Text: text, Buffer: n.Buffer.ID, UID: n.UID, Version: n.Version, WhileUsed: n.WhileUsed}
 		if n.Owner != nil {
 			e.Owner = n.Owner.ID
 		}
@@ -534,7 +535,7 @@ func (r *reader) readBuffers(c *content) {
 		}
 	}
 	for _, e := range c.Names {
-		n := &Name{Text: e.Text, UID: e.UID, Version: max(e.Version, 1)}
+		n := &Name{Text: e.Text, UID: e.UID, Version: max(e.Version, 1), WhileUsed: e.WhileUsed}
 		if e.Owner != 0 {
 			n.Owner, _ = named(r, "session", e.Owner, r.Sessions.Get)
 		}

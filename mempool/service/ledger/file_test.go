@@ -118,7 +118,7 @@ func TestEveryFieldOfARecordIsWrittenOrComputed(t *testing.T) {
 		record, entry any
 		computed      []string // or written under another name
 	}{
-		{Ledger{}, content{}, []string{"Ended", "PoolNames", "ChannelNames", "members", "mostTimelines", "namesOf", "poolsOf", "sessionsOf", "keepers", "reasons", "events", "versions"}},
+		{Ledger{}, content{}, []string{"Ended", "PoolNames", "ChannelNames", "members", "mostTimelines", "namesOf", "poolsOf", "sessionsOf", "keepers", "reasons", "events", "versions", "whileUsed"}},
 		{Session{}, sessionEntry{}, []string{"Leases", "Names", "Accounts", "Members", "Timeline", "most", "tensor"}},
 		{Pool{}, poolEntry{}, []string{"ledger", "Reserved", "Leased", "Cached", "Held", "Used", "Blocks", "Has", "Channels", "Producers", "growing", "cache", "loose", "pending",
 			"lastPending", "stuck", "users", "charged"}},

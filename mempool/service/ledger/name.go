@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"math"
+	"slices"
 
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -13,6 +14,8 @@ type Name struct {
 	Buffer *Buffer
 	UID    uint32   // the user who may replace or remove the name
 	Owner  *Session // the name is removed when this session ends; nil: the name stays
+	// WhileUsed says that the name is removed when the buffer has no lease and is in no channel, and when its content has failed.
+	WhileUsed bool
 
 	Version uint64 // grows with each publication under this name
 }
@@ -21,19 +24,19 @@ type Name struct {
 type names struct {
 	Names Index[string, *Name]
 
-	namesOf Tally
+	namesOf   Tally
+	whileUsed map[uint64][]*Name // by id of a buffer: its names that last while the buffer is used
 }
 
-// SetName gives a buffer a name for a session. If the argument `keep` is true, the name stays when the session ends. If another buffer or
-// the same buffer has the name, SetName replaces the name and returns the old one, whose buffer may now be unused. With `version` 0, the
-// version is one more than the content that is replaced had.
-func (l *Ledger) SetName(text string, b *Buffer, s *Session, keep bool, version uint64) (old *Name) {
-	old = l.Names.Get(text)
-	n := &Name{Text: text, Buffer: b, UID: s.Peer.UID, Version: max(version, l.replaced(old, b)+1)}
+// SetName gives a buffer the name of a publication of a session. If another buffer or the same buffer has the name, SetName replaces the name
+// and returns the old one, whose buffer may now be unused. Without a version, the version is one more than the content that is replaced had.
+func (l *Ledger) SetName(p mempool.Publication, b *Buffer, s *Session) (old *Name) {
+	old = l.Names.Get(p.Name)
+	n := &Name{Text: p.Name, Buffer: b, UID: s.Peer.UID, Version: max(p.Version, l.replaced(old, b)+1), WhileUsed: p.WhileUsed && !p.Keep}
 	if old != nil {
 		l.RemoveName(old)
 	}
-	if !keep {
+	if !p.Keep && !p.WhileUsed {
 		n.Owner = s
 	}
 	l.putName(n)
@@ -54,6 +57,9 @@ func (t *names) putName(n *Name) {
 	if n.Owner != nil {
 		n.Owner.Names[n.Text] = n
 	}
+	if n.WhileUsed {
+		t.whileUsed[n.Buffer.ID] = append(t.whileUsed[n.Buffer.ID], n)
+	}
 	t.Names.Set(n.Text, n)
 	t.namesOf.add(n.UID, 1)
 	n.Buffer.Names++
@@ -70,6 +76,18 @@ func (l *Ledger) RemoveName(n *Name) {
 		RemoveKey(&n.Owner.Names, &n.Owner.most.names, n.Text)
 	}
 	n.Buffer.Names--
+	if n.WhileUsed {
+		l.whileUsed[n.Buffer.ID] = slices.DeleteFunc(l.whileUsed[n.Buffer.ID], func(o *Name) bool { return o == n })
+	}
+}
+
+// EndNames removes the names of the buffer b that last while it is used, if it is not used any more, or has failed.
+func (l *Ledger) EndNames(b *Buffer) {
+	if names := l.whileUsed[b.ID]; len(names) > 0 && (b.Failed || b.Writer == nil && b.Readers.Len() == 0 && b.Frames == 0) {
+		for _, n := range slices.Clone(names) {
+			l.RemoveName(n)
+		}
+	}
 }
 
 // MayName says whether a session may give the name `text` to the buffer b. The argument `replace` says whether it may take the name from

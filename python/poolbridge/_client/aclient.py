@@ -22,7 +22,7 @@ from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.loop_reader import LoopReader
 from poolbridge._session.session import Session
 from poolbridge._sys.finaliser import while_running
-from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library, NoProducers
+from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Keep, Kind, Library, NoProducers
 from poolbridge.errors import InvalidArgumentError
 
 if TYPE_CHECKING:  # a library that is not installed has the type Any
@@ -179,7 +179,7 @@ class AsyncClient(AsyncLists, ClientState):
         name: str,
         *,
         pool: PoolInfo | str | None = None,
-        keep: bool = False,
+        keep: Keep = False,
         replace: bool = False,
         version: int | None = None,
         timeout: float | None = 0.0,
@@ -217,6 +217,24 @@ class AsyncClient(AsyncLists, ClientState):
         """Lease a buffer of several arrays, and return a dict of its arrays; see `Client.get_dict`."""
         maker = _makers.check_library(library)
         return _makers.arrays_of(await self.get(name, write=write, timeout=timeout), maker)
+
+    async def load(
+        self, path: str | os.PathLike[str], *, pool: PoolInfo | str | None = None, timeout: float | None = None
+    ) -> AsyncLease:
+        """Load a model from files, or lease it if a program has loaded it already; see `Client.load`."""
+        return AsyncLease(self._run, await self._run(self._load(path, pool=pool, timeout=timeout)))
+
+    async def load_dict(
+        self,
+        path: str | os.PathLike[str],
+        library: Library = "numpy",
+        *,
+        pool: PoolInfo | str | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """Load a model from files, and return a dict of its arrays; see `Client.load_dict`."""
+        maker = _makers.check_library(library)
+        return _makers.arrays_of(await self.load(path, pool=pool, timeout=timeout), maker)
 
     async def unpublish(self, name: str) -> None:
         """Remove a published name; see `Client.unpublish`."""

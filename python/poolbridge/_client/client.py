@@ -19,7 +19,7 @@ from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.session import Session
 from poolbridge._session.socket_reader import SocketReader
 from poolbridge._sys.finaliser import while_running
-from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library, NoProducers
+from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Keep, Kind, Library, NoProducers
 
 if TYPE_CHECKING:  # a library that is not installed has the type Any
     import cupy
@@ -409,7 +409,7 @@ class Client(Lists, ClientState):
         name: str,
         *,
         pool: PoolInfo | str | None = None,
-        keep: bool = False,
+        keep: Keep = False,
         replace: bool = False,
         version: int | None = None,
         timeout: float | None = 0.0,
@@ -429,8 +429,8 @@ class Client(Lists, ClientState):
             or else the only pool that this user may use.
         keep
             Keep the name after this client is closed. By default the service removes the name when the client is closed
-            or the client's process ends. A name that is replaced, too, is kept only if the newest content is published
-            with `keep`.
+            or the client's process ends. With ``"used"`` it removes the name when the buffer has no lease any more. A
+            name that is replaced, too, stays as the newest publication says.
         replace
             If this user has published another buffer under the name, let the name refer to the new buffer from now on.
         version
@@ -549,6 +549,81 @@ class Client(Lists, ClientState):
         """
         maker = _makers.check_library(library)
         return _makers.arrays_of(self.get(name, write=write, timeout=timeout), maker)
+
+    def load(
+        self, path: str | os.PathLike[str], *, pool: PoolInfo | str | None = None, timeout: float | None = None
+    ) -> Lease:
+        """Load a model from safetensors files, or lease it if a program has loaded the same files already.
+
+        The first program that asks for a model starts ``poolsvc load``. Programs that ask meanwhile wait for the same
+        buffer. The files are the same if their paths, sizes, times of modification and headers are. The buffer stays
+        while a program uses it: then its memory is free. All programs whose users may use the pool share the buffer,
+        so they trust each other.
+
+        Parameters
+        ----------
+        path
+            A file, the index of a model of several files (``*.index.json``), or a folder with an index or
+            ``*.safetensors``.
+        pool
+            The pool or its name; None: the default pool, see `put`. If the model is loaded already in another pool,
+            the lease is of that one.
+        timeout
+            Seconds until the model must be loaded; None: no limit.
+
+        Returns
+        -------
+        Lease
+            A read lease. `BaseLease.name` is the name of the buffer: that of the file, and a digest.
+
+        Raises
+        ------
+        OSError
+            The files cannot be read.
+        InvalidArgumentError
+            A file is no safetensors file, or `pool` is None and there is no default pool.
+        PoolLimitError, DeviceMemoryError
+            The pool or the device has not enough free memory.
+        ServiceProgramError, ServiceStartError
+            There is no program ``poolsvc``, or it cannot be started.
+        WaitTimeoutError
+            The model was not loaded within `timeout`. What has begun to load it goes on.
+        ContentFailedError, ProducerDiedError
+            ``poolsvc load`` failed or was killed.
+        """
+        return Lease(self._run, self._run(self._load(path, pool=pool, timeout=timeout)))
+
+    def load_dict(
+        self,
+        path: str | os.PathLike[str],
+        library: Library = "numpy",
+        *,
+        pool: PoolInfo | str | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """Load a model from safetensors files, or find it in memory, and return a dict of its arrays.
+
+        Parameters
+        ----------
+        path, pool, timeout
+            See `load`.
+        library
+            See `get_array`.
+
+        Returns
+        -------
+        dict
+            See `get_dict`. In the kinds ``host`` and ``vmm`` the memory is read-only: copy an array before you write.
+
+        Raises
+        ------
+        OSError, InvalidArgumentError, PoolLimitError, DeviceMemoryError, WaitTimeoutError
+            See `load`.
+        UnavailableError
+            The library is not installed.
+        """
+        maker = _makers.check_library(library)
+        return _makers.arrays_of(self.load(path, pool=pool, timeout=timeout), maker)
 
     def unpublish(self, name: str) -> None:
         """Remove a published name. Leases on the buffer stay valid.

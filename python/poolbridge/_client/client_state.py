@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from poolbridge._client import channel_operations as _channel_operations, operations as _operations
 from poolbridge._client.copies import describe_buffer, put
 from poolbridge._client.entries import PoolInfo
+from poolbridge._client.load import load
 from poolbridge._client.own_copy import get_copy
 from poolbridge._client.session_stats import SessionStats, session_stats
 from poolbridge._client.shown import html_of
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from poolbridge._session.flow import Flow
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
-    from poolbridge._sys.literals import ChannelMode, FullPolicy
+    from poolbridge._sys.literals import ChannelMode, FullPolicy, Keep
     from poolbridge._wire import messages as _messages
 
 FEATURES = ("timelines", *(("channels",) if NATIVE is not None else ()))
@@ -216,6 +217,13 @@ class ClientState:
         chosen = None if pool is None else (yield from self._pool(pool)).id
         return (yield from get_copy(self._session, name, chosen, stream=stream, timeout=timeout))
 
+    @traced(_allocates, _leased)
+    def _load(
+        self, path: str | os.PathLike[str], *, pool: PoolInfo | str | None, timeout: float | None
+    ) -> Flow[LeaseState]:
+        chosen = yield from self._pool(pool)
+        return (yield from load(self._session, self.path, path, chosen.name, timeout=timeout))
+
     @traced(_leases, _leased)
     def _lease(self, buffer_id: int, generation: int, *, write: bool, timeout: float | None) -> Flow[LeaseState]:
         return _operations.lease(self._session, buffer_id, generation, write=write, timeout=timeout)
@@ -227,7 +235,7 @@ class ClientState:
         name: str,
         *,
         pool: PoolInfo | str | None,
-        keep: bool,
+        keep: Keep,
         replace: bool,
         version: int | None,
         timeout: float | None,

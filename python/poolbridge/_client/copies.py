@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from poolbridge._memory.tensor import Description
     from poolbridge._session.producer import Producer
     from poolbridge._session.session import Session
+    from poolbridge._sys.literals import Keep
     from poolbridge._wire.messages import ChannelIdentity
 
 # Numbers of seconds. A channel gets a publisher if two copies with the same layout follow each other within `_SOON`
@@ -196,7 +197,7 @@ def put(
     name: str,
     pool: int,
     *,
-    keep: bool,
+    keep: Keep,
     replace: bool,
     version: int | None,
     timeout: float | None,

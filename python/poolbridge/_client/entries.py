@@ -406,7 +406,9 @@ class NameInfo(Shown):
     version
         Version of the content: it grows with each publication under this name.
     session
-        Session at whose end the name goes; None: the name is kept.
+        Session at whose end the name goes; None: the name is kept, or ends with the last lease.
+    while_used
+        The name ends with the last lease of the buffer.
     """
 
     name: str
@@ -419,6 +421,7 @@ class NameInfo(Shown):
     uid: int
     version: int
     session: int | None
+    while_used: bool
 
 
 def name_info(of: _messages.NameInfo) -> NameInfo:
@@ -434,6 +437,7 @@ def name_info(of: _messages.NameInfo) -> NameInfo:
         uid=of.uid,
         version=of.version,
         session=of.session or None,
+        while_used=of.while_used,
     )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from poolbridge._session.flow import AsyncRun, Flow, Run
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
+    from poolbridge._sys.literals import Keep
 
 
 _UNTRACED: Final = nullcontext()
@@ -49,7 +50,7 @@ class BaseLease(ArrayExports):
 
     @traced(_publishes)
     def _publish(
-        self, name: str, *, keep: bool, replace: bool, version: int | None, stream: Any, event: Any
+        self, name: str, *, keep: Keep, replace: bool, version: int | None, stream: Any, event: Any
     ) -> Flow[None]:
         state = self._lease_state
         return _operations.publish(state, name, keep=keep, replace=replace, version=version, stream=stream, event=event)
@@ -343,7 +344,7 @@ class Lease(BaseLease):
         self,
         name: str,
         *,
-        keep: bool = False,
+        keep: Keep = False,
         replace: bool = False,
         version: int | None = None,
         stream: Any = None,
@@ -362,8 +363,8 @@ class Lease(BaseLease):
             The name: 1 to 255 bytes of UTF-8 without control characters.
         keep
             Keep the name after this client is closed. By default the service removes the name when the client is closed
-            or the client's process ends. A name that is replaced, too, is kept only if the newest content is published
-            with `keep`.
+            or the client's process ends. With ``"used"`` it removes the name when the buffer has no lease any more. A
+            name that is replaced, too, stays as the newest publication says.
         replace
             If this user has published another buffer under the name, the name refers to this buffer from now on.
         version
@@ -538,7 +539,7 @@ class AsyncLease(BaseLease):
         self,
         name: str,
         *,
-        keep: bool = False,
+        keep: Keep = False,
         replace: bool = False,
         version: int | None = None,
         stream: Any = None,

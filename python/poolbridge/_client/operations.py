@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from poolbridge._order.event import Event
     from poolbridge._order.timeline import Timeline
     from poolbridge._session.session import Session
-    from poolbridge._sys.literals import Kind
+    from poolbridge._sys.literals import Keep, Kind
 
 # If the caller gives no time limit, the client sends this number of milliseconds as the time limit of the request. The
 # service converts the time to nanoseconds; the result still fits into 64 bits.
@@ -452,7 +452,7 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
 
 
 def publish(
-    state: LeaseState, name: str, *, keep: bool, replace: bool, version: int | None, stream: Any, event: Any = None
+    state: LeaseState, name: str, *, keep: Keep, replace: bool, version: int | None, stream: Any, event: Any = None
 ) -> Flow[None]:
     """Publish a buffer under a name.
 
@@ -460,7 +460,8 @@ def publish(
     """
     state.check_usable()
     name = check_name(name, "buffer")
-    keep, replace = check_flag(keep, "keep"), check_flag(replace, "replace")
+    while_used = isinstance(keep, str) and bool(check_word(keep, ("used",), "keep", ("True", "False", '"used"')))
+    keep, replace = not while_used and check_flag(keep, "keep"), check_flag(replace, "replace")
     version = 0 if version is None else check_count(version, "version", least=1)
     if not state.write:
         raise InvalidArgumentError(f"lease {state.grant.id} is a read lease: publish a write lease")
@@ -477,6 +478,7 @@ def publish(
                 lease=state.grant.id,
                 name=name,
                 keep=keep,
+                while_used=while_used,
                 replace=replace,
                 version=version,
                 ready=made or UNSET,

@@ -229,7 +229,9 @@ class NameInfo(Struct, omit_defaults=True, kw_only=True):
     tensor: Tensor = field(name="t")  # content of the buffer
     uid: U = field(name="ui")  # id of the user who published the name
     version: U = field(default=0, name="v")  # version of the content: it grows with each publication under this name
-    session: U = field(default=0, name="ss")  # session at whose end the name goes; left out: the name is kept
+    # session at whose end the name goes; left out: the name is kept, or ends with the last lease
+    session: U = field(default=0, name="ss")
+    while_used: bool = field(default=False, name="wu")  # the name ends with the last lease of the buffer
 
 
 class BufferInfo(Struct, omit_defaults=True, kw_only=True):
@@ -376,6 +378,8 @@ class Publish(Request, kw_only=True, tag="publish"):
     name: str = field(name="nm")  # buffer name
     tensor: Tensor | UnsetType = field(default=UNSET, name="t")  # new description; left out: that of `alloc`
     keep: bool = field(default=False, name="kp")  # keep the name when the session ends
+    # let the name end with the last lease of the buffer, or when the content fails, not with the session
+    while_used: bool = field(default=False, name="wu")
     replace: bool = field(default=False, name="rp")  # replace an existing name of the same user
     # version, more than that of the replaced content; left out: one more than that, or 1
     version: U = field(default=0, name="v")

@@ -1,0 +1,163 @@
+"""Loads models from files for several programs: the first one starts ``poolsvc load``, the others find its buffer."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import threading
+import time
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+from poolbridge._client.operations import check_timeout, get, wait
+from poolbridge._client.service_process import find_program
+from poolbridge._session.flow import Do, Flow
+from poolbridge._sys.error_texts import shown
+from poolbridge._wire.received_errors import exception
+from poolbridge.errors import (
+    AlreadyExistsError,
+    ContentFailedError,
+    InvalidArgumentError,
+    NotFoundError,
+    PoolbridgeError,
+    ServiceStartError,
+    WaitTimeoutError,
+)
+
+if TYPE_CHECKING:
+    from poolbridge._session.lease_state import LeaseState
+    from poolbridge._session.session import Session
+
+# A header has at most this many bytes. `poolsvc load` refuses a file whose header is longer.
+_MOST_HEADER = 100_000_000
+
+
+def load(
+    session: Session, socket: str, path: str | os.PathLike[str], pool: str, *, timeout: float | None
+) -> Flow[LeaseState]:
+    """Lease the buffer of a model's files, and load them if no program has loaded them; see `Client.load`."""
+    timeout = check_timeout(timeout)
+    until = None if timeout is None else time.monotonic() + timeout
+    try:
+        path = Path(os.fsdecode(path))
+    except TypeError:
+        raise InvalidArgumentError(f"path {shown(path)} is no path of a file or a folder") from None
+    while True:
+        name = yield Do(partial(_name_of, path))
+        loader = None
+        try:
+            try:
+                state = yield from get(session, name, write=False, known=(0, 0), timeout=0.0)
+            except (NotFoundError, ContentFailedError):
+                loader = _Loader(socket, path, name, pool)
+                yield Do(partial(loader.publish, until))
+                state = yield from get(session, name, write=False, known=(0, 0), timeout=0.0)
+            try:
+                yield from wait(state, None if until is None else max(until - time.monotonic(), 0.0))
+            except BaseException:
+                state.end()
+                raise
+        except (AlreadyExistsError, NotFoundError, ContentFailedError) as error:
+            # Another program was faster, or failed. If the own program failed, it knows why.
+            if loader is not None and not isinstance(error, AlreadyExistsError):
+                yield Do(loader.explain)
+                raise
+            continue
+        finally:
+            if loader is not None:
+                loader.leave()
+        if loader is None or (yield Do(partial(_name_of, path))) == name:
+            return state
+        state.end()  # the files changed while they were loaded, so the buffer may have what is not of this name
+
+
+def _name_of(path: Path) -> str:
+    """Return the name of the buffer that has a model: other files, or files that have changed, have another name."""
+    path = path.resolve(strict=True)
+    files = [path]
+    if path.is_dir() or path.name.endswith(".index.json"):
+        folder = path if path.is_dir() else path.parent
+        files = sorted(one for one in folder.iterdir() if one.name.endswith((".safetensors", ".index.json")))
+    seen = blake2b(digest_size=16)
+    for one in (path, *files):
+        seen.update(os.fsencode(one) + b"\0")
+    for one in files:
+        with one.open("rb") as file:
+            status = os.fstat(file.fileno())
+            prefix = file.read(8)
+            header = file.read(min(int.from_bytes(prefix, "little"), _MOST_HEADER))
+            seen.update(f"{status.st_size} {status.st_mtime_ns} {len(header)}\0".encode() + prefix + header)
+    shown_name = path.name if path.name.isascii() and path.name.isprintable() else "model"
+    return f"{shown_name[:200]}@{seen.hexdigest()}"
+
+
+class _Loader:
+    """A ``poolsvc load`` that this process has started.
+
+    Its output says when the buffer has its name, or which error it has. It keeps the buffer until its input ends.
+    """
+
+    def __init__(self, socket: str, path: Path, name: str, pool: str) -> None:
+        program = find_program()
+        command = [program, "load", "--while-used", "--socket", socket, "--name", name, "--pool", pool, "--", str(path)]
+        self._said = os.memfd_create("poolsvc-load")
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, bufsize=0
+            )
+        except OSError as error:
+            os.close(self._said)
+            raise ServiceStartError(f"{program!r} cannot be started: {error}") from error
+        self._input, self._output = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
+
+    def publish(self, until: float | None) -> None:
+        """Wait until the buffer has its name. The content may come later.
+
+        Raises
+        ------
+        WaitTimeoutError
+            `until`, a time of the monotonic clock, has passed.
+        PoolbridgeError
+            It failed.
+        """
+        poll = select.poll()
+        poll.register(self._output, select.POLLIN)
+        while not poll.poll(None if until is None else max(until - time.monotonic(), 0.0) * 1000):
+            if until is not None and time.monotonic() >= until:
+                self._process.terminate()
+                raise WaitTimeoutError("there was no memory for the model yet when the time was over")
+        line = self._output.readline()
+        if line != b"published\n":
+            self._raise(line)
+
+    def explain(self) -> None:
+        """Raise the error of the loader. If it has none, return. Call this when its buffer has failed."""
+        self._end_input()
+        for line in self._output:
+            self._raise(line)
+
+    def _raise(self, line: bytes) -> None:
+        word, _, code = line.decode(errors="replace").strip().partition(" ")
+        if word not in {"", "error"}:
+            return
+        status = self._process.wait()
+        said = os.pread(self._said, 4000, 0).decode(errors="replace").strip().removeprefix("poolsvc: ")
+        if code:
+            raise exception(code, said)
+        raise PoolbridgeError(f"poolsvc load ended with status {status}: {said or 'it said nothing'}")
+
+    def _end_input(self) -> None:
+        self._input.close()
+
+    def leave(self) -> None:
+        """Let the program end by itself. A thread waits for that, so that no zombie stays."""
+        self._end_input()
+        threading.Thread(target=self._reap, name="poolbridge-load", daemon=True).start()
+
+    def _reap(self) -> None:
+        self._process.wait()
+        self._output.close()
+        os.close(self._said)
