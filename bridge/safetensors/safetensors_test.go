@@ -2,8 +2,10 @@ package safetensors
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -59,8 +61,8 @@ func write(t testing.TB, folder, name string, content []byte) string {
 	return path
 }
 
-// pools returns a pool of each kind of memory that this machine has.
-func pools(t *testing.T) map[mempool.Kind]*bridge.Pool {
+// dial returns a client of a new service.
+func dial(t *testing.T) *bridge.Client {
 	t.Helper()
 	svc := service.New(service.Config{})
 	socket := harness.SocketPath(t)
@@ -73,11 +75,20 @@ func pools(t *testing.T) map[mempool.Kind]*bridge.Pool {
 		_ = srv.Close()
 		svc.Close()
 	})
+	return client
+}
+
+// pools returns a pool of each kind of memory that this machine has.
+func pools(t *testing.T) map[mempool.Kind]*bridge.Pool { return poolsOf(t, dial(t)) }
+
+func poolsOf(t *testing.T, client *bridge.Client) map[mempool.Kind]*bridge.Pool {
+	t.Helper()
 	all := map[mempool.Kind]*bridge.Pool{}
 	for _, kind := range mempool.Kinds() {
 		if kind.Probe("") == nil && kind != mempool.Legacy { // a process cannot open its own legacy handles
-			all[kind], err = client.CreatePool(t.Context(), mempool.PoolSpec{Name: string(kind), Kind: kind, MaxBytes: 256 << 20})
+			pool, err := client.CreatePool(t.Context(), mempool.PoolSpec{Name: string(kind), Kind: kind, MaxBytes: 256 << 20})
 			require.NoError(t, err)
+			all[kind] = pool
 		}
 	}
 	return all
@@ -269,6 +280,51 @@ func TestAFileThatChangesWhileItIsReadIsAnError(t *testing.T) {
 			require.ErrorIs(t, f.Load(t.Context(), l, nil), bridge.ErrInvalid)
 			require.NoError(t, l.Release(true))
 		})
+	}
+}
+
+func TestAReaderOfASharedModelWaitsForItsContent(t *testing.T) {
+	file, content := model(t, map[string][]uint64{"a": {10 << 20}})
+	client := dial(t)
+	for kind, pool := range poolsOf(t, client) {
+		for name, change := range map[string]func(path string) error{
+			"whole": func(string) error { return nil },
+			"cut":   func(path string) error { return os.Truncate(path, 1<<20) },
+		} {
+			t.Run(fmt.Sprintf("%s, %s", kind, name), func(t *testing.T) {
+				path := write(t, t.TempDir(), "m.safetensors", file)
+				f, err := Open(path)
+				require.NoError(t, err)
+				defer func() { assert.NoError(t, f.Close()) }()
+				l, err := pool.TryAllocate(t.Context(), f.Tensor)
+				require.NoError(t, err)
+				var reader *bridge.Lease
+				published := func() {
+					var err error
+					reader, err = client.TryGet(t.Context(), name, bridge.LeaseOptions{})
+					require.NoError(t, err)
+					soon, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+					defer cancel()
+					if kind == mempool.Host { // on a GPU, a stream of this process would wait, and so would this goroutine
+						require.ErrorIs(t, reader.CopyTo(soon, make([]byte, 1), 0), context.DeadlineExceeded, "the content is not there yet")
+					}
+					require.NoError(t, change(path))
+				}
+				err = f.Share(t.Context(), client, l, mempool.Publication{Name: name, WhileUsed: true}, published, nil)
+				if name == "whole" {
+					require.NoError(t, err)
+					compare(t, reader, content)
+				} else {
+					require.ErrorIs(t, err, bridge.ErrInvalid)
+					read := reader.CopyTo(t.Context(), make([]byte, 1), 0)
+					require.ErrorIs(t, read, bridge.ErrContentFailed)
+					require.ErrorContains(t, read, "has changed")
+				}
+				require.NoError(t, errors.Join(l.Release(false), reader.Release(false)))
+				_, err = client.TryGet(t.Context(), name, bridge.LeaseOptions{})
+				require.ErrorIs(t, err, bridge.ErrNotFound, "nobody uses it")
+			})
+		}
 	}
 }
 

@@ -429,8 +429,8 @@ class Client(Lists, ClientState):
             or else the only pool that this user may use.
         keep
             Keep the name after this client is closed. By default the service removes the name when the client is closed
-            or the client's process ends. With ``"used"`` it removes the name when the buffer has no lease any more. A
-            name that is replaced, too, stays as the newest publication says.
+            or the client's process ends. With ``"used"`` the name ends with the last lease of the buffer, so keep
+            this lease until another program has one. A name that is replaced stays as the newest publication says.
         replace
             If this user has published another buffer under the name, let the name refer to the new buffer from now on.
         version

@@ -363,8 +363,8 @@ class Lease(BaseLease):
             The name: 1 to 255 bytes of UTF-8 without control characters.
         keep
             Keep the name after this client is closed. By default the service removes the name when the client is closed
-            or the client's process ends. With ``"used"`` it removes the name when the buffer has no lease any more. A
-            name that is replaced, too, stays as the newest publication says.
+            or the client's process ends. With ``"used"`` the name ends with the last lease of the buffer, so keep
+            this lease until another program has one. A name that is replaced stays as the newest publication says.
         replace
             If this user has published another buffer under the name, the name refers to this buffer from now on.
         version

@@ -85,6 +85,8 @@ def _name_of(path: Path) -> str:
     for one in (path, *files):
         seen.update(os.fsencode(one) + b"\0")
     for one in files:
+        if not one.is_file():
+            raise InvalidArgumentError(f"{one} is no regular file")
         with one.open("rb") as file:
             status = os.fstat(file.fileno())
             prefix = file.read(8)
