@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 from realservice import RealService
+from test_load import save
 
 import poolbridge
 
@@ -194,6 +195,8 @@ async def on_client(world, name, *args):
         await world.named()
     if name == "get_dict":
         await world.several()
+    if name in {"load", "load_dict"}:
+        args = (save(Path(world.path).with_name("m.safetensors"), a=[1]),)
     if name in {"open_channel", "subscribe"}:
         await world.channel()
     call = getattr(world.client, name)
@@ -213,6 +216,8 @@ CALLS = {
     "put": (np.arange(4), "other"),
     "get_array": ("named",),
     "get_dict": ("several",),
+    "load": ("a file",),
+    "load_dict": ("a file",),
     "unpublish": ("named",),
     "create_channel": ("new",),
     "open_channel": ("c",),
@@ -294,6 +299,8 @@ def check(error, said):
     """Check that an error is of poolbridge, or that poolbridge has raised it with a text of its own."""
     if isinstance(error, poolbridge.PoolbridgeError) or str(error).startswith("Cannot cast "):
         return  # `Lease.copy_from` documents NumPy's error for values of another kind
+    if isinstance(error, OSError) and said.startswith("load"):
+        return  # the error of the file
     last = traceback.extract_tb(error.__traceback__)[-1]
     line = linecache.getline(last.filename, last.lineno or 0).strip()
     own = "/poolbridge/" in last.filename and line.startswith("raise ")

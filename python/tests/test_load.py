@@ -122,7 +122,7 @@ def test_the_memory_of_a_loaded_model_is_free_after_its_last_program(models, tmp
 
 
 def test_all_who_ask_at_once_get_what_one_of_them_loads(models, tmp_path):
-    client, other = models
+    client, _ = models
     path = save(tmp_path / "m.safetensors", w=np.arange(1 << 18))
     barrier = threading.Barrier(8)
 
@@ -236,5 +236,5 @@ def test_a_name_that_is_kept_while_used_outlives_its_client(client, other, servi
     lease.release()
     with pytest.raises(NotFoundError):
         client.get("n")
-    with pytest.raises(InvalidArgumentError, match='keep "never" is not known: expected one of True, False, "used"'):
+    with pytest.raises(InvalidArgumentError, match='keep .never. is not known: expected one of True, False, "used"'):
         client.put(np.arange(3), "n", pool="p", keep="never")

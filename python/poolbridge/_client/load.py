@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import subprocess
@@ -42,9 +43,13 @@ def load(
     timeout = check_timeout(timeout)
     until = None if timeout is None else time.monotonic() + timeout
     try:
-        path = Path(os.fsdecode(path))
-    except TypeError:
-        raise InvalidArgumentError(f"path {shown(path)} is no path of a file or a folder") from None
+        text = os.fsdecode(path)
+        valid = bool(os.fsencode(text)) and "\0" not in text
+    except (TypeError, UnicodeError):
+        valid = False
+    if not valid:
+        raise InvalidArgumentError(f"path {shown(path)} is no path of a file or a folder")
+    path = Path(text)
     while True:
         name = yield Do(partial(_name_of, path))
         loader = None
@@ -127,8 +132,9 @@ class _Loader:
         """
         poll = select.poll()
         poll.register(self._output, select.POLLIN)
-        while not poll.poll(None if until is None else max(until - time.monotonic(), 0.0) * 1000):
-            if until is not None and time.monotonic() >= until:
+        until = math.inf if until is None else until
+        while not poll.poll(min(max(until - time.monotonic(), 0.0), 3600.0) * 1000):
+            if time.monotonic() >= until:
                 self._process.terminate()
                 raise WaitTimeoutError("there was no memory for the model yet when the time was over")
         line = self._output.readline()
