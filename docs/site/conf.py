@@ -29,6 +29,7 @@ default_role = "py:obj"
 myst_enable_extensions = ["attrs_block", "deflist"]
 myst_heading_anchors = 5  # as a code host makes them
 
+autodoc_mock_imports = ["torch"]
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True, "inherited-members": "ArrayExports,Exception,UserWarning,OSError"}

@@ -63,7 +63,7 @@ def program(monkeypatch):
 def first_loader(tmp_path, monkeypatch):
     """Let the first `poolsvc load` be a program in Python, and each later one the real one."""
 
-    def use(program: str) -> Path:
+    def use(program: str) -> None:
         began = tmp_path / "began"
         script = tmp_path / "loader"
         script.write_text(
@@ -74,7 +74,6 @@ def first_loader(tmp_path, monkeypatch):
         )
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("POOLBRIDGE_POOLSVC", str(script))
-        return began
 
     return use
 
@@ -98,6 +97,7 @@ def test_programs_that_load_the_same_file_have_one_buffer(models, tmp_path, serv
     assert {name: array.tolist() for name, array in mine.items()} == {"w": [1, 2], "b": [[3]]}
     command = [sys.executable, "-c", LOAD, service.path, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
         buffer, first = process.stdout.readline().split()
         assert float(first) == 1
         assert [int(buffer)] == [one.id for one in client.buffers()]
@@ -126,7 +126,7 @@ def test_all_who_ask_at_once_get_what_one_of_them_loads(models, tmp_path):
     path = save(tmp_path / "m.safetensors", w=np.arange(1 << 18))
     barrier = threading.Barrier(8)
 
-    def load(n: int) -> poolbridge.Lease:
+    def load(n: int) -> Any:
         barrier.wait()
         return models[n % 2].load(path, pool="p")
 
@@ -231,9 +231,10 @@ def test_a_name_that_is_kept_while_used_outlives_its_client(client, other, servi
         mine = first.put(np.arange(3), "n", pool="p", keep="used")
         lease = other.get("n")
         mine.release()
-    assert np.asarray(client.get("n")).tolist() == [0, 1, 2]
-    gc.collect()
+    with client.get("n") as again:
+        assert again.to_numpy().tolist() == [0, 1, 2]
     lease.release()
+    until(lambda: client.names() == [])
     with pytest.raises(NotFoundError):
         client.get("n")
     with pytest.raises(InvalidArgumentError, match='keep .never. is not known: expected one of True, False, "used"'):

@@ -22,7 +22,7 @@ from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.loop_reader import LoopReader
 from poolbridge._session.session import Session
 from poolbridge._sys.finaliser import while_running
-from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Keep, Kind, Library, NoProducers
+from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library, NoProducers
 from poolbridge.errors import InvalidArgumentError
 
 if TYPE_CHECKING:  # a library that is not installed has the type Any
@@ -179,7 +179,7 @@ class AsyncClient(AsyncLists, ClientState):
         name: str,
         *,
         pool: PoolInfo | str | None = None,
-        keep: Keep = False,
+        keep: bool | Literal["used"] = False,
         replace: bool = False,
         version: int | None = None,
         timeout: float | None = 0.0,

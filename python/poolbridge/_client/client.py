@@ -19,7 +19,7 @@ from poolbridge._session.flow import Ask, Flow, Hear, Sleep
 from poolbridge._session.session import Session
 from poolbridge._session.socket_reader import SocketReader
 from poolbridge._sys.finaliser import while_running
-from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Keep, Kind, Library, NoProducers
+from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library, NoProducers
 
 if TYPE_CHECKING:  # a library that is not installed has the type Any
     import cupy
@@ -409,7 +409,7 @@ class Client(Lists, ClientState):
         name: str,
         *,
         pool: PoolInfo | str | None = None,
-        keep: Keep = False,
+        keep: bool | Literal["used"] = False,
         replace: bool = False,
         version: int | None = None,
         timeout: float | None = 0.0,

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from poolbridge._client import channel_operations as _channel_operations, operations as _operations
 from poolbridge._client.copies import describe_buffer, put
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from poolbridge._session.flow import Flow
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
-    from poolbridge._sys.literals import ChannelMode, FullPolicy, Keep
+    from poolbridge._sys.literals import ChannelMode, FullPolicy
     from poolbridge._wire import messages as _messages
 
 FEATURES = ("timelines", *(("channels",) if NATIVE is not None else ()))
@@ -235,7 +235,7 @@ class ClientState:
         name: str,
         *,
         pool: PoolInfo | str | None,
-        keep: Keep,
+        keep: bool | Literal["used"],
         replace: bool,
         version: int | None,
         timeout: float | None,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from poolbridge._memory.tensor import Description
     from poolbridge._session.producer import Producer
     from poolbridge._session.session import Session
-    from poolbridge._sys.literals import Keep
     from poolbridge._wire.messages import ChannelIdentity
 
 # Numbers of seconds. A channel gets a publisher if two copies with the same layout follow each other within `_SOON`
@@ -197,7 +196,7 @@ def put(
     name: str,
     pool: int,
     *,
-    keep: Keep,
+    keep: bool | Literal["used"],
     replace: bool,
     version: int | None,
     timeout: float | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 from poolbridge._array.arrays import ArrayExports, check_one
 from poolbridge._array.copies import copy_into
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from poolbridge._session.flow import AsyncRun, Flow, Run
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
-    from poolbridge._sys.literals import Keep
 
 
 _UNTRACED: Final = nullcontext()
@@ -50,7 +49,7 @@ class BaseLease(ArrayExports):
 
     @traced(_publishes)
     def _publish(
-        self, name: str, *, keep: Keep, replace: bool, version: int | None, stream: Any, event: Any
+        self, name: str, *, keep: bool | Literal["used"], replace: bool, version: int | None, stream: Any, event: Any
     ) -> Flow[None]:
         state = self._lease_state
         return _operations.publish(state, name, keep=keep, replace=replace, version=version, stream=stream, event=event)
@@ -344,7 +343,7 @@ class Lease(BaseLease):
         self,
         name: str,
         *,
-        keep: Keep = False,
+        keep: bool | Literal["used"] = False,
         replace: bool = False,
         version: int | None = None,
         stream: Any = None,
@@ -539,7 +538,7 @@ class AsyncLease(BaseLease):
         self,
         name: str,
         *,
-        keep: Keep = False,
+        keep: bool | Literal["used"] = False,
         replace: bool = False,
         version: int | None = None,
         stream: Any = None,

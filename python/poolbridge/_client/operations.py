@@ -11,7 +11,7 @@ import time
 from asyncio import CancelledError
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import UNSET
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from poolbridge._order.event import Event
     from poolbridge._order.timeline import Timeline
     from poolbridge._session.session import Session
-    from poolbridge._sys.literals import Keep, Kind
+    from poolbridge._sys.literals import Kind
 
 # If the caller gives no time limit, the client sends this number of milliseconds as the time limit of the request. The
 # service converts the time to nanoseconds; the result still fits into 64 bits.
@@ -452,7 +452,14 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
 
 
 def publish(
-    state: LeaseState, name: str, *, keep: Keep, replace: bool, version: int | None, stream: Any, event: Any = None
+    state: LeaseState,
+    name: str,
+    *,
+    keep: bool | Literal["used"],
+    replace: bool,
+    version: int | None,
+    stream: Any,
+    event: Any = None,
 ) -> Flow[None]:
     """Publish a buffer under a name.
 

@@ -34,11 +34,5 @@ AckMode: TypeAlias = Literal["auto", "manual"]
 The first is ``"auto"``, the second is ``"manual"``.
 """
 
-Keep: TypeAlias = bool | Literal["used"]
-"""Until when a name stays: until its client ends (False), until it is removed (True), or while the buffer is used.
-
-``"used"``: the name ends with the last lease of the buffer, or when the buffer's content has failed.
-"""
-
 Library = Literal["numpy", "cupy", "torch", "jax"]
 """The name of an array library; for example, `Client.get_array` returns an array of this library."""
