@@ -12,7 +12,7 @@ GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 ACTIONLINT_VERSION := v1.7.12
 ACTIONLINT := build/tools/actionlint-$(ACTIONLINT_VERSION)
 
-.PHONY: help build venv verify verify-simulated test test-gpu test-long test-simcuda test-go test-model test-python test-python-long test-integration test-kinds test-deploy test-aarch64 test-anomaly-race test-stress native-test native-test-long simcuda ptx generate lint fuzz bench dist test-dist docs gpu-bundle vulnerabilities api-changes clean FORCE
+.PHONY: help build venv verify verify-simulated test test-gpu test-long test-simcuda test-go test-model test-python test-python-long test-torch test-integration test-kinds test-deploy test-aarch64 test-anomaly-race test-stress native-test native-test-long simcuda ptx generate lint fuzz bench dist test-dist docs gpu-bundle vulnerabilities api-changes clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -119,6 +119,21 @@ test-python: $(VENV)/installed simcuda bin/poolsvc
 
 test-python-long: $(VENV)/installed simcuda bin/poolsvc
 	$(PY) -m pytest -q -n $$(($$(nproc) + 1)) -m long python/tests
+
+# PyTorch and transformers are in a folder of their own, so that only this target needs them: on x86-64, PyTorch's package wants those of CUDA.
+TORCH := build/torch
+
+$(TORCH)/installed: | $(VENV)/installed
+	@echo "installing PyTorch and transformers into $(TORCH): minutes and, on x86-64, 5.6 GB; PIP_EXTRA_INDEX_URL can name an index with less"
+	rm -rf $(TORCH)
+	$(PY) -m pip install --quiet --disable-pip-version-check --target $(TORCH) 'torch>=2.4' 'transformers>=5,<6'
+	touch $@
+
+TORCH_TESTS := $(addprefix python/tests/test_,array_matrix.py examples.py libraries.py named_buffers.py)
+
+test-torch: bin/poolsvc $(VENV)/installed $(TORCH)/installed ## run the tests and examples that need PyTorch, on the CPU; installs PyTorch
+	PYTHONPATH=$(abspath $(TORCH)) $(PY) -c 'import torch, transformers'
+	PYTHONPATH=$(abspath $(TORCH)) $(PY) -m pytest -q -n 2 $(TORCH_TESTS)
 
 # These tests also run without a driver, to show that poolbridge works without it. `verify` passes. `verify`, `doctor` and `bench` say what
 # is missing. The loops of the docs run against `serve`. The stress test uses memory of the CPU, which it skips with a driver. The examples

@@ -57,7 +57,7 @@ def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_every_array_that_goes_in_comes_out_right_or_is_refused_and_users_can_work_with_it(
     name: str, socket: str, request: pytest.FixtureRequest
 ) -> None:
-    path = os.pathsep.join([str(HERE), str(Path(poolbridge.__file__).parents[1])])
+    path = os.pathsep.join([str(HERE), str(Path(poolbridge.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, str(HERE / "arraymatrix.py"), socket, name],
         env=os.environ | {"PYTHONPATH": path},
