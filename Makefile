@@ -129,7 +129,7 @@ $(TORCH)/installed: | $(VENV)/installed
 	$(PY) -m pip install --quiet --disable-pip-version-check --target $(TORCH) 'torch>=2.4' 'transformers>=5,<6'
 	touch $@
 
-TORCH_TESTS := $(addprefix python/tests/test_,array_matrix.py examples.py libraries.py named_buffers.py)
+TORCH_TESTS := $(addprefix python/tests/test_,array_matrix.py examples.py libraries.py named_buffers.py torch.py)
 
 test-torch: bin/poolsvc $(VENV)/installed $(TORCH)/installed ## run the tests and examples that need PyTorch, on the CPU; installs PyTorch
 	PYTHONPATH=$(abspath $(TORCH)) $(PY) -c 'import torch, transformers'
