@@ -126,7 +126,10 @@ def follow(path: str, library: str) -> None:
         say("ready")
         while name := sys.stdin.readline().strip():
             began = time.monotonic()
-            last = client.get(name, other_than=last if last is not None and last.name == name else None, timeout=60)
+            if name.startswith("/"):
+                last = client.load(name, pool="bench")
+            else:
+                last = client.get(name, other_than=last if last is not None and last.name == name else None, timeout=60)
             came = time.monotonic()
             arrays = [of.from_dlpack(array) for _, array in last.items()]
             say(came - began, time.monotonic() - came, came)
@@ -207,27 +210,49 @@ def copies(nbytes: int) -> Callable[[], None]:
     return copy
 
 
-def files(client: poolbridge.Client, folder: Path, tensors: int, nbytes: int, peer: Callable[[], None] | None) -> None:
+def evict(path: Path) -> None:
+    """Take a file out of the page cache, and check that nothing of it is left there."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    command = [shutil.which("fincore") or "fincore", "-nbo", "RES", str(path)]
+    if left := int(subprocess.check_output(command)):
+        raise RuntimeError(f"{left} bytes of {path} stay in the page cache: does it lie on tmpfs?")
+
+
+def files(client: poolbridge.Client, path: Path, given: argparse.Namespace, peer: Callable[[], None] | None) -> None:
     """Measure `poolsvc load`, with its allocation, beside `peer`, or threads that read the same file.
 
-    The file is in the page cache.
+    The file is in the page cache, or with `--cold` on the disk. Then another process loads the model, too.
     """
-    path = folder / f"{tensors}.safetensors"
+    tensors, nbytes = int(path.stem), given.mib << 20
     save(path, tensors, nbytes)
     read.__dict__.clear()
     loads, reads = [], []
-    peer = peer or (lambda: read(path))
+    peer = peer if peer and not given.cold else (lambda: read(path))
     command = [find_program(), "load", str(path), "--name", "file", "--pool", "bench", "--replace"]
     for _ in range(3):
+        if given.cold:
+            evict(path)
         reads.append(timed(peer))
+        if given.cold:
+            evict(path)
         done = subprocess.run([*command, "--socket", client.path], check=True, capture_output=True, text=True)
         took = done.stdout.split(" in ")[-1].split(" ")[0]
         loads.append(float(took.removesuffix("ms")) / 1e3 if took.endswith("ms") else float(took.removesuffix("s")))
-    row(f"load of {tensors:,} tensors, {nbytes >> 20} MiB, page cache warm", loads, reads)
+    row(f"load of {tensors:,} tensors, {given.mib} MiB, page cache {'cold' if given.cold else 'warm'}", loads, reads)
     load, beside = (nbytes / statistics.median(seconds) / 1e9 for seconds in (loads, reads))
     sys.stdout.write(f"{'':58} {load:6.1f} GB/s, beside {beside:6.1f} GB/s: {load / beside:.2f} of it\n")
-    path.unlink()
     client.unpublish("file")
+    held, again = client.load(path, pool="bench"), []
+    for _ in range(3):
+        readers = Readers(client.path, 1, given.library)
+        readers.tell(str(path))
+        again.append(sum(readers.hear()[0][:2]))
+        readers.end()
+    row("load_dict of it in another process, which is connected", again)
+    held.release()
+    path.unlink()
 
 
 if __name__ == "__main__":
@@ -238,6 +263,7 @@ if __name__ == "__main__":
     options.add_argument("--shared-mib", type=int, default=256, help="size of a model that others get, in MiB")
     options.add_argument("--follow", help=argparse.SUPPRESS)
     options.add_argument("--folder", default=None, help="folder for files, such as /dev/shm")
+    options.add_argument("--cold", action="store_true", help="measure only files, which are not in the page cache")
     given = options.parse_args()
     if given.follow:
         follow(given.follow, given.library)
@@ -247,14 +273,14 @@ if __name__ == "__main__":
         with poolbridge.serve() as service, service.connect() as client, service.connect() as other:
             client.create_pool("bench", kind=given.pool, max_bytes=(3 * max(given.mib, given.shared_mib) + 512) << 20)
             peer = copies(given.mib << 20) if given.pool in {"device", "vmm"} else None
-            for nbytes in () if peer else (64 << 10, 1 << 20):
+            for nbytes in () if peer or given.cold else (64 << 10, 1 << 20):
                 frames(client, nbytes)
-            for tensors in () if peer else (300, 20_000):
+            for tensors in () if peer or given.cold else (300, 20_000):
                 models(client, other, tensors, given.library)
-            for tensors in (300, 20_000):
+            for tensors in () if given.cold else (300, 20_000):
                 shared(client, service.path, tensors, given.shared_mib << 20, given.library)
             for tensors in (320, 20_000):
-                files(client, folder, tensors, given.mib << 20, peer)
+                files(client, folder / f"{tensors}.safetensors", given, peer)
     finally:
         shutil.rmtree(folder)
     sys.exit(0)

@@ -2,6 +2,7 @@
 package safetensors
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -216,6 +217,24 @@ func (f *Files) Share(ctx context.Context, c *bridge.Client, l *bridge.Lease, p 
 	return f.fill(ctx, to, done)
 }
 
+// Verify reads all tensors again, and compares them with the buffer. The files' bytes come from the page cache, if they are there.
+//
+// Errors: [bridge.ErrContentFailed] if a byte differs; [bridge.ErrInvalid] if a file has changed since Open; those of [bridge.Lease.CopyTo] and of the files.
+func (f *Files) Verify(ctx context.Context, l *bridge.Lease) error {
+	return f.each(ctx, func(ctx context.Context, c chunk) error {
+		loaded, read := make([]byte, c.n), make([]byte, c.n)
+		if err := errors.Join(l.CopyTo(ctx, loaded, c.to), c.read(read)); err != nil {
+			return err
+		}
+		for _, p := range c.parts {
+			if at := p.to - c.to; !bytes.Equal(loaded[at:][:p.n], read[at:][:p.n]) {
+				return fmt.Errorf("%w: the bytes %d to %d of %s differ from those in the buffer: load it again", bridge.ErrContentFailed, p.from, p.from+p.n, p.file.Name())
+			}
+		}
+		return nil
+	})
+}
+
 // target is the memory of a buffer: `memory`, or what `upload` fills if the CPU does not reach the memory.
 type target struct {
 	memory []byte
@@ -248,6 +267,21 @@ func (f *Files) fill(ctx context.Context, to target, done *atomic.Uint64) (err e
 	if done == nil {
 		done = new(atomic.Uint64)
 	}
+	return f.each(ctx, func(ctx context.Context, c chunk) error {
+		count := func() { done.Add(c.bytes()) }
+		if to.upload != nil {
+			return to.upload.Copy(ctx, c.to, c.n, c.read, count)
+		}
+		if err := c.read(to.memory[c.to:][:c.n]); err != nil {
+			return err
+		}
+		count()
+		return nil
+	})
+}
+
+// each calls `work` with each chunk, several times at once, and then checks that the files are those that Open has opened.
+func (f *Files) each(ctx context.Context, work func(context.Context, chunk) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(min(max(runtime.NumCPU(), 2), 16))
 	for _, c := range f.chunks() {
@@ -255,15 +289,7 @@ func (f *Files) fill(ctx context.Context, to target, done *atomic.Uint64) (err e
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			count := func() { done.Add(c.bytes()) }
-			if to.upload != nil {
-				return to.upload.Copy(ctx, c.to, c.n, c.read, count)
-			}
-			if err := c.read(to.memory[c.to:][:c.n]); err != nil {
-				return err
-			}
-			count()
-			return nil
+			return work(ctx, c)
 		})
 	}
 	if err := g.Wait(); err != nil {

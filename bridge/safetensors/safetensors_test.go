@@ -283,6 +283,27 @@ func TestAFileThatChangesWhileItIsReadIsAnError(t *testing.T) {
 	}
 }
 
+func TestAByteThatDiffersFromTheFileIsFound(t *testing.T) {
+	file, _ := model(t, map[string][]uint64{"a": {1000}, "b": {}, "c": {3000}})
+	path := write(t, t.TempDir(), "m.safetensors", file)
+	for kind, pool := range pools(t) {
+		t.Run(string(kind), func(t *testing.T) {
+			divided(t, 4096, 3)
+			f, err := Open(path)
+			require.NoError(t, err)
+			defer func() { assert.NoError(t, f.Close()) }()
+			l := load(t, pool, path)
+			require.NoError(t, f.Verify(t.Context(), l))
+			at := f.places[len(f.places)-1].to + 2000
+			seen := make([]byte, 1)
+			require.NoError(t, l.CopyTo(t.Context(), seen, at))
+			require.NoError(t, l.CopyFrom(t.Context(), at, []byte{^seen[0]}))
+			require.ErrorIs(t, f.Verify(t.Context(), l), bridge.ErrContentFailed)
+			require.NoError(t, l.Release(false))
+		})
+	}
+}
+
 func TestAReaderOfASharedModelWaitsForItsContent(t *testing.T) {
 	file, content := model(t, map[string][]uint64{"a": {10 << 20}})
 	client := dial(t)

@@ -19,8 +19,9 @@ import (
 
 func newLoad() *cobra.Command {
 	var (
-		name, pool         string
-		replace, whileUsed bool
+		name, pool      string
+		replace, verify bool
+		whileUsed       bool
 	)
 	c := withClient(&cobra.Command{
 		Use:   "load PATH --name NAME --pool POOL",
@@ -38,6 +39,9 @@ uses it until its standard input ends. Python's load_dict does this for you.`,
 	}, func(c *cobra.Command, client *bridge.Client, args []string) (err error) {
 		if name == "" || pool == "" {
 			return misused(c, "load needs --name and --pool")
+		}
+		if verify && whileUsed {
+			return misused(c, "--while-used gives readers the model before --verify could read it again: use one of them")
 		}
 		ctx := c.Context()
 		if whileUsed {
@@ -76,13 +80,22 @@ uses it until its standard input ends. Python's load_dict does this for you.`,
 		p := mempool.Publication{Name: name, Keep: !whileUsed, WhileUsed: whileUsed, Replace: replace}
 		if whileUsed {
 			err = files.Share(ctx, client, l, p, func() { _, _ = fmt.Fprintln(c.OutOrStdout(), "published") }, &done)
-		} else if err = files.Load(ctx, l, &done); err == nil {
-			err = l.Publish(ctx, p)
+		} else {
+			err = files.Load(ctx, l, &done)
 		}
 		took := time.Since(began)
 		stop()
-		if whileUsed && err == nil {
+		switch {
+		case err != nil:
+		case whileUsed:
 			awaitEnd(ctx, c.InOrStdin())
+		case verify:
+			if err = files.Verify(ctx, l); err != nil {
+				break
+			}
+			fallthrough
+		default:
+			err = l.Publish(ctx, p)
 		}
 		if err = errors.Join(err, l.Release(err != nil)); err != nil {
 			return err
@@ -93,6 +106,7 @@ uses it until its standard input ends. Python's load_dict does this for you.`,
 	})
 	c.Flags().StringVar(&name, "name", "", "name to publish the model under")
 	c.Flags().StringVar(&pool, "pool", "", "pool for the model")
+	c.Flags().BoolVar(&verify, "verify", false, "read the files again, and compare them with what was loaded")
 	c.Flags().BoolVar(&whileUsed, "while-used", false, "let the name go with the last program that uses the model")
 	c.Flags().BoolVar(&replace, "replace", false, "replace a model of this name; programs that have it keep its memory")
 	return c
