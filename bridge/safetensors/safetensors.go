@@ -1,4 +1,4 @@
-// Package safetensors loads models from files of the format safetensors into buffers of several arrays.
+// Package safetensors loads models from files of the format safetensors into buffers of several arrays, and saves such buffers.
 package safetensors
 
 import (

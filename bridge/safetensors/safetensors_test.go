@@ -294,7 +294,8 @@ func TestAByteThatDiffersFromTheFileIsFound(t *testing.T) {
 			defer func() { assert.NoError(t, f.Close()) }()
 			l := load(t, pool, path)
 			require.NoError(t, f.Verify(t.Context(), l))
-			at := f.places[len(f.places)-1].to + 2000
+			large, _ := l.Tensor().Array("c")
+			at := large.ByteOffset + 2000
 			seen := make([]byte, 1)
 			require.NoError(t, l.CopyTo(t.Context(), seen, at))
 			require.NoError(t, l.CopyFrom(t.Context(), at, []byte{^seen[0]}))
@@ -302,6 +303,48 @@ func TestAByteThatDiffersFromTheFileIsFound(t *testing.T) {
 			require.NoError(t, l.Release(false))
 		})
 	}
+}
+
+func TestWhatWasSavedIsLoadedAgain(t *testing.T) {
+	sizes := map[string][]uint64{"large": {5 << 18}, "scalar": {}, "nothing": {0, 3}, "<odd> \"name\"": {7}}
+	file, content := model(t, sizes)
+	path := write(t, t.TempDir(), "m.safetensors", file)
+	for kind, pool := range pools(t) {
+		t.Run(string(kind), func(t *testing.T) {
+			saved := filepath.Join(t.TempDir(), "saved.safetensors")
+			require.NoError(t, os.WriteFile(saved, []byte("another file"), 0o600))
+			l := load(t, pool, path)
+			require.NoError(t, Save(t.Context(), l, saved))
+			again := load(t, pool, saved)
+			compare(t, again, content)
+			for _, a := range l.Tensor().Arrays {
+				of, ok := again.Tensor().Array(a.Name)
+				require.True(t, ok)
+				assert.Equal(t, a.Tensor.Shape, of.Shape)
+			}
+			require.NoError(t, errors.Join(l.Release(false), again.Release(false)))
+			entries, err := os.ReadDir(filepath.Dir(saved))
+			require.NoError(t, err)
+			assert.Len(t, entries, 1)
+		})
+	}
+}
+
+func TestABufferThatNoFileCanHaveIsNotSaved(t *testing.T) {
+	pool := pools(t)[mempool.Host]
+	path := filepath.Join(t.TempDir(), "m.safetensors")
+	wide, err := mempool.Pack(mempool.NamedTensor{Name: "a", Tensor: mempool.Tensor{DType: mempool.Complex128, Shape: []uint64{2}}})
+	require.NoError(t, err)
+	for _, of := range []mempool.Tensor{mempool.Bytes(8), wide} {
+		l, err := pool.TryAllocate(t.Context(), of)
+		require.NoError(t, err)
+		require.ErrorIs(t, Save(t.Context(), l, path), bridge.ErrInvalid)
+		require.NoError(t, l.Release(false))
+	}
+	l := load(t, pool, write(t, t.TempDir(), "m.safetensors", func() []byte { file, _ := model(t, map[string][]uint64{"a": {1}}); return file }()))
+	require.ErrorIs(t, Save(t.Context(), l, filepath.Join(path, "none", "m")), os.ErrNotExist)
+	require.NoError(t, l.Release(false))
+	require.NoFileExists(t, path)
 }
 
 func TestAReaderOfASharedModelWaitsForItsContent(t *testing.T) {

@@ -160,6 +160,23 @@ func checkFree(ctx context.Context, get func(context.Context, string, bridge.Lea
 	return errors.Join(fmt.Errorf("%w: there is a buffer %q already: --replace lets the name refer to the new one", bridge.ErrExists, name), err)
 }
 
+func newSave() *cobra.Command {
+	return withClient(&cobra.Command{
+		Use:     "save NAME PATH",
+		Short:   "Save the arrays of a buffer as a safetensors file",
+		Long:    "Save the buffer of several arrays that is published under a name as a safetensors file. A file that is there is replaced when the new one is complete.",
+		Example: "  poolsvc save llama llama.safetensors",
+		Args:    arguments(2, 2),
+	}, func(c *cobra.Command, client *bridge.Client, args []string) (err error) {
+		l, err := client.TryGet(c.Context(), args[0], bridge.LeaseOptions{})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, l.Release(false)) }()
+		return safetensors.Save(c.Context(), l, args[1])
+	})
+}
+
 func newUnpublish() *cobra.Command {
 	return withClient(&cobra.Command{
 		Use:   "unpublish NAME",

@@ -69,8 +69,14 @@ func TestAModelIsLoadedFromTheShellAndReadInPython(t *testing.T) {
 	out, err = poolsvc(t, load...)
 	require.Error(t, err)
 	assert.Contains(t, out, "--replace")
-	out, err = poolsvc(t, append(load, "--replace")...)
+	out, err = poolsvc(t, append(load, "--replace", "--verify")...)
 	require.NoError(t, err, out)
+	saved := filepath.Join(t.TempDir(), "saved.safetensors")
+	out, err = poolsvc(t, "save", "m", saved)
+	require.NoError(t, err, out)
+	out, err = poolsvc(t, "load", saved, "--name", "saved", "--pool", "models")
+	require.NoError(t, err, out)
+	assert.Equal(t, "[[1.0, 2.0], [3.0, 4.0]] 7\n", python.Run(t, "-c", strings.ReplaceAll(program, "'m'", "'saved'")))
 	out, err = poolsvc(t, "names")
 	require.NoError(t, err)
 	assert.Regexp(t, `m +models +\d+ +several arrays +client\.get_dict\(NAME\) `, out)
@@ -85,8 +91,10 @@ func TestAModelIsLoadedFromTheShellAndReadInPython(t *testing.T) {
 	out, err = poolsvc(t, "load", path, "--name", "cut", "--pool", "models")
 	require.Error(t, err)
 	assert.Contains(t, out, path)
-	out, err = poolsvc(t, "unpublish", "m")
-	require.NoError(t, err, out)
+	for _, name := range []string{"m", "saved"} {
+		out, err = poolsvc(t, "unpublish", name)
+		require.NoError(t, err, out)
+	}
 	assert.Zero(t, s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Buffers == 0 }).Names)
 }
 

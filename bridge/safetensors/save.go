@@ -1,0 +1,109 @@
+package safetensors
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// Save waits until the content of a buffer of several arrays is complete, and writes it as a safetensors file. A file that is there already stays
+// as it is until the new one is complete, and then is replaced. Arrays that share memory, such as tied weights, are written once for each name.
+//
+// Errors: [bridge.ErrInvalid] if the buffer is one array, or the format lacks an element type; those of [bridge.Lease.CopyTo] and of the files.
+func Save(ctx context.Context, l *bridge.Lease, path string) (err error) {
+	arrays := l.Tensor().Arrays
+	header, err := headerOf(arrays)
+	if err != nil {
+		return err
+	}
+	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err = errors.Join(err, file.Close()); err == nil {
+			err = os.Rename(file.Name(), path)
+		}
+		if err != nil {
+			err = errors.Join(err, os.Remove(file.Name()))
+		}
+	}()
+	if _, err := file.Write(header); err != nil {
+		return err
+	}
+	piece := make([]byte, chunkBytes)
+	for _, a := range arrays {
+		n, err := sizeOf(a.Tensor)
+		if err != nil {
+			return err
+		}
+		for at := uint64(0); at < n; at += chunkBytes {
+			part := piece[:min(n-at, chunkBytes)]
+			if err := l.CopyTo(ctx, part, a.Tensor.ByteOffset+at); err != nil {
+				return err
+			}
+			if _, err := file.Write(part); err != nil {
+				return err
+			}
+		}
+	}
+	return errors.Join(file.Chmod(0o644), file.Sync())
+}
+
+// sizeOf returns the number of bytes of an array.
+func sizeOf(t mempool.Tensor) (uint64, error) {
+	n, err := t.Elements()
+	return n * t.DType.ItemSize(), err
+}
+
+// headerOf returns what a file of the arrays begins with: the length of its header, and the header, with blanks up to a multiple of 8 bytes.
+func headerOf(arrays []mempool.NamedTensor) ([]byte, error) {
+	if len(arrays) == 0 {
+		return nil, invalid("the buffer is one array, and a file is made of a buffer of several")
+	}
+	type field struct {
+		DType   string    `json:"dtype"`
+		Shape   []uint64  `json:"shape"`
+		Offsets [2]uint64 `json:"data_offsets"`
+	}
+	fields, end := make(map[string]field, len(arrays)), uint64(0)
+	for _, a := range arrays {
+		n, err := sizeOf(a.Tensor)
+		if err != nil {
+			return nil, err
+		}
+		f := field{Shape: slices.Clone(a.Tensor.Shape), Offsets: [2]uint64{end, end + n}}
+		for name, dtype := range dtypes {
+			if dtype == a.Tensor.DType {
+				f.DType = name
+			}
+		}
+		last := len(f.Shape) - 1
+		switch {
+		case f.DType == "", f.DType == "F4" && last < 0:
+			return nil, invalid("array %q has elements of type %s, which the format lacks: share them as bytes", a.Name, a.Tensor.DType)
+		case last < 0:
+			f.Shape = []uint64{}
+		case f.DType == "F4": // the file's shape counts floats
+			f.Shape[last] *= 2
+		}
+		fields[a.Name], end = f, end+n
+	}
+	text, err := json.Marshal(fields)
+	if err != nil {
+		return nil, err
+	}
+	text = append(text, strings.Repeat(" ", -len(text)&7)...)
+	if len(text) > maxHeader {
+		return nil, invalid("the header of %d arrays would have %d bytes, and at most %d are possible", len(arrays), len(text), maxHeader)
+	}
+	return append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...), nil
+}
