@@ -52,6 +52,32 @@ func TestContentThatFailedCannotBeLeased(t *testing.T) {
 	release(t, l)
 }
 
+func TestAReaderThatWaitsForOtherContentWaitsOnIfTheNewestHasFailed(t *testing.T) {
+	_, path := serve(t, server.Config{})
+	producer, consumer := dial(t, path), dial(t, path)
+	p := createPool(t, producer, hostPool("p", 1<<20))
+	first := allocate(t, p, 16)
+	require.NoError(t, first.Publish(t.Context(), mempool.Publication{Name: "x"}))
+	seen, err := consumer.TryGet(t.Context(), "x", LeaseOptions{})
+	require.NoError(t, err)
+	clock, ready := unreached(t, producer)
+	require.NoError(t, allocate(t, p, 16).Publish(t.Context(), mempool.Publication{Name: "x", Replace: true, Completion: mempool.Completion{Ready: &ready}}))
+	require.NoError(t, clock.Fail(ready, "no light"))
+	_, err = consumer.TryGet(t.Context(), "x", LeaseOptions{OtherThan: seen})
+	gaveUp(t, err, "no light")
+	came := make(chan uint64)
+	go func() {
+		l, err := consumer.Get(t.Context(), "x", LeaseOptions{OtherThan: seen})
+		if assert.NoError(t, err) {
+			came <- l.Version()
+		}
+		close(came)
+	}()
+	eventually(t, func() bool { return collect(t, producer.Sessions(t.Context()))[1].WaitsFor == `the name "x"` })
+	require.NoError(t, allocate(t, p, 16).Publish(t.Context(), mempool.Publication{Name: "x", Replace: true}))
+	assert.EqualValues(t, 3, <-came)
+}
+
 func TestAReaderThatWaitsIsToldThatTheContentFailed(t *testing.T) {
 	_, path := serve(t, server.Config{})
 	producer, consumer := dial(t, path), dial(t, path)

@@ -21,7 +21,7 @@ type LeaseOptions struct {
 	// Write asks for a write lease, which excludes all other leases.
 	Write bool
 	// OtherThan is a lease of the same name. If it is not nil, the call waits until the name refers to another publication, such as a newer
-	// version of a model. Its lease may have ended. [Client.Lease] does not use it.
+	// version of a model, whose content has not failed. Its lease may have ended. [Client.Lease] does not use it.
 	OtherThan *Lease
 }
 

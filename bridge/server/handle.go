@@ -23,8 +23,9 @@ func (c *connection) trim(q uint32, r *wire.Trim) {
 }
 
 func (c *connection) get(q uint32, r *wire.Get) {
-	l := leasing{c: c, q: q, wait: r.Wait, get: func(ctx context.Context, wait time.Duration) (service.GrantedLease, error) {
-		return c.session.Get(ctx, r.Name, r.Write, service.Known{Buffer: r.Buffer, Version: r.Version}, wait)
+	known := service.Known{Buffer: r.Buffer, Version: r.Version}
+	l := leasing{c: c, q: q, wait: r.Wait, newer: known != service.Known{}, get: func(ctx context.Context, wait time.Duration) (service.GrantedLease, error) {
+		return c.session.Get(ctx, r.Name, r.Write, known, wait)
 	}}
 	l.answer()
 }

@@ -14,10 +14,11 @@ import (
 
 // leasing is a request that the server answers with a lease.
 type leasing struct {
-	c    *connection
-	q    uint32
-	wait uint64 // the request's time limit in milliseconds
-	get  func(ctx context.Context, wait time.Duration) (service.GrantedLease, error)
+	c     *connection
+	q     uint32
+	wait  uint64 // the request's time limit in milliseconds
+	newer bool   // whether it also waits for what replaces content that has failed
+	get   func(ctx context.Context, wait time.Duration) (service.GrantedLease, error)
 }
 
 // answer answers the request. If the request must wait, answer does so from a new goroutine, and otherwise at once.
@@ -54,7 +55,8 @@ func (l *leasing) answerLater(g service.GrantedLease, err, again error) {
 // the reason, and `limit` is how long the second attempt may wait. Otherwise `again` is nil, and the client gets the first result.
 func (l *leasing) needsRetry(g service.GrantedLease, err error) (limit time.Duration, again error) {
 	limit = milliseconds(l.wait)
-	waitable := errors.Is(err, mempool.ErrNotFound) || errors.Is(err, mempool.ErrBusy) || errors.Is(err, mempool.ErrLimit) || errors.Is(err, mempool.ErrOutOfMemory)
+	waitable := errors.Is(err, mempool.ErrNotFound) || errors.Is(err, mempool.ErrBusy) || errors.Is(err, mempool.ErrLimit) ||
+		errors.Is(err, mempool.ErrOutOfMemory) || (l.newer && errors.Is(err, mempool.ErrContentFailed))
 	awaits := err == nil && l.mustAwaitWork(g)
 	if awaits || errors.Is(err, mempool.ErrRecalling) {
 		limit = max(limit, l.c.limits.Recall)

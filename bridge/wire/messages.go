@@ -428,7 +428,7 @@ type Get struct {
 	Wait  uint64 `wire:"w?"`  // milliseconds to wait
 	// buffer id, with `ov`: wait until the name refers to something else than this version of this buffer; left out: take what it refers to
 	Buffer  uint64 `wire:"ob?"`
-	Version uint64 `wire:"ov?"` // version, with `ob`
+	Version uint64 `wire:"ov?"` // version, with `ob`; also wait while the content has failed
 }
 
 // LeaseBuffer leases a buffer by its id.

@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -56,7 +57,7 @@ func (s *Session) grant(b *ledger.Buffer, write bool) GrantedLease {
 
 // lease leases the buffer that the function `find` returns. It waits until the session can lease the buffer, but not longer than the time
 // `wait`. The argument `text` is the name that `find` searches for, or empty. lease calls `find` with Service.mu held. If `find` returns
-// ErrNotFound, it may also return a signal. After this signal, lease calls `find` again.
+// an error, it may also return a signal. After this signal, lease calls `find` again.
 func (s *Session) lease(ctx context.Context, text string, write bool, wait time.Duration, find func() (*ledger.Buffer, *signal, error)) (g GrantedLease, err error) {
 	w := newWaiter(ctx, s, wait, purpose{what: forName, name: text})
 	defer w.stop()
@@ -98,7 +99,7 @@ func (s *Session) lease(ctx context.Context, text string, write bool, wait time.
 			return g, err
 		}
 		if !w.wait(again.next()) {
-			if b == nil && wait > 0 {
+			if errors.Is(err, mempool.ErrNotFound) && wait > 0 {
 				err = typed.Errorf(mempool.ErrTimeout, "waited %v: %v", wait, err)
 			}
 			return g, w.cause(err)

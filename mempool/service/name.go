@@ -104,11 +104,13 @@ func (s *Session) Unpublish(text string) error {
 	return nil
 }
 
-// Known is a publication that a session knows: a version of a name's content, and the buffer that has it.
+// Known is a publication that a session knows: a version of a name's content, and the buffer that has it. Without a buffer, it is none that
+// there is.
 type Known struct{ Buffer, Version uint64 }
 
 // Get leases the buffer that is published under a name. It waits until the name exists and refers to another publication than `known`, and
-// until leases that exclude the new lease have ended; the argument `wait` limits this time.
+// until leases that exclude the new lease have ended; the argument `wait` limits this time. If `known` is not zero, it also waits for
+// what replaces content that has failed, and returns that failure at the deadline.
 //
 // Errors: [mempool.ErrNotFound] (if `wait` is 0) or [mempool.ErrTimeout] if nothing is published under the name, or nothing else than
 // `known`, [mempool.ErrBusy], [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's error.
@@ -127,10 +129,16 @@ func (s *Session) Get(ctx context.Context, text string, write bool, known Known,
 	g, err = s.lease(ctx, text, write, wait, func() (*ledger.Buffer, *signal, error) {
 		missing := s.rec.Unpublished(text)
 		if n := ledger.Find(s.rec, svc.ledger.Names.Get(text)); n != nil {
-			if found = (Known{n.Buffer.ID, n.Version}); found != known {
+			found = Known{n.Buffer.ID, n.Version}
+			svc.checkContent(n.Buffer)
+			switch passed := n.Buffer.Failed && wait > 0 && known != (Known{}); {
+			case found == known:
+				missing = typed.Errorf(mempool.ErrNotFound, "nothing newer than version %d is published as %q", n.Version, text)
+			case passed:
+				missing = svc.ledger.Incomplete(n.Buffer)
+			default:
 				return n.Buffer, nil, nil
 			}
-			missing = typed.Errorf(mempool.ErrNotFound, "nothing newer than version %d is published as %q", n.Version, text)
 		}
 		if wait <= 0 {
 			return nil, nil, missing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -286,3 +287,38 @@ def test_content_that_is_written_in_place_without_its_name_is_another_version(cl
         mine.publish("x")
     assert other.get("x", other_than=seen).version == 2
     assert (copy.refresh(), copy.version, copy[0]) == (True, 2, 5)
+
+
+def fail(client: poolbridge.Client, why: str) -> None:
+    with client.allocate({name: (a.shape, a.dtype) for name, a in model(0).items()}) as lease:
+        promise = lease.promise()
+        lease.publish("m", replace=True)
+        promise.fail(why)
+
+
+def test_who_waits_for_a_newer_version_waits_on_if_the_newest_has_failed(client, other):
+    def next_of(get: Any) -> tuple[int, set[float]]:
+        waits = threads.submit(get)
+        until(lambda: waits.done() or any(one.waits_for for one in client.sessions()))
+        put(client, 5)
+        got = waits.result(60)
+        return got.version, content(got)
+
+    threads = ThreadPoolExecutor()
+
+    fail(client, "out of ink")
+    models = other.watch("m", timeout=0.01)
+    with pytest.raises(poolbridge.ContentFailedError, match="out of ink"):
+        next(models)
+    models = other.watch("m", timeout=60)
+    assert next_of(lambda: next(models)) == (2, {5.0})
+    seen, copy = other.get("m"), other.get_copy("m")
+    fail(client, "out of paper")
+    for timeout in (0, 0.01):
+        with pytest.raises(poolbridge.ContentFailedError, match="out of paper"):
+            other.get("m", other_than=seen, timeout=timeout)
+    assert next_of(lambda: other.get("m", other_than=seen, timeout=60)) == (4, {5.0})
+    fail(client, "out of time")
+    assert next_of(lambda: next(models)) == (6, {5.0})
+    fail(client, "out of luck")
+    assert next_of(lambda: copy.refresh(timeout=60) and copy) == (8, {5.0})

@@ -77,11 +77,11 @@ func (b *Blocks) grant(ctx context.Context, try Attempt, r wire.Request, limit *
 	return reply, nil
 }
 
-// Known returns the buffer and the version of what the name referred to, for a request `get` in the session s. They are 0 if the lease belongs
-// to another run of the service, because its ids say nothing there.
+// Known returns the buffer and the version of what the name referred to, for a request `get` in the session s. They are those of no
+// publication if the lease belongs to another run of the service, because its ids say nothing there.
 func (l *Lease) Known(s *Session) (buffer, version uint64) {
 	if l.session.Epoch != s.Epoch {
-		return 0, 0
+		return 0, 1
 	}
 	return l.buffer, l.version
 }

@@ -143,7 +143,7 @@ class AsyncClient(AsyncLists, ClientState):
 
     def watch(self, name: str, *, timeout: float | None = None) -> AsyncIterator[AsyncLease]:
         """Get each newest content of a name in turn; see `Client.watch`."""
-        known = 0, 0
+        known = _operations.ANY
 
         async def newest() -> AsyncLease:
             nonlocal known

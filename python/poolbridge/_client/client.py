@@ -273,8 +273,8 @@ class Client(Lists, ClientState):
         write
             Lease the buffer for writing. A write lease excludes every other lease on the buffer.
         other_than
-            A lease that this method returned for the name, which may have ended: get only what was published after it.
-            None: get what the name refers to. See `watch`.
+            A lease that this method returned for the name, which may have ended: get only what was published after it,
+            and wait on if that has failed. None: get what the name refers to. See `watch`.
         timeout
             Seconds to wait for the name to appear or to refer to something else than `other_than`, and for the end of
             other leases that exclude this lease; 0: do not wait; None: no limit.
@@ -297,7 +297,8 @@ class Client(Lists, ClientState):
         AccessDeniedError
             This user may not use the buffer's pool.
         ContentFailedError
-            The content will never be complete: the writer died or reported a failure.
+            The content will never be complete: the writer died or reported a failure. With `other_than`, nothing else
+            came within `timeout`.
         UnavailableError
             This process cannot map the memory; the message says why.
         """
@@ -307,8 +308,8 @@ class Client(Lists, ClientState):
     def watch(self, name: str, *, timeout: float | None = None) -> Iterator[Lease]:
         """Get each newest content of a name in turn: what the name refers to, then each time what replaced it.
 
-        A program that is slower than the publications gets only the newest. The program releases the leases: the memory
-        of an old version is free when its last reader has released it.
+        A program that is slower than the publications gets only the newest, and no content that has failed. The program
+        releases the leases: the memory of an old version is free when its last reader has released it.
 
         Parameters
         ----------
@@ -327,10 +328,12 @@ class Client(Lists, ClientState):
         WaitTimeoutError
             Nothing new was published within `timeout`. The iterator's ``next`` raises it and the other errors, and can
             be called again.
-        NotFoundError, AccessDeniedError, ContentFailedError, UnavailableError
+        ContentFailedError
+            What is new has failed, and nothing else was published within `timeout`; or it failed when it was leased.
+        NotFoundError, AccessDeniedError, UnavailableError
             See `get`.
         """
-        known = 0, 0
+        known = _operations.ANY
 
         def newest() -> Lease:
             nonlocal known

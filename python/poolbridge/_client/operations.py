@@ -402,10 +402,14 @@ def _found(state: LeaseState) -> Flow[LeaseState]:
     return state
 
 
+# What `get` takes as `known` to get any content that has not failed: it is the publication of no buffer.
+ANY = 0, 1
+
+
 def known_by(session: Session, lease: Any) -> tuple[int, int]:
     """Return the buffer and the version of a lease that came by a name, for `get`; zeros for None.
 
-    A lease of another run of the service gives zeros, too, because its ids say nothing there.
+    A lease of another run of the service gives `ANY`, because its ids say nothing there.
 
     Raises
     ------
@@ -418,12 +422,15 @@ def known_by(session: Session, lease: Any) -> tuple[int, int]:
     if not isinstance(state, LeaseState) or not state.version:
         raise InvalidArgumentError(f"{shown(lease)} is no lease that came by a name: pass one that `get` returned")
     if cast("Session", state.session).core.epoch != session.core.epoch:
-        return 0, 0
+        return ANY
     return (state.copied[1] if state.copied else state.grant.buffer), state.version
 
 
 def get(session: Session, name: str, *, write: bool, known: tuple[int, int], timeout: float | None) -> Flow[LeaseState]:
-    """Lease the buffer that was published under a name, unless it is the buffer and the version in `known`."""
+    """Lease the buffer that was published under a name, unless it is the buffer and the version in `known`.
+
+    If `known` is not zeros and `timeout` not 0, failed content counts as none until the deadline.
+    """
     timeout = check_timeout(timeout)
     request = Get(
         name=check_name(name, "buffer"),

@@ -405,7 +405,7 @@ class Get(Request, kw_only=True, tag="get"):
     # buffer id, with `ov`: wait until the name refers to something else than this version of this buffer; left out:
     # take what it refers to
     buffer: U = field(default=0, name="ob")
-    version: U = field(default=0, name="ov")  # version, with `ob`
+    version: U = field(default=0, name="ov")  # version, with `ob`; also wait while the content has failed
 
 
 class LeaseBuffer(Request, kw_only=True, tag="lease"):
