@@ -31,7 +31,7 @@ func (o LeaseOptions) get(c *Client, name string) (*wire.Get, error) {
 		return r, nil
 	}
 	if o.OtherThan.Version() == 0 {
-		return nil, fmt.Errorf("%w: OtherThan is %v, which did not come by a name: pass a lease from Get", ErrInvalid, o.OtherThan)
+		return nil, fmt.Errorf("%w: OtherThan is %v, which has no name: pass a lease from Get or one that was published", ErrInvalid, o.OtherThan)
 	}
 	r.Buffer, r.Version = o.OtherThan.held.Known(c.session)
 	return r, nil
@@ -41,7 +41,7 @@ func (o LeaseOptions) get(c *Client, name string) (*wire.Get, error) {
 // have ended. A program that follows a name gets each newest version in turn: see [LeaseOptions.OtherThan].
 //
 // Errors: [ErrNotFound] or [ErrBusy] at the deadline, [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable]; [ErrInvalid] if
-// o.OtherThan did not come by a name.
+// o.OtherThan has no name.
 func (c *Client) Get(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
 	r, err := o.get(c, name)
 	if err != nil {
@@ -114,8 +114,8 @@ func (l *Lease) String() string {
 	return fmt.Sprintf("lease %d: %s%v, %d bytes, %s", g.ID, g.Tensor.DType, g.Tensor.Shape, g.Bytes, state)
 }
 
-// Version returns the version of the content of the name with which the program got the lease. It grows with each publication under the
-// name. 0 means that the lease did not come by a name.
+// Version returns the version of the content of the name with which the program got the lease, or under which it published the lease. It
+// grows with each publication under the name. 0 means that the lease has no name.
 func (l *Lease) Version() uint64 { return l.held.Version() }
 
 // Tensor returns the description of the buffer's content.

@@ -263,10 +263,12 @@ func TestAReaderGetsOnlyOtherContentThanItKnows(t *testing.T) {
 	s := start(t, server.Config{}, unhurried)
 	writer, reader := dial(t, s.path), dial(t, s.path)
 	pool := createPool(t, writer, hostPool("p", 1<<22))
+	var mine *Lease
 	publish := func(version uint64) error {
 		l, err := pool.TryAllocate(t.Context(), Tensor{DType: Uint8, Shape: []uint64{8}})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, l.Release(false)) }()
+		mine = l
 		return l.Publish(t.Context(), Publication{Name: "m", Replace: true, Version: version})
 	}
 	require.NoError(t, publish(0))
@@ -287,6 +289,9 @@ func TestAReaderGetsOnlyOtherContentThanItKnows(t *testing.T) {
 	require.NoError(t, publish(40))
 	second := <-came
 	assert.EqualValues(t, 40, second.Version())
+	assert.EqualValues(t, 40, mine.Version(), "the publisher knows it, too")
+	_, err = writer.TryGet(t.Context(), "m", LeaseOptions{OtherThan: mine})
+	require.ErrorContains(t, err, "nothing newer than version 40")
 	require.ErrorIs(t, publish(40), ErrInvalid)
 	nameless, err := pool.TryAllocate(t.Context(), Tensor{DType: Uint8})
 	require.NoError(t, err)

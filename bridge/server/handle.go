@@ -128,17 +128,23 @@ func (c *connection) replyPool(q uint32, p *service.Pool, err error) {
 	c.reply(q, &wire.PoolReply{Pool: out}, files)
 }
 
-func publishBuffer(s *service.Session, r *wire.Publish) error {
+func (c *connection) publish(q uint32, r *wire.Publish) {
 	complete, err := convert.Completion(r.Ready, r.Event)
 	if err != nil {
-		return err
+		c.fail(q, err)
+		return
 	}
 	p := mempool.Publication{Name: r.Name, Keep: r.Keep, WhileUsed: r.WhileUsed, Replace: r.Replace, Version: r.Version, Completion: complete}
 	if r.Tensor != nil {
 		t := convert.Tensor(*r.Tensor)
 		p.Tensor = &t
 	}
-	return s.Publish(r.Lease, p)
+	version, err := c.session.Publish(r.Lease, p)
+	if err != nil {
+		c.fail(q, err)
+		return
+	}
+	c.reply(q, &wire.PublishReply{Version: version}, nil)
 }
 
 // alloc answers with a new lease. A large allocation takes long, so alloc starts a new goroutine for it: the session's other requests do

@@ -27,7 +27,7 @@ var operations = byName(
 	on((*connection).alloc),
 	on((*connection).get),
 	on((*connection).lease),
-	done(publishBuffer),
+	on((*connection).publish),
 	done(func(s *service.Session, r *wire.Unpublish) error { return s.Unpublish(r.Name) }),
 	on((*connection).release),
 	on((*connection).cancelRequest),

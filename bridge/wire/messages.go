@@ -394,12 +394,12 @@ type Alloc struct {
 // GrantReply has the grant of a lease.
 type GrantReply struct {
 	Grant   Grant  `wire:"l"`  // the grant
-	Version uint64 `wire:"v?"` // with `get`: version of what the name refers to
+	Version uint64 `wire:"v?"` // with `get`: version of the content
 }
 
 // Publish gives a name to the buffer of a write lease.
 //
-//wire:request publish
+//wire:request publish PublishReply
 type Publish struct {
 	Lease     uint64  `wire:"l"`   // lease id
 	Name      string  `wire:"nm"`  // buffer name
@@ -410,6 +410,11 @@ type Publish struct {
 	Version   uint64  `wire:"v?"`  // version, more than that of the replaced content; left out: one more than that, or 1
 	Ready     *Fence  `wire:"rt?"` // when the content is complete; left out: now
 	Event     []byte  `wire:"ev?"` // interprocess event
+}
+
+// PublishReply says which version the content has.
+type PublishReply struct {
+	Version uint64 `wire:"v?"` // version of the content
 }
 
 // Unpublish removes a name.

@@ -380,10 +380,18 @@ var publishFields = record[Publish]{
 // Op returns "publish".
 func (*Publish) Op() string { return "publish" }
 
-// Reply returns new(EmptyReply), for the answer.
-func (*Publish) Reply() Reply { return new(EmptyReply) }
+// Reply returns new(PublishReply), for the answer.
+func (*Publish) Reply() Reply { return new(PublishReply) }
 
 func (m *Publish) fields() fields { return publishFields.of(m) }
+
+var publishReplyFields = record[PublishReply]{
+	uintField("v", func(m *PublishReply) *uint64 { return &m.Version }).maybe(),
+}
+
+func (*PublishReply) reply() {}
+
+func (m *PublishReply) fields() fields { return publishReplyFields.of(m) }
 
 var unpublishFields = record[Unpublish]{
 	stringField("nm", func(m *Unpublish) *string { return &m.Name }),

@@ -115,7 +115,10 @@ func (s *Session) leaseOf(ctx context.Context, buffer, generation uint64, write 
 
 func (l Lease) ID() uint64 { return l.rec.ID }
 
-func (l Lease) Publish(p mempool.Publication) error { return l.session.Publish(l.ID(), p) }
+func (l Lease) Publish(p mempool.Publication) error {
+	_, err := l.session.Publish(l.ID(), p)
+	return err
+}
 
 func (l Lease) Release(incomplete bool) error { return l.ReleaseAt(incomplete, nil) }
 

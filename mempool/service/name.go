@@ -9,49 +9,50 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
-// Publish gives the buffer of a write lease a name, and makes the lease a read lease. The content may become complete only later: when p's
-// fence is reached, or when p's event has happened. Publish does not wait until the content is complete, but readers of the buffer do.
+// Publish gives the buffer of a write lease a name, and makes the lease a read lease. It returns the version of the content. The
+// content may become complete only later: when p's fence is reached, or when p's event has happened. Publish does not wait until the
+// content is complete, but readers of the buffer do.
 //
 // Errors: the errors of [Session.Release], [mempool.ErrInvalid] for a bad name, a tensor that does not fit, a version that does not grow or cannot, or a read lease,
 // [mempool.ErrExists], [mempool.ErrDenied] if the name belongs to another user, [mempool.ErrLimit], [mempool.ErrClosed] if the pool is
 // being destroyed.
-func (s *Session) Publish(lease uint64, p mempool.Publication) error {
-	if err := mempool.ValidateName("buffer", p.Name); err != nil {
-		return err
+func (s *Session) Publish(lease uint64, p mempool.Publication) (version uint64, err error) {
+	if err = mempool.ValidateName("buffer", p.Name); err != nil {
+		return 0, err
 	}
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
 	l, err := s.rec.Lease(lease)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	b := l.Buffer
 	if p.Tensor != nil {
-		if err := b.Fits(*p.Tensor); err != nil {
-			return err
+		if err = b.Fits(*p.Tensor); err != nil {
+			return 0, err
 		}
 	}
 	switch {
 	case !l.Write:
-		return typed.Errorf(mempool.ErrInvalid, "lease %d is a read lease: only a write lease can be published", l.ID)
+		return 0, typed.Errorf(mempool.ErrInvalid, "lease %d is a read lease: only a write lease can be published", l.ID)
 	case b.Block.Pool.Closing:
-		return b.Block.Pool.Ending()
+		return 0, b.Block.Pool.Ending()
 	case p.Event != nil && p.Ready == nil:
-		return typed.Errorf(mempool.ErrInvalid, "an interprocess event comes beside a fence, and this one comes without")
+		return 0, typed.Errorf(mempool.ErrInvalid, "an interprocess event comes beside a fence, and this one comes without")
 	}
 	b.Ready = svc.timelines.Pending(b.Ready) // the fences of earlier writers
 	ready := b.Ready
 	if p.Ready != nil {
-		if err := s.rec.PromiseFence(*p.Ready); err != nil {
-			return err
+		if err = s.rec.PromiseFence(*p.Ready); err != nil {
+			return 0, err
 		}
 		ready = ready.Union(svc.timelines.Incomplete(ledger.Fences{*p.Ready}))
 	}
-	if err := svc.ledger.MayName(s.rec, b, p.Name, p.Replace, p.Version); err != nil {
-		return err
+	if err = svc.ledger.MayName(s.rec, b, p.Name, p.Replace, p.Version); err != nil {
+		return 0, err
 	}
-	old := svc.ledger.SetName(p, b, s.rec)
+	named, old := svc.ledger.SetName(p, b, s.rec)
 	if p.Tensor != nil {
 		b.Tensor = s.rec.Describe(*p.Tensor)
 	}
@@ -67,7 +68,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) error {
 	if a := svc.awaited[p.Name]; a != nil {
 		a.broadcast()
 	}
-	return nil
+	return named.Version, nil
 }
 
 // removeNameLocked removes a name, and recycles the name's buffer if nothing else holds the buffer.

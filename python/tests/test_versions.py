@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakeservice import Service as FakeService
 from realservice import RealService, leases, until
 from test_members import service as service  # noqa: PLC0414 - a fixture
 
@@ -39,6 +40,40 @@ def test_versions_count_the_publications_of_a_name(client, other):
     assert other.get("m").version == 1001
     assert other.lease(got.buffer_id, got.generation).version is None
     assert client.allocate(3).version is None
+
+
+def test_a_publisher_knows_its_version(service, client, other):
+    for n, options in ((1, {}), (30, {"version": 30}), (31, {})):
+        with client.put(model(n), "m", replace=True, **options) as mine:
+            assert mine.version == n
+    with pytest.raises(NotFoundError, match="nothing newer than version 31"):
+        client.get("m", other_than=mine)
+    copy = other.get_copy("m")
+    copy.publish("n")
+    assert (copy.version, other.get("n").version) == (1, 1)
+    with pytest.raises(NotFoundError, match="nothing newer than version 1"):
+        client.get("n", other_than=copy)
+    put(client, 32)
+    assert client.get("m", other_than=mine).version == 32
+
+    async def main() -> None:
+        async with await poolbridge.connect_async(service.path) as writer:
+            assert (await writer.put(model(33), "m", replace=True)).version == 33
+
+    asyncio.run(main())
+
+
+def test_who_asks_an_old_service_for_other_content_is_told_that_it_has_no_versions(tmp_path):
+    old = FakeService(str(tmp_path / "old.sock"))
+    with poolbridge.connect(old.path) as client:
+        client.create_pool("frames", kind="host", max_bytes=1 << 20)
+        lease = client.put(np.zeros(3), "x")
+        copy = client.get_copy("x")
+        assert (lease.version, copy.version) == (None, None)
+        for ask in (lambda: next(client.watch("x")), lambda: client.get("x", other_than=lease), copy.refresh):
+            with pytest.raises(poolbridge.UnsupportedError, match="names have no versions"):
+                ask()
+    old.close()
 
 
 def test_a_version_that_does_not_grow_is_refused_and_the_old_content_stays(client, other):
@@ -74,7 +109,7 @@ def test_only_other_content_than_that_of_a_lease_is_got(client, other):
     put(client, 2)
     assert content(other.get("m", other_than=first)) == {2.0}
     for wrong in (client.allocate(3), "m", 1):
-        with pytest.raises(InvalidArgumentError, match="no lease that came by a name"):
+        with pytest.raises(InvalidArgumentError, match="no lease of a name"):
             other.get("m", other_than=wrong)
 
 

@@ -36,7 +36,7 @@ type Lease struct {
 	frame  bool // the lease is of a frame: it counts as a lease on its block, and its end has at most one fence
 	// allocated says that the lease came with its buffer, so that the buffer has no name.
 	allocated bool
-	version   uint64 // version of what the name referred to, if the lease came by a name
+	version   atomic.Uint64 // version of what the name referred to, or of what was published under it; 0: the lease has no name
 }
 
 // Holder is what a lease's memory belongs to, if the service does not know the lease: the frame of a consumer, or the slot of a publisher.
@@ -58,7 +58,7 @@ func (b *Blocks) Obtain(ctx context.Context, l *Lease, try Attempt, r wire.Reque
 	if err != nil {
 		return err
 	}
-	l.version = came.Version
+	l.version.Store(came.Version)
 	if err := b.adopt(ctx, l, came.Grant); err != nil {
 		return errors.Join(err, l.EndLocked(false)) // nobody else knows the lease yet
 	}
@@ -83,11 +83,11 @@ func (l *Lease) Known(s *Session) (buffer, version uint64) {
 	if l.session.Epoch != s.Epoch {
 		return 0, 1
 	}
-	return l.buffer, l.version
+	return l.buffer, l.version.Load()
 }
 
-// Version returns the version of what the name referred to; 0: the lease did not come by a name.
-func (l *Lease) Version() uint64 { return l.version }
+// Version returns the version of what the name referred to, or of what was published under it; 0: the lease has no name.
+func (l *Lease) Version() uint64 { return l.version.Load() }
 
 // ObtainUnmapped asks the service for a lease and does not map its memory. It returns the block's export, too.
 func (b *Blocks) ObtainUnmapped(ctx context.Context, try Attempt, r wire.Request, limit *uint64) (info *mempool.Grant, export []byte, err error) {

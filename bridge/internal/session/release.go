@@ -130,7 +130,8 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 		t := convert.WireTensor(*p.Tensor)
 		r.Tensor = &t
 	}
-	err = l.session.do(ctx, r, &Call{Into: &wire.EmptyReply{}})
+	var reply wire.PublishReply
+	err = l.session.do(ctx, r, &Call{Into: &reply})
 	if _, refused := errors.AsType[*refusal](err); refused {
 		return l.session.explain(err)
 	}
@@ -139,10 +140,14 @@ func (l *Lease) Publish(ctx context.Context, p mempool.Publication) error {
 	info.Write = false // also if no answer came, because the service may have published the buffer
 	l.unsure = err != nil
 	l.ordering().Ended(ready, p.Completion)
-	if err == nil && p.Tensor != nil {
+	if err != nil {
+		return err // do not read reply: the receiving goroutine may still write it
+	}
+	l.version.Store(reply.Version)
+	if p.Tensor != nil {
 		info.Tensor = p.Tensor.Clone()
 	}
-	return err
+	return nil
 }
 
 // ReadyLocked returns the fence after which the content is complete, or nil if the content is complete now. `gone` reports whether the

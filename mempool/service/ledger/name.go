@@ -29,18 +29,18 @@ type names struct {
 }
 
 // SetName gives a buffer the name of a publication of a session. If another buffer or the same buffer has the name, SetName replaces the name
-// and returns the old one, whose buffer may now be unused. Without a version, the version is one more than the content that is replaced had.
-func (l *Ledger) SetName(p mempool.Publication, b *Buffer, s *Session) (old *Name) {
+// and also returns the old one, whose buffer may now be unused. Without a version, the version is one more than the content that is replaced had.
+func (l *Ledger) SetName(p mempool.Publication, b *Buffer, s *Session) (named, old *Name) {
 	old = l.Names.Get(p.Name)
-	n := &Name{Text: p.Name, Buffer: b, UID: s.Peer.UID, Version: max(p.Version, l.replaced(old, b)+1), WhileUsed: p.WhileUsed && !p.Keep}
+	named = &Name{Text: p.Name, Buffer: b, UID: s.Peer.UID, Version: max(p.Version, l.replaced(old, b)+1), WhileUsed: p.WhileUsed && !p.Keep}
 	if old != nil {
 		l.RemoveName(old)
 	}
 	if !p.Keep && !p.WhileUsed {
-		n.Owner = s
+		named.Owner = s
 	}
-	l.putName(n)
-	return old
+	l.putName(named)
+	return named, old
 }
 
 // replaced returns the version of the content that a publication of the buffer b replaces: that of the old name, which may be nil, or that

@@ -273,8 +273,8 @@ class Client(Lists, ClientState):
         write
             Lease the buffer for writing. A write lease excludes every other lease on the buffer.
         other_than
-            A lease that this method returned for the name, which may have ended: get only what was published after it,
-            and wait on if that has failed. None: get what the name refers to. See `watch`.
+            A lease that got or published the name, and may have ended: get only what was published after it, and wait
+            on if that has failed. None: get what the name refers to. See `watch`.
         timeout
             Seconds to wait for the name to appear or to refer to something else than `other_than`, and for the end of
             other leases that exclude this lease; 0: do not wait; None: no limit.
@@ -291,7 +291,7 @@ class Client(Lists, ClientState):
         WaitTimeoutError
             The name did not appear, or refer to something else than `other_than`, within `timeout`.
         InvalidArgumentError
-            `other_than` is no lease that came by a name.
+            `other_than` is no lease that got or published a name.
         BusyError
             Another lease excludes this lease, and did not end within `timeout`.
         AccessDeniedError
@@ -330,6 +330,8 @@ class Client(Lists, ClientState):
             be called again.
         ContentFailedError
             What is new has failed, and nothing else was published within `timeout`; or it failed when it was leased.
+        UnsupportedError
+            The service is too old to know versions.
         NotFoundError, AccessDeniedError, UnavailableError
             See `get`.
         """

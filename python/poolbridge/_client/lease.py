@@ -73,7 +73,7 @@ class BaseLease(ArrayExports):
 
     @property
     def version(self) -> int | None:
-        """The version of the name's content that the program got or copied; None if the lease did not come by a name.
+        """The version of the name's content that the program got, copied or published; None if there is no name.
 
         It grows with each publication under the name. The program that publishes can give it, such as a training step.
         """

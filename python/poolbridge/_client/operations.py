@@ -36,6 +36,7 @@ from poolbridge._wire.messages import (
     Open,
     PoolReply,
     Publish,
+    PublishReply,
     Reply,
     StatsReply,
     StatsRequest,
@@ -407,7 +408,7 @@ ANY = 0, 1
 
 
 def known_by(session: Session, lease: Any) -> tuple[int, int]:
-    """Return the buffer and the version of a lease that came by a name, for `get`; zeros for None.
+    """Return the buffer and the version of a lease that has a name, for `get`; zeros for None.
 
     A lease of another run of the service gives `ANY`, because its ids say nothing there.
 
@@ -419,8 +420,8 @@ def known_by(session: Session, lease: Any) -> tuple[int, int]:
     if lease is None:
         return 0, 0
     state = getattr(lease, "_lease_state", None)
-    if not isinstance(state, LeaseState) or not state.version:
-        raise InvalidArgumentError(f"{shown(lease)} is no lease that came by a name: pass one that `get` returned")
+    if not isinstance(state, LeaseState) or not (state.name or state.copied):
+        raise InvalidArgumentError(f"{shown(lease)} is no lease of a name: pass one from `get`, `put` or `publish`")
     if cast("Session", state.session).core.epoch != session.core.epoch:
         return ANY
     return (state.copied[1] if state.copied else state.grant.buffer), state.version
@@ -442,6 +443,9 @@ def get(session: Session, name: str, *, write: bool, known: tuple[int, int], tim
     reply = yield Ask(request, GrantReply, timeout)
     state = held(session, reply.grant) or (yield from take(session, reply.grant))
     state.name, state.version = request.name, reply.version
+    if not reply.version and any(known):
+        state.end()
+        raise UnsupportedError("names have no versions in this service: start a newer poolsvc")
     return (yield from _found(state))
 
 
@@ -487,7 +491,7 @@ def publish(
     # If no answer comes, the service may have published the buffer.
     state.write, state.unsure = False, True
     try:
-        yield from ask(
+        reply = yield from ask(
             Publish(
                 lease=state.grant.id,
                 name=name,
@@ -498,7 +502,7 @@ def publish(
                 ready=made or UNSET,
                 event=handle,
             ),
-            Reply,
+            PublishReply,
         )
     except (PoolbridgeError, CancelledError) as error:
         if not isinstance(error, ServiceStalledError):
@@ -509,7 +513,7 @@ def publish(
         # If this process uses the buffer through this lease, this process also has to wait for the promise.
         state.fences = (*state.fences, state.promise)
     state.seal()
-    state.name = name
+    state.name, state.version, state.copied = name, reply.version, None
     if mark is not None:
         state.event = mark
 

@@ -92,7 +92,7 @@ class LeaseState(Uncopied):
     owed = False  # whether this object must end the lease; a second end does no harm
     allocated = False  # whether the lease came with its buffer, so that the buffer has no name
     unsure = False  # whether only the service knows if this is a read lease, because a publication got no answer
-    version = 0  # version of what the name referred to, if the lease came by a name or was copied from one; 0: neither
+    version = 0  # version of the content that the name has or had, also if this is a copy of it; 0: there is no name
     copied: tuple[str, int] | None = None  # the name and the buffer of which the content is a copy; None: it is none
     sent = False  # whether another object, such as a channel, has the lease now; this state only keeps the block mapped
     counted = False  # whether the block counts one lease more for this state, besides the lease itself

@@ -372,7 +372,10 @@ class Alloc(Request, kw_only=True, tag="alloc"):
 
 
 class Publish(Request, kw_only=True, tag="publish"):
-    """Gives a name to the buffer of a write lease."""
+    """Gives a name to the buffer of a write lease.
+
+    `PublishReply` answers it.
+    """
 
     lease: U = field(name="l")  # lease id
     name: str = field(name="nm")  # buffer name
@@ -665,7 +668,16 @@ class GrantReply(Reply, kw_only=True):
     """
 
     grant: Grant = field(name="l")  # the grant
-    version: U = field(default=0, name="v")  # with `get`: version of what the name refers to
+    version: U = field(default=0, name="v")  # with `get`: version of the content
+
+
+class PublishReply(Reply, kw_only=True):
+    """Says which version the content has.
+
+    Answers `Publish`.
+    """
+
+    version: U = field(default=0, name="v")  # version of the content
 
 
 class StatsReply(Reply, kw_only=True):
@@ -848,7 +860,7 @@ ANSWERS: dict[type[Request], type[Reply]] = {
     Destroy: Reply,
     Trim: TrimReply,
     Alloc: GrantReply,
-    Publish: Reply,
+    Publish: PublishReply,
     Unpublish: Reply,
     Get: GrantReply,
     LeaseBuffer: GrantReply,

@@ -42,7 +42,8 @@ func busy(t *testing.T) *service.Service {
 		g, err := writer.Allocate(t.Context(), pool.Info().ID, tensor, 0, 0)
 		require.NoError(t, err)
 		if tensor.DType == mempool.Float32 {
-			require.NoError(t, writer.Publish(g.Grant.ID, mempool.Publication{Name: "weights"}))
+			_, err = writer.Publish(g.Grant.ID, mempool.Publication{Name: "weights"})
+			require.NoError(t, err)
 		}
 	}
 	_, err = reader.Get(t.Context(), "weights", false, service.Known{}, 0)
