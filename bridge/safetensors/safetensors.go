@@ -173,14 +173,14 @@ func (f *Files) Close() (err error) {
 // adds to it the bytes that are in the buffer; another goroutine can show them meanwhile. When Load returns, also with an error, it does not use the
 // memory any more. The lease must not end before.
 //
-// Errors: [bridge.ErrInvalid] if the buffer has other arrays, the lease is a read lease, or a file has changed since Open; those of
-// [bridge.Lease.Bytes], [bridge.Lease.Upload] and of the files; the context's error.
+// Errors: [bridge.ErrReleased] if the lease has ended meanwhile; [bridge.ErrInvalid] if the buffer has other arrays, the lease is a read lease, or a file
+// has changed since Open; those of [bridge.Lease.Bytes], [bridge.Lease.Upload] and of the files; the context's error.
 func (f *Files) Load(ctx context.Context, l *bridge.Lease, done *atomic.Uint64) (err error) {
 	to, err := f.target(ctx, l)
 	if err != nil {
 		return err
 	}
-	return f.fill(ctx, to, done)
+	return errors.Join(f.fill(ctx, to, done), l.Check(ctx))
 }
 
 // Share publishes the buffer as p says, and then reads all tensors into it, as Load does. A reader that gets the buffer meanwhile waits for the
@@ -214,7 +214,7 @@ func (f *Files) Share(ctx context.Context, c *bridge.Client, l *bridge.Lease, p 
 		return errors.Join(err, to.close())
 	}
 	published()
-	return f.fill(ctx, to, done)
+	return errors.Join(f.fill(ctx, to, done), l.Check(ctx))
 }
 
 // Verify reads all tensors again, and compares them with the buffer. The files' bytes come from the page cache, if they are there.

@@ -392,6 +392,28 @@ func TestAReaderOfASharedModelWaitsForItsContent(t *testing.T) {
 	}
 }
 
+// releasing is a context that ends a lease when Load begins to read, when it derives a context from this one.
+type releasing struct {
+	context.Context
+	release func()
+}
+
+func (r releasing) Done() <-chan struct{} {
+	r.release()
+	return r.Context.Done()
+}
+
+func TestALeaseThatEndsWhileAModelIsLoadedIsAnError(t *testing.T) {
+	content, _ := model(t, map[string][]uint64{"a": {3}})
+	f, err := Open(write(t, t.TempDir(), "m.safetensors", content))
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, f.Close()) }()
+	l, err := pools(t)[mempool.Host].TryAllocate(t.Context(), f.Tensor)
+	require.NoError(t, err)
+	ctx := releasing{t.Context(), func() { assert.NoError(t, l.Release(false)) }}
+	require.ErrorIs(t, f.Load(ctx, l, nil), bridge.ErrReleased)
+}
+
 func TestAModelIsLoadedOnlyIntoABufferForIt(t *testing.T) {
 	content, _ := model(t, map[string][]uint64{"a": {3}})
 	f, err := Open(write(t, t.TempDir(), "m.safetensors", content))
