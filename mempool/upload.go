@@ -3,6 +3,7 @@ package mempool
 import (
 	"context"
 	"errors"
+	"sync"
 
 	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/internal/typed"
@@ -20,6 +21,9 @@ type Upload struct {
 	free   chan *uploaded
 	queued chan *uploaded // pieces that the GPU copies; reap takes them
 	reaped chan struct{}
+
+	making sync.Mutex // locked while a piece is made
+	made   bool       // whether there is a piece
 }
 
 // uploaded is a piece of an Upload.
@@ -30,7 +34,8 @@ type uploaded struct {
 }
 
 // NewUpload begins to fill the first `bytes` bytes of m. The memory must be ready for use, and must stay so until Close returns. NewUpload makes a
-// stream, so the driver can make it wait: see [cuda.Context.NewStream]. The first calls of Copy make at most `pieces` pieces of `size` bytes.
+// stream, so the driver can make it wait: see [cuda.Context.NewStream]. The first calls of Copy make at most `pieces` pieces of `size` bytes, or as many
+// as there is page-locked memory for.
 //
 // Errors: [ErrInvalid] if the CPU can access the memory, because no copy is necessary then, or if there would be no piece; the driver's errors.
 func NewUpload(m Memory, bytes, size uint64, pieces int) (*Upload, error) {
@@ -88,15 +93,29 @@ func (u *Upload) take(ctx context.Context) (*uploaded, error) {
 	case p := <-u.free:
 		return p, nil
 	case <-u.room:
-		p, err := newPiece(u.ctx, u.size)
-		if err != nil {
-			u.room <- struct{}{}
-			return nil, deviceError("allocate page-locked memory", err)
+		if p, err := u.another(); p != nil || err != nil {
+			return p, err
 		}
-		return &uploaded{piece: p}, nil
+		return u.take(ctx)
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+// another makes a piece. It returns nil if there is no memory for one more than there are.
+func (u *Upload) another() (*uploaded, error) {
+	u.making.Lock()
+	defer u.making.Unlock()
+	p, err := newPiece(u.ctx, u.size)
+	switch {
+	case err == nil:
+		u.made = true
+		return &uploaded{piece: p}, nil
+	case u.made && errors.Is(err, cuda.ErrOutOfMemory):
+		return nil, nil
+	}
+	u.room <- struct{}{}
+	return nil, deviceError("allocate page-locked memory", err)
 }
 
 func (u *Upload) send(p *uploaded, off, n uint64, fill func([]byte) error) error {

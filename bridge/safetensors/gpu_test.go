@@ -129,6 +129,22 @@ func TestAFailedCallOfTheDriverIsTheErrorOfTheLoadAndNothingIsKept(t *testing.T)
 	assert.Equal(t, before, live(t))
 }
 
+func TestALoadGoesOnWithThePiecesForWhichThereIsPageLockedMemory(t *testing.T) {
+	f, l, content := onGPU(t)
+	before := live(t)
+	for _, call := range []string{"cuMemHostAlloc", "cuEventCreate"} {
+		end := fail(t, "call="+call+" after=1 error=OUT_OF_MEMORY")
+		require.NoError(t, f.Load(t.Context(), l, nil))
+		end()
+		compare(t, l, content)
+		refill(t, l)
+		end = fail(t, "call="+call+" error=OUT_OF_MEMORY")
+		require.ErrorIs(t, f.Load(t.Context(), l, nil), bridge.ErrOutOfMemory, "there is no piece")
+		end()
+		assert.Equal(t, before, live(t))
+	}
+}
+
 func TestAFileThatIsCutWhileItIsLoadedOnAGPUIsAnErrorAndAllCopiesHaveEnded(t *testing.T) {
 	f, l, _ := onGPU(t)
 	before := live(t)
