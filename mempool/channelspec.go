@@ -109,13 +109,6 @@ type ChannelIdentity struct {
 	ChannelSpec
 }
 
-// Untaken reports whether a queue loses frames because it has no consumer: its policy is to drop frames, and it is full.
-func (c ChannelInfo) Untaken() bool {
-	// Between the loss of a frame and the next frame, there is room for one. A full queue with the policy Latest keeps one frame.
-	full := c.Full == DropOldest && c.Used+1 >= uint64(c.Capacity) || c.Full == Latest
-	return full && c.Mode == WorkQueue && !c.Closed && c.Consumers == 0 && c.Producers > 0 && c.Dropped > 0
-}
-
 // FrameOptions says how a frame is sent.
 type FrameOptions struct {
 	// Tensor describes the content, of one array or, from [Pack], of several. nil means that the content has the description with which the

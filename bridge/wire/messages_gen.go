@@ -163,6 +163,7 @@ var channelInfoFields = record[ChannelInfo]{
 	uintField("uf", func(m *ChannelInfo) *uint64 { return &m.Used }).maybe(),
 	boolField("bd", func(m *ChannelInfo) *bool { return &m.Blocked }).maybe(),
 	uintField("dr", func(m *ChannelInfo) *uint64 { return &m.Dropped }).maybe(),
+	boolField("ut", func(m *ChannelInfo) *bool { return &m.Untaken }).maybe(),
 }
 
 var memberInfoFields = record[MemberInfo]{

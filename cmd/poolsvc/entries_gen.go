@@ -71,6 +71,7 @@ func jsonChannelInfo(e mempool.ChannelInfo, l *listed) map[string]any {
 		"used":           e.Used,
 		"blocked":        e.Blocked,
 		"dropped":        e.Dropped,
+		"untaken":        e.Untaken,
 	}
 	return out
 }

@@ -120,7 +120,7 @@ func askStatus(ctx context.Context, client *bridge.Client, held time.Duration) (
 			return s, err
 		}
 		s.Warnings = append(s.Warnings, warnings...)
-		if ch.Untaken() {
+		if ch.Untaken {
 			s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: it has 0 consumers; it keeps %s, and drops older ones, %d so far", ch.Name,
 				count.Of(ch.Used, "frame"), ch.Dropped))
 		}

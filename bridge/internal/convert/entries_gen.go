@@ -109,6 +109,7 @@ func ChannelInfo(e wire.ChannelInfo) mempool.ChannelInfo {
 		Used:            e.Used,
 		Blocked:         e.Blocked,
 		Dropped:         e.Dropped,
+		Untaken:         e.Untaken,
 	}
 }
 
@@ -126,6 +127,7 @@ func WireChannelInfo(e mempool.ChannelInfo) wire.ChannelInfo {
 		Used:      e.Used,
 		Blocked:   e.Blocked,
 		Dropped:   e.Dropped,
+		Untaken:   e.Untaken,
 	}
 }
 

@@ -43,8 +43,18 @@ func (st *Stream) Describe() mempool.ChannelInfo {
 			info.Slowest = slow.Session.ID
 		}
 	}
+	if info.Dropped > st.dropped {
+		st.dropped, st.droppedAt = info.Dropped, time.Now()
+	}
+	// Between the loss of a frame and the next frame, there is room for one. A full queue with the policy Latest keeps one frame.
+	full := info.Full == mempool.DropOldest && info.Used+1 >= uint64(info.Capacity) || info.Full == mempool.Latest
+	info.Untaken = full && info.Mode == mempool.WorkQueue && !info.Closed && info.Consumers == 0 && info.Producers > 0 &&
+		time.Since(st.droppedAt) < newLoss
 	return info
 }
+
+// newLoss is how long the loss of a frame is news.
+const newLoss = time.Minute
 
 // DescribeMembers describes the members that take part, ordered by id, and consumers that left and still have frames of a queue.
 func (st *Stream) DescribeMembers() []mempool.MemberInfo {
@@ -142,7 +152,7 @@ func (st *Stream) Watch(patience time.Duration) {
 
 func (st *Stream) watchUntaken(patience time.Duration) {
 	info := st.Describe()
-	if !info.Untaken() {
+	if !info.Untaken {
 		st.untaken, st.wanted = journal.Lag{}, info.Dropped
 		return
 	}

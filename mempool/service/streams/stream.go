@@ -26,6 +26,8 @@ type Stream struct {
 	spent     journal.Gap     // frames that were delivered too often
 	lost      uint64          // the number of these frames
 	full      journal.Lag     // since when a queue is full
+	dropped   uint64          // how many frames the channel had dropped when one was seen to be dropped last
+	droppedAt time.Time       // when this was
 	untaken   journal.Lag     // since when a queue drops frames because it has no consumer
 	wanted    uint64          // how many frames a queue had dropped before that
 }

@@ -273,6 +273,9 @@ class ChannelInfo(Shown):
         Broadcast: number of frames that consumers missed; queue: number of frames that no consumer got, or that were
         delivered too often. The channel drops frames if consumers are too slow. In a broadcast, this is the sum of the
         frames that each consumer missed.
+    untaken
+        Whether a queue without a consumer loses frames. It is full, its policy is to drop frames, and it lost one in
+        the last minute.
     """
 
     id: int
@@ -292,6 +295,7 @@ class ChannelInfo(Shown):
     used: int
     blocked: bool
     dropped: int
+    untaken: bool
 
 
 def channel_info(of: _messages.ChannelInfo) -> ChannelInfo:
@@ -314,6 +318,7 @@ def channel_info(of: _messages.ChannelInfo) -> ChannelInfo:
         used=of.used,
         blocked=of.blocked,
         dropped=of.dropped,
+        untaken=of.untaken,
     )
 
 

@@ -199,6 +199,7 @@ class ChannelInfo(Struct, omit_defaults=True, kw_only=True):
     # broadcast: number of frames that consumers missed; queue: number of frames that no consumer got, or that were
     # delivered too often
     dropped: U = field(default=0, name="dr")
+    untaken: bool = field(default=False, name="ut")  # whether a queue without a consumer loses frames
 
 
 class MemberInfo(Struct, omit_defaults=True, kw_only=True):

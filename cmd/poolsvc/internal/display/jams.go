@@ -52,7 +52,7 @@ const (
 
 // PartOf returns the part of a channel.
 func PartOf(ch mempool.ChannelInfo) Part {
-	if Blocks(ch) || ch.Untaken() {
+	if Blocks(ch) || ch.Untaken {
 		return Blocking
 	}
 	return NoPart

@@ -171,10 +171,10 @@ func TestABlockOfSeveralArraysSaysHowToGetThem(t *testing.T) {
 }
 
 func TestAQueueWithoutAConsumerThatDropsFramesStandsAmongTheChannelsThatBlock(t *testing.T) {
-	info := mempool.ChannelInfo{Producers: 1, Used: 2, Dropped: 1}
-	info.Mode, info.Full, info.Capacity = mempool.WorkQueue, mempool.DropOldest, 2
+	info := mempool.ChannelInfo{Untaken: true}
+	info.Mode = mempool.WorkQueue
 	worked := info
-	worked.Consumers = 1
+	worked.Untaken = false
 	shown := encoder{of: busy(t)}.look(service.Overview{Flows: []service.Flow{{ChannelInfo: info}, {ChannelInfo: worked}}}, time.Now())
 	assert.True(t, shown.Channels[0].Blocks)
 	assert.False(t, shown.Channels[1].Blocks)

@@ -210,10 +210,10 @@ func TestAFullChannelShowsThatAllItsPlacesAreUsed(t *testing.T) {
 }
 
 func TestAQueueThatDropsFramesBecauseNobodyTakesThemIsMarked(t *testing.T) {
-	colours := func(consumers int) bool {
+	colours := func(untaken bool) bool {
 		m, draw := screen(t, 100, 24, after(busy(), 0, func(s *snapshot) {
 			ch := &s.channels[0]
-			ch.Mode, ch.Full, ch.Used, ch.Dropped, ch.Producers, ch.Consumers = mempool.WorkQueue, mempool.DropOldest, uint64(ch.Capacity), 5, 1, consumers
+			ch.Mode, ch.Full, ch.Used, ch.Consumers, ch.Untaken = mempool.WorkQueue, mempool.DropOldest, uint64(ch.Capacity), 0, untaken
 		}))
 		draw()
 		for _, line := range strings.Split(m.draw(), "\n") {
@@ -224,8 +224,8 @@ func TestAQueueThatDropsFramesBecauseNobodyTakesThemIsMarked(t *testing.T) {
 		require.FailNow(t, "the channel is not shown")
 		return false
 	}
-	assert.True(t, colours(0))
-	assert.False(t, colours(1))
+	assert.True(t, colours(true))
+	assert.False(t, colours(false), "nobody sends")
 }
 
 // jammed is a snapshot in which session 3 blocks session 1 in the second of two channels.
