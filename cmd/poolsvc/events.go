@@ -126,10 +126,6 @@ func printEvent(out io.Writer, e mempool.HistoryEvent, asJSON bool) error {
 	if asJSON {
 		return json.NewEncoder(display.SafeJSON(out)).Encode(jsonHistoryEvent(e, nil))
 	}
-	text := e.Text
-	if e.Count > 1 {
-		text += fmt.Sprintf(" (%d times)", e.Count)
-	}
-	_, err := fmt.Fprintf(display.Safe(out), "%6d  %s  %-16s  %s\n", e.Number, e.At.Format(time.DateTime), e.Kind, text)
+	_, err := fmt.Fprintf(display.Safe(out), "%6d  %s  %-16s  %s\n", e.Number, e.At.Format(time.DateTime), e.Kind, display.Happened(e))
 	return err
 }

@@ -359,6 +359,7 @@ func TestTheCardsNameWhoDoesTheMostHarm(t *testing.T) {
 		with(channel(2, 10, 3, m{"session": 2, "behind": 3}, m{"session": 4, "producer": true}), m{"blocked": 840, "blocks": true, "used": 4}),
 		with(channel(4, 50, 4, m{"session": 1}, m{"session": 4, "producer": true}), dropping)}, append(readers, waits)...)
 	shows("harm", "stands blocks looks", "for 14 min 00 s, 3 of 4 frames behind in channel 2, and 1 more in hand · pid 102")
+	page.shows(`document.querySelector("[data-session='2']").textContent.includes("in channel 2, and 1 more in hand, blocks looks")`)
 	page.shows(`document.querySelector("#channel-rows").children[1].children[7].textContent === "4 / 4"`)
 	page.shows(`document.getElementById("graph").textContent.includes("3 behind, 1 in hand")`)
 	page.shows(`document.querySelector("#channel-rows").children[1].children[11].textContent === "producers wait 14 min 00 s"`)

@@ -24,6 +24,15 @@ func Printable(text string) string {
 	}, text)
 }
 
+// Happened says what an event was and how often. The text of FrameLost has its count, which is that of frames.
+func Happened(e mempool.HistoryEvent) string {
+	text := Printable(e.Text)
+	if e.Count > 1 && e.Kind != mempool.FrameLost {
+		text += fmt.Sprintf(" (%d times)", e.Count)
+	}
+	return text
+}
+
 // Content returns the columns DTYPE and SHAPE of a buffer, with sep between them; of several arrays, how to get them, as only leases know them.
 func Content(t mempool.Tensor, sep string) string {
 	if t.LayoutBytes > 0 {

@@ -15,6 +15,14 @@ func TestNoTextOfAClientReachesATerminalAsACommand(t *testing.T) {
 	assert.Equal(t, "-", Printable(""))
 }
 
+func TestTheTextOfAnEventHasItsCountOnce(t *testing.T) {
+	slow := mempool.HistoryEvent{Kind: mempool.SubscriberSlow, Text: "slow", Count: 1}
+	assert.Equal(t, "slow", Happened(slow))
+	slow.Count = 2
+	assert.Equal(t, "slow (2 times)", Happened(slow))
+	assert.Equal(t, "dropped 438 frames", Happened(mempool.HistoryEvent{Kind: mempool.FrameLost, Text: "dropped 438 frames", Count: 438}))
+}
+
 func TestSizesHaveThreeDigitsOrSo(t *testing.T) {
 	for n, want := range map[uint64]string{0: "0B", 1023: "1023B", 1024: "1KiB", 1536: "1.5KiB", 112192 << 10: "110MiB", 3 << 40: "3TiB"} {
 		assert.Equal(t, want, Size(n))

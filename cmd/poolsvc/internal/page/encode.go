@@ -130,7 +130,6 @@ type event struct {
 	Kind    string `json:"kind"`
 	Trouble bool   `json:"trouble,omitempty"`
 	Text    string `json:"text"`
-	Count   int    `json:"count"`
 	Session uint64 `json:"session,omitempty"`
 	PID     int32  `json:"pid,omitempty"`
 	Program string `json:"program,omitempty"`
@@ -167,8 +166,8 @@ func (e encoder) events() []event {
 	}
 	page, _ := e.of.Events(context.Background(), last-min(last, maxEvents), maxEvents) // there are events, so Events neither waits nor fails
 	for _, one := range slices.Backward(page.Events) {
-		text := event{Number: one.Number, At: one.At.UnixMilli(), Kind: string(one.Kind), Trouble: one.Kind.Trouble(), Text: display.Printable(one.Text),
-			Count: one.Count, Session: one.Session, PID: one.PID, Bytes: one.Bytes, Ending: string(one.Ending)}
+		text := event{Number: one.Number, At: one.At.UnixMilli(), Kind: string(one.Kind), Trouble: one.Kind.Trouble(), Text: display.Happened(one),
+			Session: one.Session, PID: one.PID, Bytes: one.Bytes, Ending: string(one.Ending)}
 		if one.Session != 0 {
 			text.Program = display.Printable(one.Program)
 		}

@@ -294,12 +294,8 @@ func (m *Model) drawEvent() []string {
 	if e.Kind != "" {
 		head = fmt.Sprintf("event %d: %s  %s", e.Number, e.Kind, head)
 	}
-	text := display.Printable(e.Text)
-	if e.Count > 1 {
-		text += fmt.Sprintf(" (%d times)", e.Count)
-	}
 	lines := []string{"", bold.Render(fit(head, m.width))}
-	return append(lines, strings.Split(ansi.Wrap(text, max(m.width, 1), ""), "\n")...)
+	return append(lines, strings.Split(ansi.Wrap(display.Happened(*e), max(m.width, 1), ""), "\n")...)
 }
 
 func (m *Model) drawDetails() []string {
