@@ -70,7 +70,7 @@ class Hostile:
             yield from know_timeline(session, 0)
         self.words = session.timelines.own.page.words
         reply = yield Ask(Join(channel=self.channel.id, role=role), JoinReply)
-        files = session.take_seat(reply.number)
+        _, files = session.core.seats.pop(reply.number)
         _, sequencer, own = files.peek()
         self.slot = reply.slot
         self.sequencer, self.own = mmap.mmap(sequencer, 0), mmap.mmap(own, 0)

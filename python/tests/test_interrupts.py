@@ -708,3 +708,39 @@ def test_no_interrupt_of_the_first_publication_holds_up_the_next(monkeypatch):
     channel: Any = SimpleNamespace(id=1, name="c")
     assert at_every_step(try_it, begins=True) > 3
     assert session.producers == {1: "the producer"}
+
+
+@pytest.mark.parametrize("how", ["subscribe by name", "subscribe to a channel", "publish"])
+def test_no_interrupt_of_a_join_leaves_its_member(real, quiet, how):
+    client, other = real
+    channel = client.create_channel("c")
+    session, core = client._session, client._session.core
+    held: list[Any] = []
+
+    def join():
+        if how == "publish":
+            channel.publish(held.pop())
+        else:
+            held.append(client.subscribe("c" if how == "subscribe by name" else channel))
+
+    def try_it(interrupter):
+        if how == "publish":
+            held.append(client.allocate(4, pool=channel.pool))
+        with interrupter:
+            join()
+        held.clear()
+        gc.collect()
+        client.stats()
+        assert not core.seats, interrupter.where
+        members = [(one.session, one.id) for one in other.members("c")]
+        assert members == [(core.session_id, one.member) for one in core.members], interrupter.where
+        if how == "publish":
+            assert [one.member for one in session.producers.values()] == [one.member for one in core.members]
+            while session.producers:
+                session.leave(session.producers.popitem()[1])
+        assert not core.members, interrupter.where
+        client.stats()
+
+    channel.publish(client.allocate(4, pool=channel.pool))  # which makes the timeline
+    session.leave(session.producers.popitem()[1])
+    assert at_every_step(try_it, begins=True) > 3

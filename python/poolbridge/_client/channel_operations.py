@@ -192,9 +192,13 @@ def subscribe(
         request.name, seconds = check_name(channel, "channel"), check_timeout(timeout)
         request.wait = to_milliseconds(seconds)
     check_able(session)
-    consumer: Consumer
-    with named(channel.name) if isinstance(channel, ChannelIdentity) else nullcontext():
-        consumer = yield from consume(session, request, credit=most, auto=auto, no_producers=without, wait=seconds)
+    consumer: Consumer | None = None
+    try:
+        with named(channel.name) if isinstance(channel, ChannelIdentity) else nullcontext():
+            consumer = yield from consume(session, request, credit=most, auto=auto, no_producers=without, wait=seconds)
+    except BaseException:
+        session.leave(consumer)  # a signal handler may have raised an error after the consumer had joined
+        raise
     if session.concurrent:  # one thread takes a frame, and the event loop's thread accepts it
         consumer.native.any_thread, consumer.spin = True, 0.0
     return consumer

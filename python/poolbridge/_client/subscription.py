@@ -42,6 +42,7 @@ class BaseSubscription(Uncopied):
 
     _frame_type: ClassVar[Any]
     _channel_type: ClassVar[type[BaseChannel]] = BaseChannel
+    _consumer: Consumer | None = None
 
     def __init__(
         self,
@@ -73,7 +74,6 @@ class BaseSubscription(Uncopied):
         )
         self._ack = ack
         self._joining = False
-        self._consumer: Consumer | None = None
         self._last: Callable[[], BaseFrame | None] = _none
         self.channel: Any = None
 

@@ -85,7 +85,8 @@ class Core:
     pages
         Descriptors of timelines that are not mapped yet, by timeline id.
     seats
-        Descriptors for members that have joined but are not set up yet, by the number of the request to join.
+        The replies and descriptors of members that have joined and are not in `members` yet, by the number of the
+        request to join.
     members
         The producers and consumers of this session.
     waiters
@@ -111,7 +112,7 @@ class Core:
         self.outbox: deque[bytes] = deque()
         self.goodbye: Goodbye | None = None
         self.pages: dict[int, Descriptors] = {}
-        self.seats: dict[int, Descriptors] = {}
+        self.seats: dict[int, tuple[JoinReply, Descriptors]] = {}
         self.members: list[Any] = []
         self.waiters: list[Waiter] = []
         self.news: list[Failed | Forget | Wanted] = []
@@ -151,8 +152,8 @@ class Core:
         elif isinstance(call.reply, GrantReply) and not call.abandoned:
             call.abandoned = True
             self.release(call.reply.grant, failed=False)
-        elif isinstance(call.reply, JoinReply):
-            self._unjoin(call)
+        else:
+            self.unjoin(call.number)
 
     def abandon_all(self, error: PoolbridgeError) -> None:
         """Abandon every request of the program, because the client is closed. The waiting calls fail with `error`."""
@@ -172,17 +173,18 @@ class Core:
         """Whether the service has not answered an allocation that its caller has abandoned."""
         return any(call.abandoned and isinstance(call.request, Alloc) for call in list(self._calls.values()))
 
-    def _unjoin(self, call: Call) -> None:
-        """Leave a channel: the service has granted the membership, but the caller does not wait for it any more."""
-        descriptors = self.seats.pop(call.number, None)
-        if descriptors is not None and isinstance(call.reply, JoinReply):
+    def unjoin(self, number: int) -> None:
+        """Leave a channel if the service has granted the request `number` to join it, and nobody has taken the seat."""
+        if number in self.seats:
+            reply, descriptors = self.seats[number]
             descriptors.close()
-            self.tell(Leave(channel=call.reply.channel.id, member=call.reply.member))
+            self.outbox += (encode(Leave(channel=reply.channel.id, member=reply.member)),)
+            del self.seats[number]  # no signal handler runs between these two steps
 
     def forsake(self, request: Request) -> None:
         """Stop waiting for the reply to a request, if `start` has put this request into the outbox.
 
-        If another thread has received the reply already, release the lease that the reply grants.
+        If another thread has received the reply already, end the lease or membership that the reply grants.
         """
         call = self._calls.get(request.number)
         if call is not None and call.request is request:
@@ -190,6 +192,7 @@ class Core:
         for asked, grant in list(self.untaken.values()):
             if asked is request:
                 self.release(grant, failed=False)
+        self.unjoin(request.number)
 
     def release(
         self, grant: Grant, fences: tuple[Fence, ...] = (), *, failed: bool, sure: bool = True
@@ -380,8 +383,8 @@ class Core:
             if block is not None and block.mapped is None:
                 self.drop(block)
         call.reply = reply
-        if call.abandoned and isinstance(reply, JoinReply):
-            self._unjoin(call)
+        if call.abandoned:
+            self.unjoin(call.number)
         call.on_done()
 
     def _learn(self, call: Call, reply: Reply, descriptors: Descriptors) -> None:
@@ -420,7 +423,7 @@ class Core:
             if (count := len(own)) != _SEAT_FILES:
                 own.close()
                 raise ProtocolError(f"a member of a channel came with {count} file descriptors; expected {_SEAT_FILES}")
-            self.seats[reply.number] = own
+            self.seats[reply.number] = reply, own
             return
         id_ = call.request.block
         # The member whose request this reply answers may have left. So look at every request that waits for this block:
@@ -474,7 +477,7 @@ class Core:
             pool.descriptors.close()
         for block in self.blocks.values():
             block.descriptors.close()
-        for page in (*self.pages.values(), *self.seats.values()):
+        for page in (*self.pages.values(), *(own for _, own in self.seats.values())):
             page.close()
         self.pages.clear()
         self.seats.clear()

@@ -11,7 +11,7 @@ from poolbridge._session.calls import Waiter
 from poolbridge._session.flow import Ask, Flow, Hear
 from poolbridge._session.grants import know_timeline
 from poolbridge._sys.native import NATIVE
-from poolbridge._wire.messages import Enter, Join, JoinReply, Leave, Reply
+from poolbridge._wire.messages import Enter, Join, JoinReply, Reply
 from poolbridge.errors import (
     ClosedError,
     ConnectionLostError,
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from poolbridge import _native
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import ChannelIdentity
-    from poolbridge._wire.transport import Descriptors
 
 FEATURE = "channels"
 # After the service has evicted a member, `Membership.evicted` waits this many seconds for the session to end.
@@ -201,23 +200,14 @@ def join(
     while session.timelines.own is None:
         yield from know_timeline(session, 0)
     reply = yield Ask(request, JoinReply, wait)
-    descriptors = session.take_seat(reply.number)
+    member: _M | None = None
     try:
-        member = make(reply.channel, _open(request.role, descriptors, reply), reply.member)
-    except BaseException:
-        session.tell(Leave(channel=reply.channel.id, member=reply.member))
-        raise
-    finally:
-        descriptors.close()
-    session.add_member(member)
-    try:
+        native = NATIVE.Producer if request.role == "producer" else NATIVE.Consumer
+        member = make(reply.channel, native(*session.seat(reply.number), reply.slot, reply.member), reply.member)
+        session.add_member(member, reply.number)
         yield Ask(Enter(channel=reply.channel.id, member=reply.member), Reply)
     except BaseException:
+        session.unjoin(reply.number)
         session.leave(member)
         raise
     return member
-
-
-def _open(role: str, descriptors: Descriptors, reply: JoinReply) -> Any:
-    make = NATIVE.Producer if role == "producer" else NATIVE.Consumer
-    return make(*descriptors.peek(), reply.slot, reply.member)

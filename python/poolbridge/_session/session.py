@@ -17,7 +17,7 @@ from poolbridge._session.calls import Waiter
 from poolbridge._session.session_members import SessionMembers
 from poolbridge._sys import error_texts as _error_texts, process as _process
 from poolbridge._wire import received_errors as _received_errors
-from poolbridge._wire.messages import Bye, Cancel, Forget, GrantReply, Reply, Seal, Wanted
+from poolbridge._wire.messages import Bye, Cancel, Forget, GrantReply, JoinReply, Reply, Seal, Wanted
 from poolbridge.errors import (
     ClientClosedError,
     ConnectionLostError,
@@ -265,9 +265,11 @@ class Session(SessionMembers):
             self.lock.later(partial(self._release, grant, (), failed=False, consumer=consumer, alone=True))
 
     def release_untaken(self, reply: object) -> None:
-        """Release the lease that a reply grants, if a signal handler raised an error before the lease had a state."""
+        """End what a reply grants, if a signal handler raised an error before the lease had a state, or the member."""
         if isinstance(reply, GrantReply) and reply.grant.id in self.core.untaken:
             self.release_grant(reply.grant)
+        if isinstance(reply, JoinReply):
+            self.unjoin(reply.number)
 
     def let_go(self, state: LeaseState, *, failed: bool, alone: bool = False) -> None:
         """Release the lease that `state` describes. Never waits, never raises.

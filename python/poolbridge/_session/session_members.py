@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.returns import Maker
     from poolbridge._wire.messages import Fence, Grant, Request, Tensor
-    from poolbridge._wire.transport import Descriptors
 
 
 class SessionMembers(Owner):
@@ -70,21 +69,30 @@ class SessionMembers(Owner):
 
     # Members
 
-    def take_seat(self, number: int) -> Descriptors:
-        """Return the descriptors of the reply to the `Join` request `number`. The caller closes the descriptors."""
+    def seat(self, number: int) -> list[int]:
+        """Return the descriptors of the reply to the `Join` request `number`; `add_member` or `unjoin` closes them."""
         with self.lock:
-            descriptors = self.core.seats.pop(number, None)
-        if descriptors is None:
-            self.check_usable()
-            raise ProtocolError("the service admitted a member to a channel and did not send the member's files")
-        return descriptors
+            if number in self.core.seats:
+                return self.core.seats[number][1].peek()
+        self.check_usable()
+        raise ProtocolError("the service admitted a member to a channel and did not send the member's files")
 
-    def add_member(self, member: Any) -> None:
-        """Add a member. From now on, `core` passes the files of members of the other role to this member."""
+    def add_member(self, member: Any, number: int) -> None:
+        """Add a member, made of the seat of the request `number`. From now on, `core` passes it the files of others."""
         with self.lock:
             self.check_usable()
-            self.core.members.append(member)
+            self.core.seats[number][1].close()
+            self.core.members += (member,)
+            del self.core.seats[number]  # no signal handler runs between these two steps
             self.tally.joins(member)
+
+    def unjoin(self, number: int) -> None:
+        """Give up the seat of a `Join` request, unless `add_member` has used it. Never waits, never raises."""
+        self.lock.later(partial(self._unjoin, number))
+
+    def _unjoin(self, number: int) -> None:
+        self.core.unjoin(number)
+        self._flush()
 
     def leave(self, member: Any) -> None:
         """Make a member leave its channel."""

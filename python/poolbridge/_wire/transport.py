@@ -86,9 +86,9 @@ class Descriptors:
     def close(self) -> None:
         """Close the descriptors that were not taken out. Idempotent."""
         self._closed = True
-        fds, self._fds = self._fds, []
-        for fd in fds:
-            os.close(fd)
+        closing = map(os.close, self._fds)
+        self._fds = []
+        deque(closing, maxlen=0)  # no signal handler runs before all are closed
 
 
 class Transport:
