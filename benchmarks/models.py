@@ -151,7 +151,8 @@ def shared(client: poolbridge.Client, path: str, tensors: int, nbytes: int, libr
             arrays.append(max(one[1] for one in came))
             readers.tell("shared")  # which waits for the next version
             lease = client.allocate(of)
-            time.sleep(0.2)  # all of them wait
+            while sum(one.waits for one in client.sessions()) < count:
+                time.sleep(0.001)
             began = time.monotonic()
             lease.publish("shared", keep=True, replace=True)
             after.append(max(one[2] for one in readers.hear()) - began)
