@@ -127,6 +127,11 @@ def test_a_scalar(client):
     np.asarray(lease)[()] = 2.5
     assert float(np.from_dlpack(lease)) == 2.5
     assert lease.to_numpy().shape == ()
+    lease = client.allocate((), "bfloat16")
+    lease.copy_from(np.float32(2.5))
+    copy = lease.to_numpy()
+    copy[()] += 1
+    assert (copy.dtype, copy.tolist()) == (np.float32, 3.5)
     assert client.allocate(7).shape == (7,)
 
 

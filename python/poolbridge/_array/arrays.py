@@ -432,7 +432,9 @@ def widen(bits: np.ndarray[Any, Any], element: ElementType) -> np.ndarray[Any, A
         See `dtype_of`.
     """
     if element.name == "bfloat16":
-        return (bits.astype(np.uint32) << 16).view(np.float32)
+        wide = bits.astype(np.uint32)
+        wide <<= 16  # in place, because `<<` makes a scalar of an array without axes
+        return wide.view(np.float32)
     return bits.view(dtype_of(element)).astype(np.float32)
 
 
