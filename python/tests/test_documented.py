@@ -63,6 +63,7 @@ HOW = {  # page, and words that only one block of the page has: how the test run
     ("first-array.md", "poolbridge_client"): (PYTEST, "1 passed"),
     ("first-array.md", '"image"'): (ALONE, "307200.0"),
     ("first-array.md", "get_dict"): (TYPED, ""),
+    ("first-array.md", "load_dict"): (TYPED, ""),
     ("first-array.md", "watch"): (TYPED, ""),
     ("streaming.md", 'mode="broadcast"'): (SERVED, ""),
     ("streaming.md", "# every consumer"): (LOOP, ""),
