@@ -31,8 +31,7 @@ has is checked with every library that is installed. The output is one line for 
 failed, and says which were skipped, because they cannot run here, and why.
 
 A check's name is KIND/SCENARIO/CHECK/CONSUMER, such as host/transfer/round-trip/numpy. In a glob of names * stands for anything, also
-across /, and ? for one character.
- The exit status is 0 only if nothing failed and something passed.`,
+across /, and ? for one character. The exit status is 0 only if nothing failed and something passed.`,
 		Example: `  poolsvc verify
   poolsvc verify --python ~/venv/bin/python --json
   poolsvc verify --kind device --device 1 --elements 1000000

@@ -21,7 +21,7 @@ ROWS = (
     ("__main__", "bench", "worker"),
     ("_bench", "_verify"),
     ("_libraries",),
-    ("dask", "ray"),
+    ("dask", "ray", "torch"),
     ("poolbridge",),
     ("_client",),
     ("_array",),
