@@ -167,12 +167,16 @@ are frames that consumers missed; in a queue, also those that were delivered too
 		listing[mempool.NameInfo]{
 			name:    "names",
 			short:   "Show the buffers that are published in a running service",
-			long:    "Show the names of the buffers that you may lease. A name is removed when its SESSION ends; a name without a session is kept.",
+			long:    "Show the names of the buffers that you may lease. A name is removed when its SESSION ends, or with the last lease (while used), or is kept (-).",
 			entries: (*bridge.Client).Names,
 			head:    "NAME\tPOOL\tBUFFER\tDTYPE\tSHAPE\tBYTES\tUSER\tSESSION",
 			row: func(n mempool.NameInfo, l *listed) string {
+				until := l.who(n.Session)
+				if n.WhileUsed {
+					until = "while used"
+				}
 				return fmt.Sprintf("%s\t%s\t%d\t%s\t%s\t%d\t%s", n.Name, l.pool(n.Pool), n.Buffer, display.Content(n.Tensor, "\t"), display.Size(n.Bytes),
-					n.UID, l.who(n.Session))
+					n.UID, until)
 			},
 			named:      true,
 			json:       jsonNameInfo,

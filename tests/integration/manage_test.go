@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"bufio"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -95,6 +96,34 @@ func TestAModelIsLoadedFromTheShellAndReadInPython(t *testing.T) {
 		out, err = poolsvc(t, "unpublish", name)
 		require.NoError(t, err, out)
 	}
+	assert.Zero(t, s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Buffers == 0 }).Names)
+}
+
+func TestAModelThatIsLoadedWhileItIsUsedGoesWhenNobodyUsesIt(t *testing.T) {
+	s := rig.Serve(t, "--pool", "name=models,kind=host,max=1MiB")
+	t.Setenv("POOLBRIDGE_SOCKET", s.Socket)
+	header := `{"w":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}`
+	path := filepath.Join(t.TempDir(), "m.safetensors")
+	file := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header+"12345678"...)
+	require.NoError(t, os.WriteFile(path, file, 0o600))
+	load := exec.Command(rig.Poolsvc(t), "load", path, "--name", "m", "--pool", "models", "--while-used")
+	in, err := load.StdinPipe()
+	require.NoError(t, err)
+	said, err := load.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, load.Start())
+	out := bufio.NewReader(said)
+	line, err := out.ReadString('\n')
+	require.NoError(t, err)
+	assert.Equal(t, "published\n", line)
+	listed, err := poolsvc(t, "names")
+	require.NoError(t, err)
+	assert.Regexp(t, `m +models .* while used`, listed)
+	require.NoError(t, in.Close())
+	line, err = out.ReadString('\n')
+	require.NoError(t, err)
+	assert.Regexp(t, "^loaded 1 array", line)
+	require.NoError(t, load.Wait())
 	assert.Zero(t, s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Buffers == 0 }).Names)
 }
 
