@@ -49,6 +49,13 @@ def test_all_processes_that_load_a_file_have_one_copy(model, service):
 
 
 @pytest.mark.filterwarnings("ignore::poolbridge.ReadOnlyWarning")
+def test_a_service_that_may_have_less_memory_than_the_machine_makes_a_smaller_pool(model, monkeypatch):
+    sysconf = os.sysconf
+    monkeypatch.setattr(os, "sysconf", lambda name: sysconf(name) * (64 if name == "SC_PHYS_PAGES" else 1))
+    assert load_file(model)["w"].tolist() == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore::poolbridge.ReadOnlyWarning")
 def test_threads_and_a_forked_child_load_too(model):
     with ThreadPoolExecutor(8) as threads:
         loaded = list(threads.map(lambda _: load_file(model)["w"], range(16)))

@@ -6,12 +6,13 @@ Nothing else of poolbridge imports this module.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch as _torch
 
 from poolbridge._client.connect import connect as _connect
-from poolbridge.errors import InvalidArgumentError, NotFoundError
+from poolbridge.errors import AlreadyExistsError, DeviceMemoryError, InvalidArgumentError, NotFoundError
 
 if TYPE_CHECKING:
     from poolbridge._client.client import Client
@@ -82,8 +83,14 @@ def _pool(client: Client, place: _torch.device) -> str:
         properties = _torch.cuda.get_device_properties(place)
         kind, device, nbytes = "vmm", f"GPU-{properties.uuid}", properties.total_memory
     name = f"load_file {os.geteuid()} {device or 'cpu'}"
-    try:
-        client.open_pool(name)
-    except NotFoundError:
-        client.create_pool(name, kind=kind, device=device, max_bytes=nbytes, exist_ok=True)
-    return name
+    with suppress(NotFoundError):
+        return client.open_pool(name).name
+    while True:
+        try:
+            return client.create_pool(name, kind=kind, device=device, max_bytes=nbytes).name
+        except AlreadyExistsError:  # another program was faster
+            return client.open_pool(name).name
+        except DeviceMemoryError:  # a control group of the service has less memory than the machine
+            if nbytes < 2**20:
+                raise
+            nbytes //= 2
