@@ -330,6 +330,28 @@ func TestWhatWasSavedIsLoadedAgain(t *testing.T) {
 	}
 }
 
+func TestASavedFileHasTheModeOfTheProgramAndACancelledOneIsGone(t *testing.T) {
+	file, _ := model(t, map[string][]uint64{"a": {3}})
+	folder := t.TempDir()
+	l := load(t, pools(t)[mempool.Host], write(t, t.TempDir(), "m.safetensors", file))
+	for _, mask := range []int{0o077, 0o022} {
+		before := unix.Umask(mask)
+		err := Save(t.Context(), l, filepath.Join(folder, "saved"))
+		unix.Umask(before)
+		require.NoError(t, err)
+		info, err := os.Stat(filepath.Join(folder, "saved"))
+		require.NoError(t, err)
+		assert.EqualValues(t, 0o666&^mask, info.Mode())
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, Save(ctx, l, filepath.Join(folder, "cancelled")), context.Canceled)
+	entries, err := os.ReadDir(folder)
+	require.NoError(t, err)
+	assert.Len(t, entries, 1)
+	require.NoError(t, l.Release(false))
+}
+
 func TestABufferThatNoFileCanHaveIsNotSaved(t *testing.T) {
 	pool := pools(t)[mempool.Host]
 	path := filepath.Join(t.TempDir(), "m.safetensors")

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,23 +19,25 @@ import (
 // Save waits until the content of a buffer of several arrays is complete, and writes it as a safetensors file. A file that is there already stays
 // as it is until the new one is complete, and then is replaced. Arrays that share memory, such as tied weights, are written once for each name.
 //
-// Errors: [bridge.ErrInvalid] if the buffer is one array, or the format lacks an element type; those of [bridge.Lease.CopyTo] and of the files.
+// Errors: [bridge.ErrInvalid] if the buffer is one array, or the format lacks an element type; those of [bridge.Lease.CopyTo] and of the files;
+// the context's error.
 func Save(ctx context.Context, l *bridge.Lease, path string) (err error) {
 	arrays := l.Tensor().Arrays
 	header, err := headerOf(arrays)
 	if err != nil {
 		return err
 	}
-	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	next := filepath.Join(filepath.Dir(path), fmt.Sprintf(".saved-%x", rand.Uint64()))
+	file, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) // os.CreateTemp's have another mode
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err = errors.Join(err, file.Close()); err == nil {
-			err = os.Rename(file.Name(), path)
+			err = os.Rename(next, path)
 		}
 		if err != nil {
-			err = errors.Join(err, os.Remove(file.Name()))
+			err = errors.Join(err, os.Remove(next))
 		}
 	}()
 	if _, err := file.Write(header); err != nil {
@@ -47,7 +51,7 @@ func Save(ctx context.Context, l *bridge.Lease, path string) (err error) {
 		}
 		for at := uint64(0); at < n; at += chunkBytes {
 			part := piece[:min(n-at, chunkBytes)]
-			if err := l.CopyTo(ctx, part, a.Tensor.ByteOffset+at); err != nil {
+			if err := errors.Join(ctx.Err(), l.CopyTo(ctx, part, a.Tensor.ByteOffset+at)); err != nil {
 				return err
 			}
 			if _, err := file.Write(part); err != nil {
@@ -55,7 +59,7 @@ func Save(ctx context.Context, l *bridge.Lease, path string) (err error) {
 			}
 		}
 	}
-	return errors.Join(file.Chmod(0o644), file.Sync())
+	return file.Sync()
 }
 
 // sizeOf returns the number of bytes of an array.
