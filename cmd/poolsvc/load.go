@@ -84,11 +84,8 @@ uses it until its standard input ends. Python's load_dict does this for you.`,
 			err = files.Load(ctx, l, &done)
 		}
 		took := time.Since(began)
-		stop()
 		switch {
-		case err != nil:
-		case whileUsed:
-			awaitEnd(ctx, c.InOrStdin())
+		case err != nil || whileUsed:
 		case verify:
 			if err = files.Verify(ctx, l); err != nil {
 				break
@@ -96,6 +93,10 @@ uses it until its standard input ends. Python's load_dict does this for you.`,
 			fallthrough
 		default:
 			err = l.Publish(ctx, p)
+		}
+		stop() // it may wait for the terminal
+		if whileUsed && err == nil {
+			awaitEnd(ctx, c.InOrStdin())
 		}
 		if err = errors.Join(err, l.Release(err != nil)); err != nil {
 			return err

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -97,6 +99,34 @@ func TestAModelIsLoadedFromTheShellAndReadInPython(t *testing.T) {
 		require.NoError(t, err, out)
 	}
 	assert.Zero(t, s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Buffers == 0 }).Names)
+}
+
+func TestAStoppedTerminalHoldsUpNoModel(t *testing.T) {
+	s := rig.Serve(t, "--pool", "name=models,kind=host,max=1MiB")
+	header := `{"w":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}`
+	path := filepath.Join(t.TempDir(), "m.safetensors")
+	file := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header+"12345678"...)
+	require.NoError(t, os.WriteFile(path, file, 0o600))
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	require.NoError(t, err)
+	defer master.Close()
+	require.NoError(t, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
+	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	require.NoError(t, err)
+	terminal, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	require.NoError(t, err)
+	defer terminal.Close()
+	require.NoError(t, unix.IoctlSetInt(int(terminal.Fd()), unix.TCXONC, unix.TCOOFF))
+	load := exec.Command(rig.Poolsvc(t), "load", path, "--name", "m", "--pool", "models", "--socket", s.Socket)
+	load.Env, load.Stderr = append(os.Environ(), "TERM=xterm"), terminal
+	require.NoError(t, load.Start())
+	soon, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	l, published := dial(t, s).Get(soon, "m", bridge.LeaseOptions{})
+	require.NoError(t, unix.IoctlSetInt(int(terminal.Fd()), unix.TCXONC, unix.TCOON))
+	require.NoError(t, published)
+	require.NoError(t, load.Wait())
+	require.NoError(t, l.Release(false))
 }
 
 func TestAModelThatIsLoadedWhileItIsUsedGoesWhenNobodyUsesIt(t *testing.T) {
