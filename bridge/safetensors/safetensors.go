@@ -104,7 +104,13 @@ func filesOf(path string) ([]string, error) {
 	if index := filepath.Join(path, "model.safetensors.index.json"); exists(index) {
 		return indexed(index)
 	}
-	found, err := filepath.Glob(filepath.Join(path, "*.safetensors"))
+	inside, err := os.ReadDir(path)
+	var found []string
+	for _, one := range inside {
+		if strings.HasSuffix(one.Name(), ".safetensors") {
+			found = append(found, filepath.Join(path, one.Name()))
+		}
+	}
 	if err == nil && len(found) == 0 {
 		err = fmt.Errorf("%w: there is no *.safetensors in %s", bridge.ErrNotFound, path)
 	}
