@@ -16,7 +16,7 @@ from test_load import save  # noqa: E402
 from test_members import service as service  # noqa: E402, PLC0414 - a fixture
 
 import poolbridge  # noqa: E402
-from poolbridge import InvalidArgumentError  # noqa: E402
+from poolbridge import AlreadyExistsError, InvalidArgumentError  # noqa: E402
 from poolbridge.torch import _clients, load_file  # noqa: E402
 
 OTHER = """
@@ -71,6 +71,14 @@ def test_a_module_computes_with_the_shared_weights(model):
     layer = torch.nn.Linear(2, 1, bias=False)
     layer.load_state_dict({"weight": load_file(model)["w"][None]}, assign=True)
     assert layer(torch.ones(2)).tolist() == [3]
+
+
+def test_no_pool_that_others_may_use_gets_the_models(model, service):
+    with poolbridge.connect(service.path) as client:
+        me = os.geteuid()
+        client.create_pool(f"load_file {me} cpu", max_bytes="1MiB", uids=[me, me + 1])
+    with pytest.raises(AlreadyExistsError, match="uids"):
+        load_file(model)
 
 
 def test_a_device_that_cannot_be_shared_is_named(model):

@@ -6,16 +6,16 @@ Nothing else of poolbridge imports this module.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch as _torch
 
 from poolbridge._client.connect import connect as _connect
-from poolbridge.errors import AlreadyExistsError, DeviceMemoryError, InvalidArgumentError, NotFoundError
+from poolbridge.errors import AlreadyExistsError, DeviceMemoryError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from poolbridge._client.client import Client
+    from poolbridge._client.entries import PoolInfo
     from poolbridge._sys.literals import Kind
 
 __all__ = ["load_file"]
@@ -76,21 +76,19 @@ def _client() -> Client:
     return client
 
 
-def _pool(client: Client, place: _torch.device) -> str:
+def _pool(client: Client, place: _torch.device) -> PoolInfo:
     kind: Kind = "host"
     device, nbytes = None, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 * 3
     if place.type == "cuda":
         properties = _torch.cuda.get_device_properties(place)
         kind, device, nbytes = "vmm", f"GPU-{properties.uuid}", properties.total_memory
     name = f"load_file {os.geteuid()} {device or 'cpu'}"
-    with suppress(NotFoundError):
-        return client.open_pool(name).name
     while True:
         try:
-            return client.create_pool(name, kind=kind, device=device, max_bytes=nbytes).name
-        except AlreadyExistsError:  # another program was faster
-            return client.open_pool(name).name
-        except DeviceMemoryError:  # a control group of the service has less memory than the machine
+            # An existing pool must be for this user only. Another user could make one of this name, for both.
+            return client.create_pool(name, kind=kind, device=device, max_bytes=nbytes, exist_ok=True)
+        except (AlreadyExistsError, DeviceMemoryError):
+            # A control group of the service has less memory than the machine, or the pool was made smaller for that.
             if nbytes < 2**20:
                 raise
             nbytes //= 2
