@@ -32,7 +32,7 @@ removes it). Python programs then get all tensors without a copy: client.get_dic
 PATH is a file, the index of a model of several files (*.index.json), or a folder with an index or *.safetensors.
 
 With --while-used the name is there at once, and readers wait for the content. The name goes with the last program that uses the model; this command
-uses it until its standard input ends. Python's load_dict does this for you.`,
+uses it until its standard input has a line or ends. Python's load_dict does this for you.`,
 		Example: `  poolsvc pool create name=models,kind=device,max=24GiB
   poolsvc load llama/ --name llama --pool models`,
 		Args: arguments(1, 1),
@@ -134,12 +134,12 @@ func follow(progress *display.Progress, done *atomic.Uint64, total uint64, path 
 	}
 }
 
-// awaitEnd waits until a reader ends, or the context does.
+// awaitEnd waits until a reader has a byte or ends, or the context ends.
 func awaitEnd(ctx context.Context, r io.Reader) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_, _ = io.Copy(io.Discard, r)
+		_, _ = r.Read(make([]byte, 1))
 	}()
 	select {
 	case <-ended:

@@ -22,7 +22,15 @@ from realservice import POOLSVC, leases, until
 from test_members import service as service  # noqa: PLC0414 - a fixture
 
 import poolbridge
-from poolbridge import ContentFailedError, InvalidArgumentError, NotFoundError, PoolLimitError, WaitTimeoutError
+from poolbridge import (
+    AlreadyExistsError,
+    ContentFailedError,
+    InvalidArgumentError,
+    NotFoundError,
+    PoolLimitError,
+    StaleError,
+    WaitTimeoutError,
+)
 
 LOAD = """
 import sys
@@ -144,6 +152,86 @@ def test_a_file_that_has_changed_is_another_model(models, tmp_path):
     save(path, w=[2])
     os.utime(path, ns=(1, 1))  # in the same tick of the file system's clock
     assert (float(client.load(path, pool="p")["w"][0]), float(old["w"][0])) == (2, 1)
+
+
+def test_files_with_the_same_size_header_and_time_of_modification_are_told_apart(models, tmp_path):
+    client, _ = models
+    for value in (1, 2):
+        path = save(tmp_path / "m.safetensors", w=[value])
+        os.utime(path, ns=(1, 1))
+        kept = client.load(path, pool="p")
+        assert float(kept["w"][0]) == value
+
+
+def test_an_index_stands_for_the_files_that_it_names_and_that_are_beside_it(models, tmp_path):
+    client, _ = models
+    index = tmp_path / "index"
+    index.write_text(json.dumps({"weight_map": {"w": "part/w"}}))
+    loaded = []
+    for value in (1, 2):
+        folder = tmp_path / f"snapshot{value}"  # as in the cache of Hugging Face
+        (folder / "part").mkdir(parents=True)
+        (folder / "part" / "w").symlink_to(save(tmp_path / f"blob{value}", w=[value]))
+        (folder / "model.safetensors.index.json").symlink_to(index)
+        loaded += [client.load(folder / "model.safetensors.index.json", pool="p"), client.load(folder, pool="p")]
+    assert [float(one["w"][0]) for one in loaded] == [1, 1, 2, 2]
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        index.write_text(json.dumps({"weight_map": {"w": "nowhere"}}))
+        client.load(index.rename(tmp_path / "x.index.json"), pool="p")
+    (tmp_path / "x.index.json").write_text("{")
+    with pytest.raises(InvalidArgumentError, match="no weight_map"):
+        client.load(tmp_path / "x.index.json", pool="p")
+    (tmp_path / "x.index.json").write_text(json.dumps({"weight_map": {"w": "\0"}}))
+    with pytest.raises(InvalidArgumentError, match="no path"):
+        client.load(tmp_path / "x.index.json", pool="p")
+
+
+def test_each_pool_has_its_own_buffer_of_a_model(models, tmp_path):
+    client, other = models
+    client.create_pool("q", kind="host", max_bytes="1MiB")
+    path = save(tmp_path / "m.safetensors", w=[1])
+    first, second = client.load(path, pool="p"), other.load(path, pool="q")
+    assert (first.pool, second.pool) == ("p", "q")
+
+
+def test_a_name_that_somebody_has_taken_is_an_error(models, tmp_path):
+    client, other = models
+    client.create_pool("q", kind="host", max_bytes="1MiB")
+    path = save(tmp_path / "m.safetensors", w=[1])
+    with client.load(path, pool="p") as lease:
+        name = lease.name
+    until(lambda: client.names() == [])
+    other.put(np.arange(3), name, pool="q")
+    with pytest.raises(StaleError, match="not in 'p'"):
+        client.load(path, pool="p")
+    other.unpublish(name)
+    lease = other.allocate(3, pool="p")
+    promise = lease.promise()
+    lease.publish(name, keep=True)
+    promise.fail("no light")
+    with pytest.raises(AlreadyExistsError):
+        client.load(path, pool="p")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_that_is_forked_during_a_load_keeps_no_memory(models, tmp_path, first_loader):
+    client, _ = models
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    first_loader(f"open({str(go)!r}).readline()\nos.execv({POOLSVC!r}, [{POOLSVC!r}, *sys.argv[1:]])")
+    with ThreadPoolExecutor(1) as threads:
+        loaded = threads.submit(client.load, save(tmp_path / "m.safetensors", w=[1]), pool="p")
+        with go.open("w") as going:
+            child = os.fork()
+            if not child:
+                signal.pause()
+            going.write("\n")
+        try:
+            loaded.result().release()
+            until(lambda: client.stats().buffers == 0, 30)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def test_a_model_of_several_files_is_found_by_its_folder_and_its_index(models, tmp_path):

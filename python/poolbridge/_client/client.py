@@ -561,9 +561,9 @@ class Client(Lists, ClientState):
         """Load a model from safetensors files, or lease it if a program has loaded the same files already.
 
         The first program that asks for a model starts ``poolsvc load``. Programs that ask meanwhile wait for the same
-        buffer. The files are the same if their paths, sizes, times of modification and headers are. The buffer stays
-        while a program uses it: then its memory is free. All programs whose users may use the pool share the buffer,
-        so they trust each other.
+        buffer. The files are the same if their paths, sizes, times of modification and of change (``ctime``), and
+        headers are. The buffer stays while a program uses it: then its memory is free. All programs whose users may use
+        the pool share the buffer, so they trust each other.
 
         Parameters
         ----------
@@ -571,8 +571,7 @@ class Client(Lists, ClientState):
             A file, the index of a model of several files (``*.index.json``), or a folder with an index or
             ``*.safetensors``.
         pool
-            The pool or its name; None: the default pool, see `put`. If the model is loaded already in another pool,
-            the lease is of that one.
+            The pool or its name; None: the default pool, see `put`. Each pool has its own buffer of a model.
         timeout
             Seconds until the model must be loaded; None: no limit.
 
@@ -591,6 +590,8 @@ class Client(Lists, ClientState):
             The pool or the device has not enough free memory.
         ServiceProgramError, ServiceStartError
             There is no program ``poolsvc``, or it cannot be started.
+        StaleError, AlreadyExistsError
+            The pool was made anew: open it again. Or another program has taken the buffer's name.
         WaitTimeoutError
             The model was not loaded within `timeout`. What has begun to load it goes on.
         ContentFailedError, ProducerDiedError

@@ -222,7 +222,7 @@ class ClientState:
         self, path: str | os.PathLike[str], *, pool: PoolInfo | str | None, timeout: float | None
     ) -> Flow[LeaseState]:
         chosen = yield from self._pool(pool)
-        return (yield from load(self._session, self.path, path, chosen.name, timeout=timeout))
+        return (yield from load(self._session, self.path, path, chosen, timeout=timeout))
 
     @traced(_leases, _leased)
     def _lease(self, buffer_id: int, generation: int, *, write: bool, timeout: float | None) -> Flow[LeaseState]:

@@ -8,10 +8,13 @@ import select
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
+
+import msgspec
 
 from poolbridge._client.operations import check_timeout, get, wait
 from poolbridge._client.service_process import find_program
@@ -25,19 +28,23 @@ from poolbridge.errors import (
     NotFoundError,
     PoolbridgeError,
     ServiceStartError,
+    StaleError,
     WaitTimeoutError,
 )
 
 if TYPE_CHECKING:
+    from poolbridge._client.entries import PoolInfo
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
 
 # A header has at most this many bytes. `poolsvc load` refuses a file whose header is longer.
 _MOST_HEADER = 100_000_000
+# How often others may be faster, or fail, before their error is raised: perhaps the name stays with what is no model.
+_MOST_TRIES = 10
 
 
 def load(
-    session: Session, socket: str, path: str | os.PathLike[str], pool: str, *, timeout: float | None
+    session: Session, socket: str, path: str | os.PathLike[str], pool: PoolInfo, *, timeout: float | None
 ) -> Flow[LeaseState]:
     """Lease the buffer of a model's files, and load them if no program has loaded them; see `Client.load`."""
     timeout = check_timeout(timeout)
@@ -49,18 +56,23 @@ def load(
         valid = False
     if not valid:
         raise InvalidArgumentError(f"path {shown(path)} is no path of a file or a folder")
-    path = Path(text)
+    path, tries = Path(text), 0
     while True:
-        name = yield Do(partial(_name_of, path))
+        name = yield Do(partial(_name_of, path, pool.id))
         loader = None
         try:
             try:
                 state = yield from get(session, name, write=False, known=(0, 0), timeout=0.0)
             except (NotFoundError, ContentFailedError):
-                loader = _Loader(socket, path, name, pool)
+                loader = _Loader(socket, path, name, pool.name)
                 yield Do(partial(loader.publish, until))
                 state = yield from get(session, name, write=False, known=(0, 0), timeout=0.0)
             try:
+                if state.grant.pool != pool.id:  # whoever may use the pool is trusted, and nobody else
+                    raise StaleError(
+                        f"{name!r} is in pool {state.grant.pool}, not in {pool.name!r}, which is pool {pool.id}: if "
+                        "that was made anew, open it again (open_pool); else another program has taken the name"
+                    )
                 yield from wait(state, None if until is None else max(until - time.monotonic(), 0.0))
             except BaseException:
                 state.end()
@@ -70,41 +82,64 @@ def load(
             if loader is not None and not isinstance(error, AlreadyExistsError):
                 yield Do(loader.explain)
                 raise
+            tries += 1
+            if tries == _MOST_TRIES:
+                raise
             continue
         finally:
             if loader is not None:
                 loader.leave()
-        if loader is None or (yield Do(partial(_name_of, path))) == name:
+        if loader is None or (yield Do(partial(_name_of, path, pool.id))) == name:
             return state
         state.end()  # the files changed while they were loaded, so the buffer may have what is not of this name
 
 
-def _name_of(path: Path) -> str:
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return the files that ``poolsvc load`` reads. An index that it will refuse stands for itself."""
+    index = path
+    if path.is_dir():
+        index = path / "model.safetensors.index.json"
+        if not index.exists():
+            return sorted(one for one in path.iterdir() if one.name.endswith(".safetensors"))
+    if index.name.endswith(".index.json") and index.is_file():
+        try:
+            named = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
+            return [index.parent / name for name in sorted(set(named))]
+        except msgspec.MsgspecError:
+            pass
+    return [index]
+
+
+def _name_of(path: Path, pool: int) -> str:
     """Return the name of the buffer that has a model: other files, or files that have changed, have another name."""
-    path = path.resolve(strict=True)
-    files = [path]
-    if path.is_dir() or path.name.endswith(".index.json"):
-        folder = path if path.is_dir() else path.parent
-        files = sorted(one for one in folder.iterdir() if one.name.endswith((".safetensors", ".index.json")))
-    seen = blake2b(digest_size=16)
-    for one in (path, *files):
-        seen.update(os.fsencode(one) + b"\0")
-    for one in files:
-        if not one.is_file():
+    seen = blake2b(f"{pool}\0".encode(), digest_size=16)
+    for one in _files_of(path):
+        try:
+            real = os.path.realpath(one, strict=True)
+        except ValueError as error:
+            raise InvalidArgumentError(f"{shown(str(one))} is no path of a file: {error}") from None
+        if not Path(real).is_file():
             raise InvalidArgumentError(f"{one} is no regular file")
-        with one.open("rb") as file:
+        with Path(real).open("rb") as file:
             status = os.fstat(file.fileno())
             prefix = file.read(8)
             header = file.read(min(int.from_bytes(prefix, "little"), _MOST_HEADER))
-            seen.update(f"{status.st_size} {status.st_mtime_ns} {len(header)}\0".encode() + prefix + header)
-    shown_name = path.name if path.name.isascii() and path.name.isprintable() else "model"
-    return f"{shown_name[:200]}@{seen.hexdigest()}"
+        # Files may have the same time of modification, as in images of containers. Nobody can set the time of change.
+        about = f"\0{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {len(header)}\0"
+        seen.update(os.fsencode(real) + about.encode() + prefix + header)
+    name = Path(os.path.realpath(path)).name
+    return f"{name[:200] if name.isascii() and name.isprintable() else 'model'}@{seen.hexdigest()}"
 
 
 class _Loader:
     """A ``poolsvc load`` that this process has started.
 
-    Its output says when the buffer has its name, or which error it has. It keeps the buffer until its input ends.
+    Its output says when the buffer has its name, or which error it has. It keeps the buffer until its input has a byte
+    or ends: a process that was forked meanwhile keeps the pipe open.
     """
 
     def __init__(self, socket: str, path: Path, name: str, pool: str) -> None:
@@ -136,7 +171,7 @@ class _Loader:
         while not poll.poll(min(max(until - time.monotonic(), 0.0), 3600.0) * 1000):
             if time.monotonic() >= until:
                 self._process.terminate()
-                raise WaitTimeoutError("there was no memory for the model yet when the time was over")
+                raise WaitTimeoutError("poolsvc load had not made the buffer of the model when the time was over")
         line = self._output.readline()
         if line != b"published\n":
             self._raise(line)
@@ -158,7 +193,10 @@ class _Loader:
         raise PoolbridgeError(f"poolsvc load ended with status {status}: {said or 'it said nothing'}")
 
     def _end_input(self) -> None:
-        self._input.close()
+        if not self._input.closed:
+            with suppress(BrokenPipeError):
+                self._input.write(b"\n")
+            self._input.close()
 
     def leave(self) -> None:
         """Let the program end by itself. A thread waits for that, so that no zombie stays."""
