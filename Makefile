@@ -21,7 +21,7 @@ help: ## list the targets
 build: bin/poolsvc ## build the service
 
 bin/poolsvc: FORCE
-	@test -e $@ || echo "building poolsvc; the first time this takes a minute or two and shows warnings from NVIDIA's go-nvml"
+	@test -e $@ || echo "building poolsvc; the first time this takes a minute or two and may show warnings from NVIDIA's go-nvml"
 	$(GO) build -ldflags '$(LDFLAGS)' -o $@ ./cmd/poolsvc
 
 # The environment is out of date if its stamp file is older than a file that says what to install, or than a C file.

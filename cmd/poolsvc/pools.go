@@ -74,8 +74,7 @@ func printPools(out io.Writer, stats mempool.ServiceStats) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(out, "%s (this one included), %s, %s, %s\n", count.Of(stats.Sessions, "session"), count.Of(stats.Leases, "lease"),
-		count.Of(stats.Buffers, "buffer"), count.Of(stats.Names, "name"))
+	_, err := fmt.Fprintf(out, "%s, %s, %s\n", count.Of(stats.Leases, "lease"), count.Of(stats.Buffers, "buffer"), count.Of(stats.Names, "name"))
 	return err
 }
 
