@@ -32,6 +32,7 @@ type modelBuffer struct {
 type modelName struct {
 	buffer *modelBuffer
 	owner  *actor // nil: the name outlives its session
+	used   bool   // the name ends with the buffer's last lease
 }
 
 type modelLease struct {
@@ -73,6 +74,11 @@ func (m *model) settle() {
 		held := false
 		for _, l := range m.leases {
 			held = held || l.buffer == b
+		}
+		for text, n := range m.names {
+			if n.buffer == b && n.used && (!held || b.failed) {
+				delete(m.names, text)
+			}
 		}
 		for _, n := range m.names {
 			held = held || n.buffer == b
@@ -252,7 +258,7 @@ func (p *play) publish(a *actor) {
 	if l == nil {
 		return
 	}
-	how := mempool.Publication{Name: p.name(), Keep: p.random.IntN(4) == 0, Replace: p.random.IntN(2) == 0}
+	how := mempool.Publication{Name: p.name(), Keep: p.random.IntN(4) == 0, WhileUsed: p.random.IntN(3) == 0, Replace: p.random.IntN(2) == 0}
 	old := p.names[how.Name]
 	want := error(nil)
 	switch {
@@ -267,8 +273,8 @@ func (p *play) publish(a *actor) {
 		return
 	}
 	l.write = false
-	p.names[how.Name] = &modelName{buffer: l.buffer}
-	if !how.Keep {
+	p.names[how.Name] = &modelName{buffer: l.buffer, used: how.WhileUsed && !how.Keep}
+	if !how.Keep && !how.WhileUsed {
 		p.names[how.Name].owner = a
 	}
 	p.settle()
