@@ -261,6 +261,22 @@ def test_whoever_waits_for_a_program_that_is_killed_loads_the_model_itself(model
             first.result()
 
 
+def test_a_loader_that_is_killed_before_it_has_memory_has_died(models, tmp_path, first_loader):
+    first_loader("os.kill(os.getpid(), 9)")
+    with pytest.raises(poolbridge.ProducerDiedError, match="status -9"):
+        models[0].load(save(tmp_path / "m.safetensors", w=[5]), pool="p")
+
+
+def test_a_file_that_vanishes_during_a_load_leaves_no_lease(models, tmp_path, first_loader):
+    client, _ = models
+    path = save(tmp_path / "m.safetensors", w=[5])
+    first_loader(PROMISES.replace("sys.stdin", f"os.unlink({str(path)!r})\npromise.complete()\nsys.stdin"))
+    with pytest.raises(FileNotFoundError) as error:
+        client.load(path, pool="p")
+    until(lambda: client.stats().buffers == 0, 30)
+    assert error.tb is not None  # it keeps the frames of the load
+
+
 def test_a_program_with_a_time_limit_does_not_harm_those_who_wait_longer(models, tmp_path, first_loader):
     client, other = models
     path = save(tmp_path / "m.safetensors", w=[5])

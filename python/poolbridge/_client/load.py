@@ -26,7 +26,7 @@ from poolbridge.errors import (
     ContentFailedError,
     InvalidArgumentError,
     NotFoundError,
-    PoolbridgeError,
+    ProducerDiedError,
     ServiceStartError,
     StaleError,
     WaitTimeoutError,
@@ -74,9 +74,12 @@ def load(
                         "that was made anew, open it again (open_pool); else another program has taken the name"
                     )
                 yield from wait(state, None if until is None else max(until - time.monotonic(), 0.0))
+                if loader is None or (yield Do(partial(_name_of, path, pool.id))) == name:
+                    return state
             except BaseException:
                 state.end()
                 raise
+            state.end()  # the files changed while they were loaded, so the buffer may have what is not of this name
         except (AlreadyExistsError, NotFoundError, ContentFailedError) as error:
             # Another program was faster, or failed. If the own program failed, it knows why.
             if loader is not None and not isinstance(error, AlreadyExistsError):
@@ -85,13 +88,9 @@ def load(
             tries += 1
             if tries == _MOST_TRIES:
                 raise
-            continue
         finally:
             if loader is not None:
                 loader.leave()
-        if loader is None or (yield Do(partial(_name_of, path, pool.id))) == name:
-            return state
-        state.end()  # the files changed while they were loaded, so the buffer may have what is not of this name
 
 
 class _Index(msgspec.Struct):
@@ -163,7 +162,7 @@ class _Loader:
         WaitTimeoutError
             `until`, a time of the monotonic clock, has passed.
         PoolbridgeError
-            It failed.
+            It failed; `ProducerDiedError`: it was killed.
         """
         poll = select.poll()
         poll.register(self._output, select.POLLIN)
@@ -190,7 +189,8 @@ class _Loader:
         said = os.pread(self._said, 4000, 0).decode(errors="replace").strip().removeprefix("poolsvc: ")
         if code:
             raise exception(code, said)
-        raise PoolbridgeError(f"poolsvc load ended with status {status}: {said or 'it said nothing'}")
+        failed = ContentFailedError if word else ProducerDiedError
+        raise failed(f"poolsvc load ended with status {status}: {said or 'it said nothing'}")
 
     def _end_input(self) -> None:
         if not self._input.closed:
