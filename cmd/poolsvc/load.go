@@ -45,7 +45,7 @@ uses it until its standard input has a line or ends. Python's load_dict does thi
 		}
 		ctx := c.Context()
 		if whileUsed {
-			defer func() { // for the client in Python, which started this command
+			defer func() { // for the client in Python, which started this command; if it is gone, other programs still want the model
 				if err != nil {
 					_, _ = fmt.Fprintln(c.OutOrStdout(), "error", bridge.Code(err))
 				}
@@ -84,14 +84,10 @@ uses it until its standard input has a line or ends. Python's load_dict does thi
 			err = files.Load(ctx, l, &done)
 		}
 		took := time.Since(began)
-		switch {
-		case err != nil || whileUsed:
-		case verify:
-			if err = files.Verify(ctx, l); err != nil {
-				break
-			}
-			fallthrough
-		default:
+		if err == nil && verify {
+			err = files.Verify(ctx, l)
+		}
+		if err == nil && !whileUsed {
 			err = l.Publish(ctx, p)
 		}
 		stop() // it may wait for the terminal

@@ -68,7 +68,8 @@ def load(
                 yield Do(partial(loader.publish, until))
                 state = yield from get(session, name, write=False, known=(0, 0), timeout=0.0)
             try:
-                if state.grant.pool != pool.id:  # whoever may use the pool is trusted, and nobody else
+                # Programs that may use the pool trust each other. A stranger could use the name for a buffer elsewhere.
+                if state.grant.pool != pool.id:
                     raise StaleError(
                         f"{name!r} is in pool {state.grant.pool}, not in {pool.name!r}, which is pool {pool.id}: if "
                         "that was made anew, open it again (open_pool); else another program has taken the name"
