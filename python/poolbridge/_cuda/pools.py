@@ -11,7 +11,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from typing import Any, Final
 
-from poolbridge._cuda.cuda import bindings, call, current
+from poolbridge._cuda.cuda import bindings, call, current, own_stream
 from poolbridge._cuda.imports import grant_pool
 from poolbridge.errors import (
     DriverError,
@@ -84,11 +84,8 @@ class _CorePool(ImportedPool):
             device = core.Device(ordinal)
             device.set_current()
             self._resource = core.DeviceMemoryResource.from_allocation_handle(device, fd)
-            try:
-                self._stream = device.create_stream()
-            except BaseException:
-                self._resource.close()  # in the `with` block, where no call invalidates a capture
-                raise
+            # No stream of the pool's own: the driver may wait for all streams before it makes one (see `own_stream`).
+            self._stream = core.Stream.from_handle(own_stream(ordinal, alone=True))
 
     @property
     def handle(self) -> Any:
@@ -108,7 +105,6 @@ class _CorePool(ImportedPool):
     def close(self) -> None:
         with current(self.ordinal):
             self._resource.close()
-            self._stream.close()
 
 
 class _CoreBlock(ImportedBlock):

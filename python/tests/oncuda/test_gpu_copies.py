@@ -205,6 +205,18 @@ def test_names_are_written_and_read_while_all_streams_wait(client, other, gate, 
     finish(stream)
 
 
+def test_pools_are_imported_while_a_stream_waits(client, gate):
+    stream = new_stream()
+    client.allocate(N, "uint8", pool="gpu").release()
+    gate.hold(stream)
+    for n in range(44):  # the driver makes room for 43 streams at a time, and first waits until all are idle
+        client.create_pool(f"{n}", kind="device", max_bytes=32 << 20)
+        client.allocate(N, "uint8", pool=f"{n}").release()
+    assert not idle(stream)
+    gate.open()
+    finish(stream)
+
+
 @pytest.mark.parametrize("several", [False, True], ids=["one array", "several arrays"])
 @pytest.mark.parametrize("before", [0, 3], ids=["in a lease", "in a slot"])
 def test_an_array_that_was_copied_is_let_go_without_another_call(client, other, mine, gate, several, before):
