@@ -21,6 +21,8 @@ from poolbridge._memory import tensor as _tensor
 from poolbridge._memory.dlpack import _Managed, _pointer, _Versioned, read_tensor
 from poolbridge._memory.tensor import ELEMENT_TYPES
 
+# Another test may have imported PyTorch.
+pytestmark = pytest.mark.filterwarnings("ignore:.*PyTorch:poolbridge.ReadOnlyWarning")
 IN_NUMPY = [name for name, element in ELEMENT_TYPES.items() if element.in_numpy]
 
 

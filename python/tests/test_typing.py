@@ -49,6 +49,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("checker", COMMANDS)
 def test_get_array_has_the_type_of_its_library_and_any_type_without_it(checker, tmp_path):
+    pytest.importorskip(checker)
     for name, text in STUBS.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.pyi").write_text(text)
