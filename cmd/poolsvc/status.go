@@ -125,24 +125,15 @@ func askStatus(ctx context.Context, client *bridge.Client, held time.Duration) (
 				count.Of(ch.Used, "frame"), ch.Dropped))
 		}
 	}
-	slow := slices.DeleteFunc(channels, func(ch mempool.ChannelInfo) bool { return !ch.Blocked })
-	for _, ch := range slow {
-		who := fmt.Sprintf("session %d", ch.Slowest)
-		if i := slices.IndexFunc(sessions, func(one mempool.SessionInfo) bool { return one.ID == ch.Slowest }); i >= 0 {
-			who = display.Session(ch.Slowest, sessions[i].Program, sessions[i].PID)
+	jams, err := display.Jams(ctx, channels, client.Members)
+	for _, j := range jams {
+		if j.Mode == mempool.WorkQueue {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: it has 0 consumers; it keeps %s, and %s waits for room", j.Name, count.Of(j.Used, "frame"), j.Victims()))
+		} else if i := slices.IndexFunc(j.Members, func(m mempool.MemberInfo) bool { return m.Session == j.Slowest }); i >= 0 {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("%s %s, %s", display.Session(j.Slowest, j.Members[i].Program, j.Members[i].PID), j.Harm(time.Now()), j.Behind()))
 		}
-		if ch.Mode == mempool.Broadcast {
-			s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: %s has %d of %d frames to take or to release, and blocks the producers", ch.Name, who, ch.Used, ch.Capacity))
-			continue
-		}
-		warning := fmt.Sprintf("channel %s: %s for a consumer, and the producers wait for room (it has %s", ch.Name, count.Of(ch.Used, "frame")+" wait",
-			count.Of(ch.Consumers, "consumer"))
-		if ch.Slowest != 0 {
-			warning += "; " + who + " has the oldest frame"
-		}
-		s.Warnings = append(s.Warnings, warning+")")
 	}
-	return s, nil
+	return s, err
 }
 
 // hanging warns of the workers of a queue whose sessions have ended, but not their processes, and of those that have had a frame for the time

@@ -105,6 +105,7 @@ type Flow struct {
 // Missed how many it has missed.
 type FlowMember struct {
 	Session uint64
+	Program string
 	Role    MemberRole
 	Slot    int
 	Behind  uint64
@@ -270,7 +271,7 @@ func (ch *channel) flow() Flow {
 	_, f.BlockedSince = ch.Blocked()
 	for _, m := range ch.Members {
 		if m.Entered && !m.Left {
-			f.Members = append(f.Members, FlowMember{Session: m.Session.ID, Role: m.Role, Slot: m.Slot, Behind: ch.Behind(m), Missed: ch.Missed(m)})
+			f.Members = append(f.Members, FlowMember{Session: m.Session.ID, Program: m.Session.Program, Role: m.Role, Slot: m.Slot, Behind: ch.Behind(m), Missed: ch.Missed(m)})
 		}
 	}
 	slices.SortFunc(f.Members, func(a, b FlowMember) int {

@@ -136,7 +136,7 @@ func TestAMapTellsWhichBlocksAreInAChannel(t *testing.T) {
 	o := r.svc.Overview(5)
 	assert.Equal(t, map[BlockUse]int{BlockInChannel: 1, BlockWritten: 1}, uses(o))
 	require.Len(t, o.Flows, 1)
-	assert.Equal(t, []FlowMember{{sink.rec.ID, Consumer, 0, 1, 0}, {source.rec.ID, Producer, 0, 0, 0}}, o.Flows[0].Members)
+	assert.Equal(t, []FlowMember{{sink.rec.ID, sink.rec.Program, Consumer, 0, 1, 0}, {source.rec.ID, source.rec.Program, Producer, 0, 0, 0}}, o.Flows[0].Members)
 	assert.EqualValues(t, 1, o.Flows[0].Published)
 	sink.quit()
 	source.End(mempool.SessionLeft, "", nil)

@@ -275,7 +275,7 @@ func TestTheCardsNameWhoDoesTheMostHarm(t *testing.T) {
 	}
 	channel := func(id, published int, waiting int, members ...m) m {
 		return m{"id": id, "name": fmt.Sprintf("channel %d", id), "pool": 1, "mode": "broadcast", "full": "block", "capacity": 4, "published": published,
-			"dropped": 0, "used": min(waiting, 4), "waiting": waiting, "slowest": id, "blocks": false, "members": append([]m{}, members...)}
+			"dropped": 0, "used": min(waiting, 4), "waiting": waiting, "slowest": id, "blocks": false, "victims": "looks", "members": append([]m{}, members...)}
 	}
 	with := func(ch m, more m) m {
 		maps.Copy(ch, more)

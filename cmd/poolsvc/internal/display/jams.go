@@ -80,23 +80,32 @@ func Parts(jams []Jam) map[uint64]Part {
 	return parts
 }
 
-// Harm says whom the slowest consumer of the channel blocks, for example "blocks camera.py for 46s".
-func (j Jam) Harm(now time.Time) string {
-	whom, others, since := "", 0, now
+// Victims names the producers of the channel, for example "camera.py and 1 more".
+func (j Jam) Victims() string {
+	whom, others := "", 0
 	for _, m := range j.Members {
 		switch {
 		case m.Role == "producer" && whom == "":
 			whom = Printable(m.Program)
 		case m.Role == "producer":
 			others++
-		case m.Session == j.Slowest && !m.Since.IsZero():
-			since = m.Since
 		}
 	}
 	if others > 0 {
 		whom += fmt.Sprintf(" and %d more", others)
 	}
-	return fmt.Sprintf("blocks %s for %s", cmp.Or(whom, "producers"), Age(now.Sub(since)))
+	return cmp.Or(whom, "producers")
+}
+
+// Harm says whom the slowest consumer of the channel blocks, for example "blocks camera.py for 46s".
+func (j Jam) Harm(now time.Time) string {
+	since := now
+	for _, m := range j.Members {
+		if m.Session == j.Slowest && !m.Since.IsZero() {
+			since = m.Since
+		}
+	}
+	return fmt.Sprintf("blocks %s for %s", j.Victims(), Age(now.Sub(since)))
 }
 
 // Behind says how far the slowest consumer of the channel is behind.

@@ -77,6 +77,7 @@ type channel struct {
 	Closed    bool     `json:"closed,omitempty"`
 	Blocked   *float64 `json:"blocked,omitempty"` // since when producers wait for room; nil: they do not wait
 	Blocks    bool     `json:"blocks"`            // whether producers wait, or nobody takes their frames, and somebody should act
+	Victims   string   `json:"victims"`           // the producers, which wait if Blocks is true
 	Members   []member `json:"members"`
 }
 
@@ -193,12 +194,14 @@ func (e encoder) look(o service.Overview, now time.Time) look {
 		}
 		l.Pools = append(l.Pools, one)
 	}
-	parts := make(map[uint64]display.Part)
-	for _, f := range o.Flows {
+	jams := make([]display.Jam, len(o.Flows))
+	for i, f := range o.Flows {
+		jams[i].ChannelInfo = f.ChannelInfo
 		for _, m := range f.Members {
-			parts[m.Session] = max(parts[m.Session], display.PartIn(f.ChannelInfo, m.Session, m.Role == service.Producer))
+			jams[i].Members = append(jams[i].Members, mempool.MemberInfo{Session: m.Session, Program: m.Program, Role: string(m.Role)})
 		}
 	}
+	parts := display.Parts(jams)
 	holders := slices.Clone(o.Holders)
 	slices.SortStableFunc(holders, func(a, b service.Holder) int {
 		return cmp.Or(cmp.Compare(parts[b.ID], parts[a.ID]), cmp.Compare(b.Bytes, a.Bytes))
@@ -211,10 +214,10 @@ func (e encoder) look(o service.Overview, now time.Time) look {
 		}
 		l.Sessions = append(l.Sessions, one)
 	}
-	for _, f := range o.Flows {
+	for i, f := range o.Flows {
 		one := channel{ID: f.ID, Name: display.Printable(f.Name), Pool: f.Pool, Mode: string(f.Mode), Full: string(f.Full), Capacity: f.Capacity,
 			Published: f.Published, Dropped: f.Dropped, Used: f.Used, Waiting: f.Waiting, Slowest: f.Slowest, Closed: f.Closed,
-			Blocks: display.PartOf(f.ChannelInfo) > display.NoPart, Members: []member{}}
+			Blocks: display.PartOf(f.ChannelInfo) > display.NoPart, Victims: jams[i].Victims(), Members: []member{}}
 		if !f.BlockedSince.IsZero() {
 			blocked := seconds(now.Sub(f.BlockedSince))
 			one.Blocked = &blocked

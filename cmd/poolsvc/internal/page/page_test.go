@@ -155,7 +155,7 @@ func TestThePageNamesFirstWhoBlocksAndThenWhoWaits(t *testing.T) {
 		holders[i].ID, holders[i].Bytes = uint64(i+1), 100-uint64(i)
 	}
 	flow := service.Flow{ChannelInfo: mempool.ChannelInfo{Blocked: true, Slowest: 4, Consumers: 2}, Members: []service.FlowMember{
-		{Session: 3, Role: service.Producer}, {Session: 4, Role: service.Consumer}, {Session: 2, Role: service.Consumer}}}
+		{Session: 3, Program: "camera.py", Role: service.Producer}, {Session: 4, Role: service.Consumer}, {Session: 2, Role: service.Consumer}}}
 	shown := encoder{of: busy(t)}.look(service.Overview{Holders: holders, Flows: []service.Flow{flow}}, time.Now())
 	var order [][2]int
 	for _, s := range shown.Sessions {
@@ -163,6 +163,7 @@ func TestThePageNamesFirstWhoBlocksAndThenWhoWaits(t *testing.T) {
 	}
 	assert.Equal(t, [][2]int{{4, 2}, {3, 1}, {1, 0}, {2, 0}}, order)
 	assert.True(t, shown.Channels[0].Blocks)
+	assert.Equal(t, "camera.py", shown.Channels[0].Victims)
 }
 
 func TestABlockOfSeveralArraysSaysHowToGetThem(t *testing.T) {

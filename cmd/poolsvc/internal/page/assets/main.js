@@ -4,7 +4,7 @@ import { Timeline } from "./charts.js";
 import { age, byId, bytes, clock, count, percent, rate, say } from "./format.js";
 import { showGraph } from "./graph.js";
 import { redraw, showPools } from "./pools.js";
-import { behindIn, dropsMuch, inHand, showChannels, showEvents, showSessions, troubles, victims } from "./tables.js";
+import { behindIn, dropsMuch, inHand, showChannels, showEvents, showSessions, troubles } from "./tables.js";
 
 const bytesChart = new Timeline(byId("bytes-chart"), bytes, true);
 const framesChart = new Timeline(byId("frames-chart"), rate, false);
@@ -107,10 +107,9 @@ function attention(look, sessions) {
   const pid = (id) => (sessions.has(id) ? ` · pid ${sessions.get(id).pid}` : "");
   const blocked = look.channels.filter((ch) => ch.blocks).sort((a, b) => (b.blocked ?? 0) - (a.blocked ?? 0) || a.id - b.id)[0];
   if (blocked) {
-    const victim = victims(blocked, sessions);
     if (blocked.blocked === undefined) card("harm", `nobody takes from ${blocked.name}`, `it has no consumer, and has dropped ${count(blocked.dropped)} of its ${count(blocked.published)} frames`, true);
-    else if (blocked.mode === "queue") card("harm", `nobody takes from ${blocked.name}`, `${victim} waits for room, for ${age(blocked.blocked)}: ${count(blocked.capacity)} of ${count(blocked.capacity)} frames wait for a consumer`, true);
-    else card("harm", `${name(blocked.slowest)} blocks ${victim}`, `for ${age(blocked.blocked)}, ${behindIn(blocked.waiting, blocked, inHand(blocked))}${pid(blocked.slowest)}`, true);
+    else if (blocked.mode === "queue") card("harm", `nobody takes from ${blocked.name}`, `${blocked.victims} waits for room, for ${age(blocked.blocked)}: ${count(blocked.capacity)} of ${count(blocked.capacity)} frames wait for a consumer`, true);
+    else card("harm", `${name(blocked.slowest)} blocks ${blocked.victims}`, `for ${age(blocked.blocked)}, ${behindIn(blocked.waiting, blocked, inHand(blocked))}${pid(blocked.slowest)}`, true);
     return;
   }
   const waiting = look.sessions.filter((s) => s.waits && s.waited >= longWait).sort((a, b) => b.waited - a.waited || a.id - b.id)[0];

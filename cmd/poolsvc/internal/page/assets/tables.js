@@ -67,12 +67,6 @@ byId("more-sessions").addEventListener("click", () => {
   showSessions(...last);
 });
 
-/** The producers that a channel keeps waiting, by the names of their programs. */
-export function victims(ch, sessions) {
-  const producers = [...new Set(ch.members.filter((m) => m.producer).map((m) => sessions.get(m.session)?.program ?? `session ${m.session}`))];
-  return producers.length > 1 ? `${producers[0]} and ${count(producers.length - 1)} more` : producers[0] ?? ch.name;
-}
-
 /** What each session waits for and is behind in, as texts, and its channels. */
 export function troubles(look) {
   const out = new Map();
@@ -84,14 +78,13 @@ export function troubles(look) {
     if (s.waits) of(s.id).texts.push(`waits for ${s.waits}, for ${age(s.waited ?? 0)}`);
     if (s.ended) of(s.id).texts.push("has ended; its process still runs");
   }
-  const sessions = new Map(look.sessions.map((s) => [s.id, s]));
   for (const ch of look.channels) {
     for (const m of ch.members) {
       const t = of(m.session);
       t.channels.push(ch.name);
       const slowest = !m.producer && ch.slowest === m.session;
       const hand = slowest ? inHand(ch) : 0;
-      if (m.behind || hand) t.texts.push(`${behindIn(m.behind ?? 0, ch, hand)}${ch.blocks && slowest ? `, blocks ${victims(ch, sessions)}` : ""}`);
+      if (m.behind || hand) t.texts.push(`${behindIn(m.behind ?? 0, ch, hand)}${ch.blocks && slowest ? `, blocks ${ch.victims}` : ""}`);
       else if (slowest && isFullQueue(ch)) t.texts.push(`has the oldest frame of queue ${ch.name}`);
     }
   }
