@@ -426,7 +426,7 @@ func TestTheLogHasALineForAKilledClientThatHeldMemory(t *testing.T) {
 	assert.Empty(t, log.String())
 	end("killed.py", mempool.SessionLost, 512, 1<<20)
 	assert.Equal(t, 1, strings.Count(log.String(), "\n"), "%s", log.String())
-	for _, part := range []string{"level=INFO", "killed.py", "pid=4711", "2 leases", `1048576 bytes (1 MiB) in pool \"large\", 512 bytes in pool \"small\"`} {
+	for _, part := range []string{"level=INFO", "killed.py", "pid=4711", "2 leases", `1 MiB in pool \"large\", 512 bytes in pool \"small\"`} {
 		assert.Contains(t, log.String(), part)
 	}
 }

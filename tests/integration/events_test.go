@@ -139,7 +139,7 @@ func TestATroubleIsOneLineOfTheLogAndTheSameSentenceAsTheEvent(t *testing.T) {
 	require.NoError(t, c.Close())
 	log := s.Said(t, "kind=pool-full")
 	assert.Contains(t, log, "level=WARN")
-	assert.Contains(t, log, "asked for 2097152 bytes")
+	assert.Contains(t, log, "asked for 2 MiB")
 }
 
 func TestAListOfLeasesNamesTheProcess(t *testing.T) {

@@ -1,8 +1,10 @@
 package integration
 
 import (
+	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -73,8 +75,16 @@ func TestTopShowsInATerminalWhoHoldsMostAndWhoDied(t *testing.T) {
 	assert.Contains(t, first, "100%")
 	term.press("Enter")
 	term.shows("writes")
-	term.press("Escape")
+	term.press("Tab")
 	term.shows("CHANNEL")
+	_, err = holder.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "camera", Pool: pool.Info().ID, Mode: mempool.WorkQueue})
+	require.NoError(t, err)
+	_, err = holder.Subscribe(t.Context(), "camera", mempool.SubscribeOptions{})
+	require.NoError(t, err)
+	term.press("/", strconv.Itoa(os.Getpid()))
+	term.shows("filter: " + strconv.Itoa(os.Getpid()))
+	term.shows("camera   frames") // the channel of this session
+	term.press("Escape")
 	require.NoError(t, holder.Close())
 	term.shows("ended after")
 	term.press("?")

@@ -64,11 +64,11 @@ type looked struct {
 type due struct{}
 
 func (m *Model) readService() tea.Cmd {
-	ctx, source, of, limit := m.ctx, m.source, m.details, max(m.interval, 5*time.Second)
+	ctx, source, of, filtered, limit := m.ctx, m.source, m.details, m.filter != "", max(m.interval, 5*time.Second)
 	return func() tea.Msg {
 		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
-		now, err := source.read(ctx, of)
+		now, err := source.read(ctx, of, filtered)
 		return looked{now, err}
 	}
 }
@@ -101,7 +101,7 @@ func (m *Model) took(l looked) {
 		return
 	}
 	m.before, m.now = m.now, &l.snapshot
-	had := len(m.events)
+	had := len(m.happened())
 	if m.before != nil && m.before.epoch != m.now.epoch {
 		m.before = nil // the ids in the earlier snapshot are ids of another epoch
 		restart := mempool.HistoryEvent{At: m.now.at, Text: "another service answers: it was started again"}
@@ -112,7 +112,7 @@ func (m *Model) took(l looked) {
 	}
 	m.events = append(m.events, m.now.events...)
 	if m.row[eventsPane] > 0 { // the cursor stays at the same event
-		m.row[eventsPane] += len(m.events) - had
+		m.row[eventsPane] += len(m.happened()) - had
 	}
 	m.events = m.events[max(0, len(m.events)-maxEvents):]
 }
@@ -122,10 +122,16 @@ func (m *Model) press(key tea.KeyPressMsg) tea.Cmd {
 		m.typeFilter(key)
 		return nil
 	}
-	switch key.String() {
-	case "q", "ctrl+c":
+	switch name := key.String(); {
+	case name == "q", name == "ctrl+c":
 		return tea.Quit
+	case m.help:
+		m.help = false
+		return nil
+	}
+	switch key.String() {
 	case "tab":
+		m.details, m.event = 0, nil
 		m.pane = (m.pane + 1) % panes
 	case "up", "k":
 		m.step(-1)
@@ -142,9 +148,12 @@ func (m *Model) press(key tea.KeyPressMsg) tea.Cmd {
 	case "space", "p":
 		m.paused = !m.paused
 	case "?", "h":
-		m.help = !m.help
+		m.help = true
 	case "esc":
-		m.details, m.event, m.filter, m.help = 0, nil, "", false
+		if m.details == 0 && m.event == nil {
+			m.filter = ""
+		}
+		m.details, m.event = 0, nil
 	case "enter":
 		m.openDetails()
 	}
@@ -189,9 +198,8 @@ func (m *Model) openDetails() {
 			}
 		}
 	case eventsPane:
-		if n := len(m.events); n > 0 {
-			one := m.events[n-1-m.cursor(eventsPane, n)]
-			m.event = &one
+		if list := m.happened(); len(list) > 0 {
+			m.event = &list[len(list)-1-m.cursor(eventsPane, len(list))]
 		}
 	}
 }
@@ -207,6 +215,10 @@ func (m *Model) step(by int) {
 	}
 	m.row[m.pane] += by
 	m.cursor(m.pane, m.rows(m.pane))
+	if m.event != nil {
+		m.event = nil
+		m.openDetails()
+	}
 }
 
 // rows returns the number of rows of a pane.
@@ -219,7 +231,7 @@ func (m *Model) rows(pane int) int {
 	case pane == channelsPane:
 		return len(m.channels())
 	}
-	return len(m.events)
+	return len(m.happened())
 }
 
 // cursor limits the cursor of a pane to its n rows, and returns the row of the cursor.
@@ -238,7 +250,7 @@ var columns = [panes][]string{
 // sessions returns the sessions that pass the filter, in the order of the pane, after those that block producers and those that wait for them.
 func (m *Model) sessions() []mempool.SessionInfo {
 	list := slices.DeleteFunc(slices.Clone(m.now.sessions), func(o mempool.SessionInfo) bool {
-		return !m.matches(o.Program, strconv.Itoa(int(o.PID)), strconv.Itoa(int(o.UID)), strconv.FormatUint(o.ID, 10))
+		return !m.matches(append(texts(o.Program, o.PID, o.UID, o.ID), m.now.channelsOf[o.ID]...)...)
 	})
 	parts := display.Parts(m.now.jams)
 	slices.SortStableFunc(list, func(a, b mempool.SessionInfo) int {
@@ -261,7 +273,7 @@ func (m *Model) sessions() []mempool.SessionInfo {
 // channels returns the channels that pass the filter, in the order of the pane, after those that block producers.
 func (m *Model) channels() []mempool.ChannelInfo {
 	list := slices.DeleteFunc(slices.Clone(m.now.channels), func(ch mempool.ChannelInfo) bool {
-		return !m.matches(ch.Name, m.now.pool(ch.Pool))
+		return !m.matches(append([]string{ch.Name, m.now.pool(ch.Pool)}, m.now.membersOf[ch.ID]...)...)
 	})
 	rates := m.rates()
 	slices.SortStableFunc(list, func(a, b mempool.ChannelInfo) int {
@@ -277,6 +289,16 @@ func (m *Model) channels() []mempool.ChannelInfo {
 		return cmp.Or(cmp.Compare(display.PartOf(b), display.PartOf(a)), by, cmp.Compare(a.ID, b.ID))
 	})
 	return list
+}
+
+// happened returns the events that pass the filter, the newest last.
+func (m *Model) happened() []mempool.HistoryEvent {
+	return slices.DeleteFunc(slices.Clone(m.events), func(e mempool.HistoryEvent) bool { return !m.matches(e.Text) })
+}
+
+// texts returns what the filter finds a session by.
+func texts(program string, pid int32, uid uint32, id uint64) []string {
+	return []string{program, strconv.Itoa(int(pid)), strconv.Itoa(int(uid)), strconv.FormatUint(id, 10)}
 }
 
 func (m *Model) matches(texts ...string) bool {

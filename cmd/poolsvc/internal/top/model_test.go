@@ -145,6 +145,42 @@ func TestTheFilterLeavesWhatMatches(t *testing.T) {
 	assert.Contains(t, strings.Join(draw(), "\n"), "loader")
 }
 
+func TestTheFilterReachesMembersByTheirChannelChannelsByTheirMembersAndEvents(t *testing.T) {
+	s := busy()
+	s.channelsOf = map[uint64][]string{2: {"camera"}}
+	s.membersOf = map[uint64][]string{7: texts("train.py", 11, 1000, 2)}
+	s.events = []mempool.HistoryEvent{{At: noon, Text: "train.py began"}, {At: noon, Text: "loader began"}}
+	for _, filter := range []string{"camera", "train"} {
+		m, draw := screen(t, 80, 24, s)
+		press(m, append(strings.Split("/"+filter, ""), "enter")...)
+		text := strings.Join(draw(), "\n")
+		assert.NotContains(t, text, "loader")
+		assert.Contains(t, text, "11  1000  train.py")
+		assert.Contains(t, text, "camera   frames")
+		assert.Equal(t, filter == "train", strings.Contains(text, "train.py began"))
+	}
+}
+
+func TestTheKeysFitIntoTheLastRow(t *testing.T) {
+	m, draw := screen(t, 80, 24, busy())
+	for _, keys := range [][]string{{}, {"/", "s", "l", "o", "w", "_", "a", "r", "c", "h", "enter"}, {"p"}, {"enter"}, {"?"}} {
+		press(m, keys...)
+		assert.NotContains(t, draw()[23], "…")
+	}
+}
+
+func TestAnyKeyLeavesTheHelpAndTabLeavesDetails(t *testing.T) {
+	m, draw := screen(t, 80, 24, busy())
+	for _, key := range []string{"tab", "h", "esc"} {
+		press(m, "?")
+		lineWith(t, draw(), "any key goes back")
+		press(m, key)
+		lineWith(t, draw(), "CHANNEL")
+	}
+	press(m, "enter", "tab")
+	lineWith(t, draw(), "CHANNEL")
+}
+
 func TestDetailsShowTheBuffersOfTheSessionUnderTheCursor(t *testing.T) {
 	m, draw := screen(t, 80, 24, busy())
 	press(m, "down", "enter")
@@ -345,7 +381,11 @@ func TestAnEventCanBeReadWhole(t *testing.T) {
 	press(m, "tab", "tab", "s", "down", "enter") // events cannot be sorted, and no event is below the newest event
 	lineWith(t, draw(), "event 2: lease-long")
 	assert.Contains(t, strings.Join(draw(), " "), "of the second")
-	press(m, "enter", "up")
+	press(m, "up")
+	lineWith(t, draw(), "event 1: lease-long")
+	press(m, "enter")
+	lineWith(t, draw(), "of the second")
+	lineWith(t, draw(), "of the first")
 	more := after(s, time.Second, func(s *snapshot) { s.events = []mempool.HistoryEvent{long(3, "of the third")} })
 	m.Update(looked{snapshot: more})
 	press(m, "enter")

@@ -24,9 +24,12 @@ type snapshot struct {
 	jams     []display.Jam
 	events   []mempool.HistoryEvent // events since the last snapshot
 	held     []mempool.BufferInfo   // buffers that count for the session whose details are shown, or that it uses, among the first maxScanned buffers
+	// If the screen has a filter, these are the names of each session's channels, and the texts of each channel's members, of the first
+	// maxScanned channels.
+	channelsOf, membersOf map[uint64][]string
 }
 
-// maxScanned is how many buffers of the service are searched for the buffers of one session.
+// maxScanned is how many buffers of the service are searched for the buffers of one session, and how many channels for their members.
 const maxScanned = 4096
 
 // Source reads snapshots from a service. If the connection is lost, the next read connects again.
@@ -45,21 +48,22 @@ func (s *Source) Close() error {
 	return s.client.Close()
 }
 
-// read asks the service for a snapshot. If `of` is not 0, it is the id of a session, and the snapshot also has the buffers of this session.
-func (s *Source) read(ctx context.Context, of uint64) (now snapshot, err error) {
+// read asks the service for a snapshot. If `of` is not 0, it is the id of a session, and the snapshot also has the buffers of this session;
+// if filtered is true, also what the filter needs.
+func (s *Source) read(ctx context.Context, of uint64, filtered bool) (now snapshot, err error) {
 	if s.client == nil {
 		if s.client, err = bridge.Dial(ctx, s.Socket); err != nil {
 			return now, err
 		}
 	}
-	if now, err = s.ask(ctx, of); err != nil {
+	if now, err = s.ask(ctx, of, filtered); err != nil {
 		err = errors.Join(err, s.client.Close())
 		s.client = nil
 	}
 	return now, err
 }
 
-func (s *Source) ask(ctx context.Context, of uint64) (now snapshot, err error) {
+func (s *Source) ask(ctx context.Context, of uint64, filtered bool) (now snapshot, err error) {
 	now.at, now.epoch = time.Now(), s.client.Epoch()
 	if now.stats, err = s.client.Stats(ctx); err != nil {
 		return now, err
@@ -72,6 +76,11 @@ func (s *Source) ask(ctx context.Context, of uint64) (now snapshot, err error) {
 	}
 	if now.jams, err = display.Jams(ctx, now.channels, s.client.Members); err != nil {
 		return now, err
+	}
+	if filtered {
+		if err = s.relate(ctx, &now); err != nil {
+			return now, err
+		}
 	}
 	if now.events, err = s.news(ctx); err != nil || of == 0 {
 		return now, err
@@ -89,6 +98,22 @@ func (s *Source) ask(ctx context.Context, of uint64) (now snapshot, err error) {
 		}
 	}
 	return now, nil
+}
+
+// relate finds out which sessions are members of which channels.
+func (s *Source) relate(ctx context.Context, now *snapshot) error {
+	now.channelsOf, now.membersOf = make(map[uint64][]string), make(map[uint64][]string)
+	for _, ch := range now.channels[:min(len(now.channels), maxScanned)] {
+		members, err := display.All(s.client.Members(ctx, ch.ID))
+		if err != nil && !errors.Is(err, bridge.ErrClosed) { // the channel has ended meanwhile
+			return err
+		}
+		for _, one := range members {
+			now.channelsOf[one.Session] = append(now.channelsOf[one.Session], ch.Name)
+			now.membersOf[ch.ID] = append(now.membersOf[ch.ID], texts(one.Program, one.PID, one.UID, one.Session)...)
+		}
+	}
+	return nil
 }
 
 // news returns the events since the last call of news.

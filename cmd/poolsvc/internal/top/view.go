@@ -84,16 +84,21 @@ func (m *Model) foot() string {
 		return trouble.Render(fit("no answer: "+m.err.Error(), m.width))
 	case m.typing:
 		return fit("filter: "+m.filter+"█  (enter: keep, esc: clear)", m.width)
+	case m.help:
+		return faint.Render(fit("any key goes back  q quit", m.width))
 	}
 	keys := "q quit  tab pane  ↑↓ row  enter details  s sort  / filter  p pause  ? help"
-	if m.details != 0 || m.event != nil {
+	switch {
+	case m.details != 0 || m.event != nil:
 		keys = "q quit  esc back  ↑↓ row  p pause  ? help"
+	case m.filter != "" || m.paused: // few keys, as 80 columns have no room for more
+		keys = "q quit  tab pane  ? help"
 	}
 	if m.filter != "" {
 		keys = "filter " + strconv.Quote(m.filter) + " (esc clears)  " + keys
 	}
 	if m.paused {
-		keys = "PAUSED  " + keys
+		keys = "PAUSED (p goes on)  " + keys
 	}
 	return faint.Render(fit(keys, m.width))
 }
@@ -115,11 +120,10 @@ const helpText = `
             P/C counts producers and consumers. enter shows the slowest, and
             whom it blocks. Channels that block producers come first, in red.
   Events    What happened to the service, the newest last: as poolsvc events.
-            enter shows the whole sentence.
 
   q quit             tab other table    up, down row     enter details, back
   s sort by the next column (▼ or ▲)    / filter by program, pid, user, channel
-  p pause            esc clear filter   ? this help, and back`
+  p pause            esc clear filter   ? this help`
 
 // drawAll divides the rows among the panes: first pools get a few rows, then sessions and channels get what they need, and events get the
 // rest.
@@ -138,7 +142,8 @@ func (m *Model) drawAll() []string {
 	lines = append(lines, "")
 	lines = append(lines, counted(channels, m.row[channelsPane], forChannels)...)
 	lines = append(lines, "")
-	return append(lines, window(m.drawEvents(), max(0, len(m.events)-1-m.cursor(eventsPane, len(m.events))), forEvents)...)
+	events, cursor := m.drawEvents()
+	return append(lines, window(events, cursor, forEvents)...)
 }
 
 // window returns the head of a table and as many rows as fit, including the row with the cursor.
@@ -268,23 +273,32 @@ func (m *Model) mark(pane int, rows [][]string, lines []string) []string {
 	return lines
 }
 
-func (m *Model) drawEvents() []string {
-	lines := []string{bold.Render("EVENTS")}
-	at := len(m.events) - 1 - m.cursor(eventsPane, len(m.events))
-	for i, e := range m.events {
-		line := fit(e.At.Format(time.TimeOnly)+"  "+display.Printable(e.Text), m.width)
+// drawEvents draws the events in whole sentences, after a head. It also returns the last row of the event under the cursor.
+func (m *Model) drawEvents() (lines []string, cursor int) {
+	lines = []string{bold.Render("EVENTS")}
+	list := m.happened()
+	at := len(list) - 1 - m.cursor(eventsPane, len(list))
+	for i, e := range list {
+		style := lipgloss.NewStyle()
 		switch {
 		case m.pane == eventsPane && i == at:
-			line = selected.Render(line)
+			style = selected
 		case e.Kind.Trouble() || e.Ending == mempool.SessionLost:
-			line = warning.Render(line)
+			style = warning
 		}
-		lines = append(lines, line)
+		lead := e.At.Format(time.TimeOnly) + "  "
+		for line := range strings.SplitSeq(ansi.Wrap(display.Happened(e), max(m.width-len(lead), 1), ""), "\n") {
+			lines = append(lines, style.Render(lead+line))
+			lead = strings.Repeat(" ", len(lead))
+		}
+		if i == at {
+			cursor = len(lines) - 2
+		}
 	}
 	if len(m.events) == 0 {
 		lines = append(lines, faint.Render("nothing has happened"))
 	}
-	return lines
+	return lines, cursor
 }
 
 // drawEvent draws all details of an event.
