@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,35 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
         item.session.shouldstop = f"stopped after {LIMIT:g} s: POOLBRIDGE_TEST_SECONDS"
 
 
+class Failures:
+    """Names each test that fails at once, although pytest itself is quiet until the end."""
+
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self.reporter = reporter
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.reporter.write_line(f"\nfailed: {report.nodeid}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if reporter := config.pluginmanager.get_plugin("terminalreporter"):  # not in a process of pytest-xdist
+        config.pluginmanager.register(Failures(reporter))
+
+
+# How to run tests that are skipped here, by a word of the reason.
+CURES = {"GPU": "on one, tests/gpu/run python-arrays", "torch": "make test-torch"}
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print each result of each library, with the element types and layouts of this result. Print nothing with `-q`."""
+    """Print why tests were skipped; without `-q`, also each result of each library, with its element types."""
+    why = Counter(str(one.longrepr[2]).removeprefix("Skipped: ") for one in terminalreporter.stats.get("skipped", []))
+    for reason, n in why.most_common(5):
+        cure = next((f" ({cure})" for word, cure in CURES.items() if word in reason and ":" not in reason), "")
+        terminalreporter.write_line(f"skipped: {n:3}, as {reason}{cure}")
+    if len(why) > 5:
+        terminalreporter.write_line(f"skipped: {sum(sorted(why.values())[:-5]):3} others, which `pytest -rs` explains")
     for line in config.stash.get(MATRIX, []) if config.get_verbosity() >= 0 else []:
         terminalreporter.write_line(line)
     outcomes = config.stash.get(OUTCOMES, {}) if config.get_verbosity() >= 0 else {}
