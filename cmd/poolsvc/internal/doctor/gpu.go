@@ -27,7 +27,8 @@ func (c *chart) driver() []cuda.Device {
 	case len(files) > 0:
 		c.noDevice(true, "check nvidia-smi and the kernel log", "there is %s, but %v", files[0], err)
 	case errors.Is(err, cuda.ErrNoDriver):
-		c.noDevice(false, "install the NVIDIA driver, or in a container pass the GPU through", "%v", err)
+		_, cause, _ := strings.Cut(err.Error(), cuda.ErrNoDriver.Error())
+		c.noDevice(false, "install the NVIDIA driver, or in a container pass the GPU through", "no CUDA driver%s", cause)
 	default:
 		c.noDevice(set, "check CUDA_VISIBLE_DEVICES and nvidia-smi; in a container pass the GPU through", "the driver shows no device (%v)", err)
 	}
@@ -56,7 +57,7 @@ func (c *chart) noDevice(expected bool, advice, why string, args ...any) {
 	if expected {
 		grade = c.missing
 	}
-	grade("gpu", advice, "none, so only memory of the CPU (kind host) can be used: "+why, args...)
+	grade("gpu", advice, "none, so only kind host can be used: "+why, args...)
 	c.kinds(nil)
 }
 

@@ -57,6 +57,7 @@ func (c *chart) kernel() {
 
 // namespaces examines whether this process is in the same namespaces as process 1.
 func (c *chart) namespaces() {
+	var shared, hidden []string
 	for _, ns := range []struct{ name, matters string }{
 		{"pid", "process ids in reports differ between namespaces; sharing works"},
 		{"ipc", "interprocess events do not cross it; pools, VMM and fences do"},
@@ -71,12 +72,18 @@ func (c *chart) namespaces() {
 		first, err := os.Readlink("/proc/1/ns/" + ns.name)
 		switch {
 		case err != nil: // in containers and sandboxes often also for root
-			c.ok(ns.name+" namespace", "%s (the kernel does not show this process whether process 1 shares it)", mine)
+			hidden = append(hidden, ns.name)
 		case first == mine:
-			c.ok(ns.name+" namespace", "%s, shared with process 1", mine)
+			shared = append(shared, ns.name)
 		default:
 			c.warn(ns.name+" namespace", ns.matters, "%s, not that of process 1", mine)
 		}
+	}
+	if len(shared) > 0 {
+		c.ok("namespaces", "shared with process 1: %s", strings.Join(shared, ", "))
+	}
+	if len(hidden) > 0 {
+		c.ok("namespaces", "the kernel does not show whether process 1 shares them: %s", strings.Join(hidden, ", "))
 	}
 }
 
