@@ -187,6 +187,7 @@ class BuildHook(BuildHookInterface[Any]):
         wish = os.environ.get(f"POOLBRIDGE_{what}", "")
         if wish == "0":
             return None
+        self.app.display_info(f"building {_WITHOUT[what].partition(':')[0]}")  # shown by `pip install -v`
         try:
             built: Path = build()
         except Exception as error:
