@@ -1,11 +1,13 @@
 package main
 
 import (
+	"os/exec"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
@@ -19,6 +21,11 @@ func TestAnArrayGoesFromGoToPython(t *testing.T) {
 			out := python.Run(t, "consumer.py", library)
 			assert.Contains(t, out, "float32[2, 3]")
 			assert.Contains(t, out, "21.0")
+			if _, err := exec.LookPath("go"); err == nil && kind == bridge.Host {
+				out, err := exec.Command("go", "run", "./reader").CombinedOutput()
+				require.NoError(t, err, string(out))
+				assert.Equal(t, "[2 3] 24\n", string(out))
+			}
 			service.Idle(t) // the lease of the consumer has ended
 		})
 	}

@@ -44,7 +44,7 @@ def blocks(*languages):
 
 def test_every_block_is_of_a_language_that_has_a_test():
     # TestEveryDocumentedBlockOfGoCompiles in tests/integration checks the blocks of Go.
-    assert {language for _, language, _ in blocks()} == {"python", "go", "sh", "yaml"}
+    assert {language for _, language, _ in blocks()} == {"python", "go", "sh", "yaml", "text"}
 
 
 # Python
@@ -56,8 +56,8 @@ PYTEST = "is a test"
 TYPED = "is type-checked"
 LOOP = "is type-checked; TestEveryDocumentedLoopSeesEveryFrameAndEnds in tests/integration runs it"
 HOW = {  # page, and words that only one block of the page has: how the test runs or checks the block, and its output
-    ("README.md", '"weights"'): (ALONE, "[[0. 1. 2.]"),
-    ("README.md", '"video"'): (ALONE, "3 2.0"),
+    ("README.md", '"weights"'): (ALONE, "[[0. 1. 2.]\n [3. 4. 5.]]\n"),
+    ("README.md", '"video"'): (ALONE, "1 0.0\n2 1.0\n3 2.0\n"),
     ("first-array.md", "poolbridge.serve("): (ALONE, "[3. 4. 5.]"),
     ("first-array.md", "service_pid"): (ALONE, ""),
     ("first-array.md", "poolbridge_client"): (PYTEST, "1 passed"),
@@ -105,6 +105,11 @@ def of(page, words):
     """Return the Python block of a page that contains the text `words`; only one block may contain the text."""
     (found,) = [text for name, text in blocks("python") if name == page and words in text]
     return found
+
+
+def test_every_shown_output_is_that_of_a_program():
+    shown = [text for _, text in blocks("text")]
+    assert sorted(shown) == sorted(output for (page, _), (_, output) in HOW.items() if page == "README.md")
 
 
 def test_every_block_of_python_is_run_or_checked():
