@@ -202,7 +202,7 @@ bench: bin/poolsvc $(VENV)/installed ## measure on host memory, and compare with
 fuzz: ## fuzz the packet checker and decoder, and shared memory, about a minute each on 2 CPUs
 	$(GO) test -run '^$$' -fuzz FuzzDecodeRequest -fuzztime 1700000x ./bridge/wire
 	$(GO) test -run '^$$' -fuzz FuzzHeader -fuzztime 400000x ./bridge/safetensors
-	$(GO) test -run '^$$' -fuzz FuzzBufferLayout -fuzztime 500000x ./bridge/wire
+	$(GO) test -run '^$$' -fuzz FuzzBufferLayout -fuzztime 500000x -fuzzminimizetime 10x ./bridge/wire
 	$(GO) test -run '^$$' -fuzz FuzzCheckAgainstDecoder -fuzztime 2000000x ./bridge/wire
 	$(GO) test -run '^$$' -fuzz FuzzHostilePages -fuzztime 110000x -fuzzminimizetime 10x ./internal/shmchannel
 

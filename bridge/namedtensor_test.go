@@ -1,8 +1,12 @@
 package bridge
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -150,6 +154,45 @@ func TestABufferOfSeveralArraysIsFoundWithItsArrays(t *testing.T) {
 	require.NoError(t, l.Release(false))
 }
 
+func TestMetadataComesWithTheArraysOfABuffer(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<22), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 4})
+	from, packed := s.follow(t, mempool.SubscribeOptions{}), batch(t)
+	for n := range 20 {
+		packed.Metadata = map[string]string{"model": "llama", "step": fmt.Sprint(n % 10), "": strings.Repeat("ä", 9000)}
+		l, err := s.pool.Allocate(t.Context(), packed)
+		require.NoError(t, err)
+		said := maps.Clone(packed.Metadata)
+		packed.Metadata["step"] = "later"
+		assert.Equal(t, said, l.Tensor().Metadata)
+		again, err := s.pool.Allocate(t.Context(), l.Tensor()) // the description of a buffer, too
+		require.NoError(t, err)
+		assert.Equal(t, said, again.Tensor().Metadata)
+		require.NoError(t, again.Publish(t.Context(), Publication{Name: "batch", Replace: true}))
+		require.NoError(t, again.Release(false))
+		found, err := s.consumer.TryGet(t.Context(), "batch", LeaseOptions{})
+		require.NoError(t, err)
+		assert.Equal(t, said, found.Tensor().Metadata)
+		assert.Equal(t, packed.Arrays, found.Tensor().Arrays)
+		require.NoError(t, found.Release(false))
+
+		_, err = s.from.Publish(t.Context(), l, FrameOptions{})
+		require.NoError(t, err)
+		f, err := from.next(t.Context())
+		require.NoError(t, err)
+		assert.Nil(t, f.Lease.Tensor().Metadata)
+		assert.Equal(t, packed.Arrays, f.Lease.Tensor().Arrays)
+		require.NoError(t, f.Release())
+	}
+	one := Bytes(8)
+	one.Metadata = map[string]string{"a": "b"}
+	long := batch(t)
+	long.Metadata = map[string]string{"a": strings.Repeat("b", 33<<20)}
+	for _, wrong := range []Tensor{one, long} {
+		_, err := s.pool.TryAllocate(t.Context(), wrong)
+		require.ErrorIs(t, err, mempool.ErrInvalid)
+	}
+}
+
 func TestThousandsOfArraysAreOneBuffer(t *testing.T) {
 	s := pair(t, hostPool("p", 1<<22), mempool.ChannelSpec{Capacity: 4})
 	var arrays []NamedTensor
@@ -176,13 +219,20 @@ func part(layout []byte) []byte {
 func TestAWrongLayoutFailsTheLeaseAndNothingElse(t *testing.T) {
 	s := pair(t, hostPool("p", 1<<22), mempool.ChannelSpec{Capacity: 4})
 	good := NamedTensor{Name: "a", Tensor: Tensor{DType: Uint8, Shape: []uint64{4}}}
-	right, err := wire.AppendBufferLayout(nil, convert.WireLayout([]NamedTensor{good}).Arrays)
+	right, err := wire.AppendBufferLayout(nil, nil, convert.WireLayout([]NamedTensor{good}).Arrays)
 	require.NoError(t, err)
 	lies := [][]byte{append(right[:len(right):len(right)], right...), part(nil), {0, 0, 0, 0}, right[:len(right)-1],
 		append(right[:len(right):len(right)], 0), append([]byte{255, 255, 255, 127}, right[4:]...), {1}}
 	for _, lie := range layoutLies() {
 		lies = append(lies, part(lie))
 	}
+	said := func(key string) []byte {
+		layout, err := wire.AppendLayout(nil, &wire.Layout{Metadata: []wire.MetadataEntry{{Key: key, Value: "value"}}})
+		require.NoError(t, err)
+		return part(layout)
+	}
+	lies = append(lies, said("k"), slices.Concat(bytes.Replace(said("k"), []byte("value"), []byte("valu\xff"), 1), right),
+		slices.Concat(part([]byte("\x82\xa2md\xdd\xff\xff\xff\xff")), right))
 	for i, lie := range lies {
 		n := uint64(len(lie))
 		l := &Lease{client: s.pool.client}

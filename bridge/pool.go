@@ -138,7 +138,7 @@ func (p *Pool) allocate(ctx context.Context, try session.Attempt, t mempool.Tens
 	if err := c.streams.Allocate(ctx, &made.held, try, p.opened, t); err != nil {
 		return nil, err
 	}
-	if err := made.held.WriteLayout(ctx, layout); err != nil {
+	if err := made.held.WriteLayout(ctx, t, layout); err != nil {
 		return nil, errors.Join(err, made.Release(true))
 	}
 	return made, nil

@@ -1,6 +1,7 @@
 package mempool
 
 import (
+	"maps"
 	"math"
 	"math/bits"
 	"slices"
@@ -24,6 +25,10 @@ type Tensor struct {
 	// LayoutBytes says how many bytes at the end of the buffer describe its Arrays, for the clients that lease the buffer; 0: the buffer has
 	// one array. The client that allocates the buffer sets LayoutBytes. The Tensor in a list has LayoutBytes and no Arrays.
 	LayoutBytes uint64
+	// Metadata are texts about the Arrays of a buffer, such as the model and its revision. The client that allocates the buffer writes
+	// them behind the arrays. Keys have at most 4,096 bytes, and all metadata fit into the layout with the names. Equal ignores Metadata,
+	// and a frame has none: see its Meta.
+	Metadata map[string]string
 }
 
 // Bytes returns the description of n plain bytes.
@@ -32,6 +37,7 @@ func Bytes(n uint64) Tensor { return Tensor{DType: Uint8, Shape: []uint64{n}} }
 // Clone returns a copy that shares nothing with t.
 func (t Tensor) Clone() Tensor {
 	t.Shape, t.Strides, t.Arrays = slices.Clone(t.Shape), slices.Clone(t.Strides), slices.Clone(t.Arrays)
+	t.Metadata = maps.Clone(t.Metadata)
 	for i := range t.Arrays {
 		t.Arrays[i].Tensor = t.Arrays[i].Tensor.Clone()
 	}
@@ -81,6 +87,8 @@ func (t Tensor) Extent() (uint64, error) {
 		if err := t.validateArrays(); err != nil {
 			return 0, err
 		}
+	} else if len(t.Metadata) > 0 {
+		return 0, typed.Errorf(ErrInvalid, "metadata without Arrays: only a buffer of several arrays has metadata, and one array can be such a buffer by Pack")
 	}
 	if t.LayoutBytes > 0 && (!t.isAllBytes() || t.LayoutBytes > min(t.Shape[0], MaxLayoutBytes)) {
 		return 0, typed.Errorf(ErrInvalid, "a layout of %d bytes in %s%v: a buffer with a layout is uint8 with one dimension, and has at most %d bytes of layout",

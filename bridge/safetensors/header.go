@@ -19,6 +19,9 @@ import (
 // maxHeader is the most bytes of a header. The format's own library refuses more, too.
 const maxHeader = 100_000_000
 
+// metadataKey is the key of the metadata in a header.
+const metadataKey = "__metadata__"
+
 var dtypes = map[string]mempool.DType{
 	"BOOL": mempool.Bool, "I8": mempool.Int8, "I16": mempool.Int16, "I32": mempool.Int32, "I64": mempool.Int64,
 	"U8": mempool.Uint8, "U16": mempool.Uint16, "U32": mempool.Uint32, "U64": mempool.Uint64,
@@ -34,52 +37,58 @@ type entry struct {
 	begin, end uint64 // of its bytes in the file
 }
 
-// readHeader reads the tensors of a file of `size` bytes, in the order of their bytes. It refuses what the format's own library refuses.
-func readHeader(file io.ReaderAt, size uint64) ([]entry, error) {
+// readHeader reads the metadata and the tensors of a file of `size` bytes, in the order of their bytes. It refuses what the format's own library
+// refuses.
+func readHeader(file io.ReaderAt, size uint64) (map[string]string, []entry, error) {
 	var prefix [8]byte
 	if _, err := file.ReadAt(prefix[:], 0); err != nil {
-		return nil, cut(err, "the file has %d bytes, too few for a header", size)
+		return nil, nil, cut(err, "the file has %d bytes, too few for a header", size)
 	}
 	n := binary.LittleEndian.Uint64(prefix[:])
 	if n > maxHeader || n > size-8 {
-		return nil, invalid("the header would have %d bytes: at most %d are possible, and the file has %d", n, maxHeader, size)
+		return nil, nil, invalid("the header would have %d bytes: at most %d are possible, and the file has %d", n, maxHeader, size)
 	}
 	header := make([]byte, n)
 	if _, err := file.ReadAt(header, 8); err != nil {
-		return nil, cut(err, "the header has %d bytes", n)
+		return nil, nil, cut(err, "the header has %d bytes", n)
 	}
-	entries, err := parse(header)
+	metadata, entries, err := parse(header)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	slices.SortStableFunc(entries, func(a, b entry) int { return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.end, b.end)) })
 	at, data := uint64(0), size-8-n
 	for i := range entries {
 		e := &entries[i]
 		if e.begin != at {
-			return nil, invalid("tensor %q begins at byte %d of the data, and the tensor before it ends at %d", e.name, e.begin, at)
+			return nil, nil, invalid("tensor %q begins at byte %d of the data, and the tensor before it ends at %d", e.name, e.begin, at)
 		}
 		if extent, err := e.tensor.Extent(); err != nil || e.end < e.begin || e.end-e.begin != extent {
-			return nil, invalid("tensor %q has the bytes %d to %d, which is not the size of %s%v", e.name, e.begin, e.end, e.tensor.DType, e.tensor.Shape)
+			return nil, nil, invalid("tensor %q has the bytes %d to %d, which is not the size of %s%v", e.name, e.begin, e.end, e.tensor.DType, e.tensor.Shape)
 		}
 		at = e.end
 		e.begin, e.end = e.begin+8+n, e.end+8+n
 	}
 	if at != data {
-		return nil, invalid("the tensors have %d bytes, and the file has %d behind its header", at, data)
+		return nil, nil, invalid("the tensors have %d bytes, and the file has %d behind its header", at, data)
 	}
-	return entries, nil
+	return metadata, entries, nil
 }
 
-// parse reads the tensors of a header.
-func parse(header []byte) (entries []entry, err error) {
+// parse reads the metadata and the tensors of a header.
+func parse(header []byte) (_ map[string]string, entries []entry, err error) {
 	if len(header) == 0 || header[0] != '{' || !utf8.Valid(header) {
-		return nil, invalid("the header is no JSON object")
+		return nil, nil, invalid("the header is no JSON object")
 	}
-	d := json.NewDecoder(bytes.NewReader(header))
+	d, metadata := json.NewDecoder(bytes.NewReader(header)), map[string]string{}
 	err = object(d, func(name string) error {
-		if name == "__metadata__" {
-			return object(d, func(string) error { return d.Decode(new(string)) })
+		if name == metadataKey {
+			return object(d, func(key string) error {
+				var value string
+				err := d.Decode(&value)
+				metadata[key] = value
+				return err
+			})
 		}
 		e := entry{name: name}
 		var dtype string
@@ -123,9 +132,9 @@ func parse(header []byte) (entries []entry, err error) {
 		err = errors.New("something follows the object")
 	}
 	if err != nil {
-		return nil, invalid("the header is malformed: %v", err)
+		return nil, nil, invalid("the header is malformed: %v", err)
 	}
-	return entries, nil
+	return metadata, entries, nil
 }
 
 // object reads an object, and calls f for each key, which reads the value. Unlike package json, object refuses an object that has a key twice.

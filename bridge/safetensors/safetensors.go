@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -31,7 +32,8 @@ var (
 
 // Files are the open files of one model.
 type Files struct {
-	// Tensor describes a buffer for all tensors of the model, for [bridge.Pool.Allocate].
+	// Tensor describes a buffer for all tensors of the model, for [bridge.Pool.Allocate]. It has the metadata of the files; of a key that several
+	// files have, the value of the first file. A program may change the metadata.
 	Tensor mempool.Tensor
 	// Bytes is the number of bytes of all tensors.
 	Bytes uint64
@@ -73,11 +75,14 @@ func Open(path string) (*Files, error) {
 
 func (f *Files) openAll(paths []string) (err error) {
 	var arrays []mempool.NamedTensor
+	metadata := map[string]string{}
 	for _, path := range paths {
-		entries, err := f.open(path)
+		texts, entries, err := f.open(path)
 		if err != nil {
 			return err
 		}
+		maps.Copy(texts, metadata)
+		metadata = texts
 		for _, e := range entries {
 			arrays = append(arrays, mempool.NamedTensor{Name: e.name, Tensor: e.tensor})
 			f.places = append(f.places, place{file: f.files[len(f.files)-1].File, from: e.begin, n: e.end - e.begin})
@@ -87,6 +92,7 @@ func (f *Files) openAll(paths []string) (err error) {
 	if f.Tensor, err = mempool.Pack(arrays...); err != nil {
 		return fmt.Errorf("%s: %w", filepath.Dir(paths[0]), err)
 	}
+	f.Tensor.Metadata = metadata
 	for i, a := range f.Tensor.Arrays {
 		f.places[i].to = a.Tensor.ByteOffset
 	}
@@ -145,10 +151,10 @@ func indexed(path string) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-func (f *Files) open(path string) ([]entry, error) {
+func (f *Files) open(path string) (map[string]string, []entry, error) {
 	opened, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // the open of a FIFO would wait for its writer
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	info, err := opened.Stat()
 	f.files = append(f.files, file{File: opened})
@@ -156,15 +162,15 @@ func (f *Files) open(path string) ([]entry, error) {
 		err = invalid("%s is no regular file", path)
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	one := &f.files[len(f.files)-1]
 	one.size, one.modified = info.Size(), info.ModTime()
-	entries, err := readHeader(opened, uint64(one.size))
+	metadata, entries, err := readHeader(opened, uint64(one.size))
 	if err != nil {
 		err = fmt.Errorf("%s: %w", path, err)
 	}
-	return entries, err
+	return metadata, entries, err
 }
 
 // Close closes the files.

@@ -232,6 +232,24 @@ func malformed() map[string][]byte {
 	return files
 }
 
+func TestOfAKeyInTheMetadataOfSeveralFilesTheFirstValueCounts(t *testing.T) {
+	folder := t.TempDir()
+	for i, metadata := range []string{`{"k":"1st","only\u0000 1":"<\u20ac>"}`, `{"k":"2nd","only 2":""}`} {
+		header := fmt.Sprintf(`{"t%d":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"__metadata__":%s}`, i, metadata)
+		write(t, folder, fmt.Sprintf("%d.safetensors", i), described(header, []byte{1}))
+	}
+	write(t, folder, "2.safetensors", described(`{"t2":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, []byte{1}))
+	pool := pools(t)[mempool.Host]
+	l := load(t, pool, folder)
+	want := map[string]string{"k": "1st", "only\x00 1": "<€>", "only 2": ""}
+	assert.Equal(t, want, l.Tensor().Metadata)
+	saved := filepath.Join(folder, "saved")
+	require.NoError(t, Save(t.Context(), l, saved))
+	again := load(t, pool, saved)
+	assert.Equal(t, want, again.Tensor().Metadata)
+	require.NoError(t, errors.Join(l.Release(false), again.Release(false)))
+}
+
 func TestFloatsOf4BitsBecomePairsWithHalfTheLastExtent(t *testing.T) {
 	header := `{"a":{"dtype":"F4","shape":[3,8],"data_offsets":[0,12]},"none":{"dtype":"F4","shape":[2,0],"data_offsets":[12,12]}}`
 	f, err := Open(write(t, t.TempDir(), "m.safetensors", described(header, make([]byte, 12))))
@@ -318,6 +336,7 @@ func TestWhatWasSavedIsLoadedAgain(t *testing.T) {
 			require.NoError(t, Save(t.Context(), l, saved))
 			again := load(t, pool, saved)
 			compare(t, again, content)
+			assert.Equal(t, map[string]string{"format": "pt"}, again.Tensor().Metadata)
 			for _, a := range l.Tensor().Arrays {
 				of, ok := again.Tensor().Array(a.Name)
 				require.True(t, ok)
@@ -358,7 +377,9 @@ func TestABufferThatNoFileCanHaveIsNotSaved(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.safetensors")
 	wide, err := mempool.Pack(mempool.NamedTensor{Name: "a", Tensor: mempool.Tensor{DType: mempool.Complex128, Shape: []uint64{2}}})
 	require.NoError(t, err)
-	for _, of := range []mempool.Tensor{mempool.Bytes(8), wide} {
+	metadata, err := mempool.Pack(mempool.NamedTensor{Name: "__metadata__", Tensor: mempool.Tensor{DType: mempool.Uint8, Shape: []uint64{2}}})
+	require.NoError(t, err)
+	for _, of := range []mempool.Tensor{mempool.Bytes(8), wide, metadata} {
 		l, err := pool.TryAllocate(t.Context(), of)
 		require.NoError(t, err)
 		require.ErrorIs(t, Save(t.Context(), l, path), bridge.ErrInvalid)
@@ -462,7 +483,7 @@ func FuzzHeader(f *testing.F) {
 		f.Add(file)
 	}
 	f.Fuzz(func(t *testing.T, file []byte) {
-		entries, err := readHeader(bytes.NewReader(file), uint64(len(file)))
+		_, entries, err := readHeader(bytes.NewReader(file), uint64(len(file)))
 		if err != nil {
 			require.ErrorIs(t, err, bridge.ErrInvalid)
 			return

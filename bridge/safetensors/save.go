@@ -22,8 +22,9 @@ import (
 // Errors: [bridge.ErrInvalid] if the buffer is one array, or the format lacks an element type; those of [bridge.Lease.CopyTo] and of the files;
 // the context's error.
 func Save(ctx context.Context, l *bridge.Lease, path string) (err error) {
-	arrays := l.Tensor().Arrays
-	header, err := headerOf(arrays)
+	tensor := l.Tensor()
+	arrays := tensor.Arrays
+	header, err := headerOf(arrays, tensor.Metadata)
 	if err != nil {
 		return err
 	}
@@ -69,7 +70,7 @@ func sizeOf(t mempool.Tensor) (uint64, error) {
 }
 
 // headerOf returns what a file of the arrays begins with: the length of its header, and the header, with blanks up to a multiple of 8 bytes.
-func headerOf(arrays []mempool.NamedTensor) ([]byte, error) {
+func headerOf(arrays []mempool.NamedTensor, metadata map[string]string) ([]byte, error) {
 	if len(arrays) == 0 {
 		return nil, invalid("the buffer is one array, and a file is made of a buffer of several")
 	}
@@ -78,7 +79,10 @@ func headerOf(arrays []mempool.NamedTensor) ([]byte, error) {
 		Shape   []uint64  `json:"shape"`
 		Offsets [2]uint64 `json:"data_offsets"`
 	}
-	fields, end := make(map[string]field, len(arrays)), uint64(0)
+	fields, end := make(map[string]any, len(arrays)+1), uint64(0)
+	if len(metadata) > 0 {
+		fields[metadataKey] = metadata
+	}
 	for _, a := range arrays {
 		n, err := sizeOf(a.Tensor)
 		if err != nil {
@@ -92,6 +96,8 @@ func headerOf(arrays []mempool.NamedTensor) ([]byte, error) {
 		}
 		last := len(f.Shape) - 1
 		switch {
+		case a.Name == metadataKey:
+			return nil, invalid("array %q has the name of the metadata: share it under another name", a.Name)
 		case f.DType == "", f.DType == "F4" && last < 0:
 			return nil, invalid("array %q has elements of type %s, which the format lacks: share them as bytes", a.Name, a.Tensor.DType)
 		case last < 0:

@@ -2,6 +2,7 @@ package wire_test
 
 import (
 	"runtime/metrics"
+	"strings"
 	"testing"
 	"unicode/utf8"
 
@@ -158,30 +159,33 @@ func utf8Valid(texts ...string) bool {
 	return true
 }
 
-// FuzzBufferLayout checks that a layout that DecodeBufferLayout accepts is that of the same arrays when it is encoded again, and that none
-// needs much memory.
+// FuzzBufferLayout checks that a layout that DecodeBufferLayout accepts is that of the same arrays and metadata when it is encoded again, and
+// that none needs much memory.
 func FuzzBufferLayout(f *testing.F) {
 	arrays := make([]wire.NamedTensor, 70)
 	for i := range arrays {
 		arrays[i] = wire.NamedTensor{Name: string(rune('a' + i)), Tensor: wire.Tensor{DType: "int16", Shape: []uint64{2, 3}, Offset: uint64(256 * i)}}
 	}
 	for _, n := range []int{0, 1, 64, 70} {
-		layout, err := wire.AppendBufferLayout(nil, arrays[:n])
-		require.NoError(f, err)
-		f.Add(layout)
+		for _, metadata := range []map[string]string{nil, {"": ""}, {"model": "llama", "long": strings.Repeat("ä", 3000), "z": "\x00"}} {
+			layout, err := wire.AppendBufferLayout(nil, metadata, arrays[:n])
+			require.NoError(f, err)
+			f.Add(layout)
+		}
 	}
 	f.Fuzz(func(t *testing.T, layout []byte) {
 		before := allocated()
-		arrays, err := wire.DecodeBufferLayout(layout)
+		metadata, arrays, err := wire.DecodeBufferLayout(layout)
 		require.Less(t, allocated()-before, uint64(200*len(layout)+slack))
 		if err != nil {
 			require.ErrorIs(t, err, wire.ErrProtocol)
 			return
 		}
-		again, err := wire.AppendBufferLayout(nil, arrays)
+		again, err := wire.AppendBufferLayout(nil, metadata, arrays)
 		require.NoError(t, err)
-		decoded, err := wire.DecodeBufferLayout(again)
+		said, decoded, err := wire.DecodeBufferLayout(again)
 		require.NoError(t, err)
 		require.Equal(t, arrays, decoded)
+		require.Equal(t, metadata, said)
 	})
 }

@@ -56,7 +56,15 @@ type NamedTensor struct {
 
 // Layout describes arrays of a frame or of a buffer. It is sent in no packet: docs/streams.md says where that of a frame is.
 type Layout struct {
-	Arrays []NamedTensor `wire:"ar"` // the arrays
+	// metadata of a buffer, in its first parts, which have no arrays; left out: none, as in a frame
+	Metadata []MetadataEntry `wire:"md?"`
+	Arrays   []NamedTensor   `wire:"ar"` // the arrays
+}
+
+// MetadataEntry says something about the arrays of a buffer.
+type MetadataEntry struct {
+	Key   string `wire:"k"` // key
+	Value string `wire:"v"` // value; if it is too long for a string, it goes on in the next entries, which have the same key
 }
 
 // PoolInfo describes a pool: a named, bounded amount of memory of one kind.

@@ -65,7 +65,13 @@ var namedTensorFields = record[NamedTensor]{
 }
 
 var layoutFields = record[Layout]{
+	structsField("md", func(m *Layout) *[]MetadataEntry { return &m.Metadata }, metadataEntryFields).maybe(),
 	structsField("ar", func(m *Layout) *[]NamedTensor { return &m.Arrays }, namedTensorFields),
+}
+
+var metadataEntryFields = record[MetadataEntry]{
+	stringField("k", func(m *MetadataEntry) *string { return &m.Key }),
+	stringField("v", func(m *MetadataEntry) *string { return &m.Value }),
 }
 
 var poolInfoFields = record[PoolInfo]{

@@ -2,11 +2,13 @@ package wire_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"os"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -30,7 +32,18 @@ func (b *hexBytes) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-type vectors struct{ Valid, Accepted, Invalid []vector }
+type vectors struct {
+	Valid, Accepted, Invalid []vector
+	Layouts                  []layoutVector
+}
+
+// layoutVector is the layout of a buffer.
+type layoutVector struct {
+	Name     string
+	Layout   hexBytes
+	Metadata map[string]string
+	Arrays   []map[string]any
+}
 
 func readVectors(t testing.TB) (v vectors) {
 	t.Helper()
@@ -143,6 +156,60 @@ func TestInvalidVectorsAreRefused(t *testing.T) {
 			_, isAnswer := errors.AsType[*wire.Error](err)
 			require.False(t, isAnswer, "a malformed packet must not look like the service's answer")
 		})
+	}
+}
+
+func TestLayoutsOfBuffersHaveTheirBytes(t *testing.T) {
+	for _, v := range readVectors(t).Layouts {
+		t.Run(v.Name, func(t *testing.T) {
+			metadata, arrays, err := wire.DecodeBufferLayout(v.Layout)
+			require.NoError(t, err)
+			require.Equal(t, v.Metadata, metadata)
+			layout, err := wire.AppendLayout(nil, &wire.Layout{Arrays: arrays})
+			require.NoError(t, err)
+			var want []any
+			for _, one := range v.Arrays {
+				want = append(want, one)
+			}
+			sameMessage(t, want, plain(t, layout).(map[string]any)["ar"])
+			again, err := wire.AppendBufferLayout(nil, metadata, arrays)
+			require.NoError(t, err)
+			require.Equal(t, hex.EncodeToString(v.Layout), hex.EncodeToString(again))
+		})
+	}
+}
+
+func TestMetadataThatIsNotInTheFirstPartsOfALayoutIsIgnored(t *testing.T) {
+	var layout []byte
+	array := []wire.NamedTensor{{Name: "x", Tensor: wire.Tensor{DType: "uint8"}}}
+	for _, l := range []wire.Layout{
+		{Metadata: []wire.MetadataEntry{{"first", "v"}}}, {Metadata: []wire.MetadataEntry{{"first", "w"}}},
+		{Metadata: []wire.MetadataEntry{{"k", "v"}}, Arrays: array}, {Metadata: []wire.MetadataEntry{{"last", "v"}}},
+	} {
+		part, err := wire.AppendLayout(nil, &l)
+		require.NoError(t, err)
+		layout = append(binary.LittleEndian.AppendUint32(layout, uint32(len(part))), part...)
+	}
+	metadata, arrays, err := wire.DecodeBufferLayout(layout)
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"first": "vw"}, metadata)
+	require.Equal(t, array, arrays)
+}
+
+func TestLongMetadataIsCutBetweenItsCharacters(t *testing.T) {
+	for _, text := range []string{"a", "ä", "€", "😀"} {
+		for more := range 5 {
+			metadata := map[string]string{"a": "", "k": strings.Repeat("b", more) + strings.Repeat(text, 5000), "l": text}
+			layout, err := wire.AppendBufferLayout(nil, metadata, []wire.NamedTensor{{Name: "x", Tensor: wire.Tensor{DType: "uint8"}}})
+			require.NoError(t, err)
+			found, _, err := wire.DecodeBufferLayout(layout)
+			require.NoError(t, err)
+			require.Equal(t, metadata, found)
+		}
+	}
+	for _, wrong := range []map[string]string{{"k": strings.Repeat("\x80", 5000)}, {"\xff": ""}, {strings.Repeat("k", 4097): ""}} {
+		_, err := wire.AppendBufferLayout(nil, wrong, nil)
+		require.ErrorIs(t, err, wire.CodeInvalid)
 	}
 }
 

@@ -10,6 +10,7 @@ pytest.importorskip(
 
 import asyncio
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from test_named_arrays import BATCH, same
 import poolbridge
 from poolbridge._memory import layout as _layout
 from poolbridge._memory.tensor import describe
+from poolbridge._wire import packet
+from poolbridge._wire.messages import Layout, MetadataEntry, NamedTensor, Tensor
 
 SHAPES: dict[str, Any] = {name: (array.shape, array.dtype) for name, array in BATCH.items()}
 
@@ -228,8 +231,89 @@ def test_more_names_than_a_layout_can_have_are_refused(monkeypatch):
         _layout.for_buffer(whole)
 
 
+METADATA = {"model": "llama", "": "", "long": "ä€😀" * 5000, "k" * 4096: "\0\n", **{f"{n}": "v" for n in range(30)}}
+
+
+def test_metadata_comes_with_the_arrays(client, other):
+    put = client.put(BATCH, "batch", metadata=METADATA)
+    allocated = client.allocate(SHAPES, metadata={"revision": "2"})
+    assert (put.metadata, allocated.metadata) == (METADATA, {"revision": "2"})
+    allocated.publish("other")
+    found = other.get("batch")
+    same(found)
+    assert found.metadata == METADATA
+    found.metadata.clear()
+    assert other.get("batch").metadata == METADATA
+    assert other.get("other", write=False).metadata == {"revision": "2"}
+    client.put(BATCH, "none").release()
+    assert other.get("none").metadata == {}
+
+
+def test_metadata_that_is_not_in_the_first_parts_is_ignored():
+    array = NamedTensor("a", Tensor(dtype="uint8", shape=(4,)))
+    both = _part(packet.encode(Layout(metadata=(MetadataEntry("k", "v"),), arrays=(array,))))
+    layout = _said("first", "v") + _said("first", "w") + both + _said("last", "v")
+    whole = replace(describe(4 + len(layout), "uint8"), layout_bytes=len(layout))
+    assert _layout.decode_buffer(layout, whole).metadata == {"first": "vw"}
+
+
+def test_versions_with_other_metadata_describe_their_arrays_once(client, other):
+    described = []
+    for n in range(3):
+        client.put(BATCH, "batch", replace=True, metadata={"step": "9" * n}).release()
+        described.append(other.get("batch")._lease_state.description.arrays)
+    assert described[0] is described[1] is described[2]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "text"),
+    [
+        ({"a": 1}, "is no dict of texts"),
+        ({1: "a"}, "is no dict of texts"),
+        ("ab", "is no dict of texts"),
+        (7, "is no dict of texts"),
+        ({"a": "\ud800"}, "is no dict of texts"),
+        ({"\ud800": "a"}, "is no dict of texts"),
+        ({"ä" * 2049: "a"}, "4098 bytes: at most 4096"),
+        ({"a": "b" * (33 << 20)}, "5 arrays in one buffer: .* at most 33554432"),
+    ],
+)
+def test_wrong_metadata_is_refused_and_loses_nothing(client, metadata, text):
+    for call in (
+        lambda: client.put(BATCH, "batch", metadata=metadata),
+        lambda: client.allocate(SHAPES, metadata=metadata),
+    ):
+        with pytest.raises(poolbridge.InvalidArgumentError, match=text):
+            call()
+    assert (client.names(), leases(client)) == ([], 0)
+
+
+def test_one_array_has_no_metadata(client):
+    for call in (
+        lambda: client.put(np.zeros(3), "one", metadata={"a": "b"}),
+        lambda: client.allocate(3, metadata={"a": "b"}),
+    ):
+        with pytest.raises(poolbridge.InvalidArgumentError, match="one array has no metadata: pass a dict"):
+            call()
+    assert leases(client) == 0
+
+
+def test_a_frame_of_a_buffer_has_no_metadata(client, other):
+    channel, frames = client.create_channel("c", mode="queue", capacity=4), other.subscribe("c")
+    for n in range(20):
+        lease = client.allocate(SHAPES, metadata={"n": str(n % 10)})
+        assert lease.metadata == {"n": str(n % 10)}
+        channel.publish(lease)
+        with next(frames) as frame:
+            assert (frame.keys(), frame.metadata) == (list(BATCH), {})
+
+
 def _part(layout):
     return struct.pack("<I", len(layout)) + layout
+
+
+def _said(key, value):
+    return _part(packet.encode(Layout(metadata=(MetadataEntry(key, value),), arrays=())))
 
 
 GOOD = _part(_layout.encode(_layout.pack([("a", describe(4, "uint8"))])))
@@ -242,12 +326,18 @@ LIES = [
     GOOD + b"\0",
     GOOD + b"\xff\xff\xff\xff",
     b"\xff\xff\xff\x7f" + GOOD[4:],
+    _said("k", "v"),
+    _said("k" * 4097, "v") + GOOD,
+    _said("k", "v" * 4097) + GOOD,
+    _part(_said("k", "v")[4:].replace(b"\xa1v\xa1v", b"\xa1v\xa1\xff")) + GOOD,
+    _part(_said("k", "v")[4:].replace(b"\xa1v\xa1v", b"\xa1v\x07")) + GOOD,
+    _part(b"\x82\xa2md\xdd\xff\xff\xff\xff") + GOOD,
 ]
 
 
 @pytest.mark.parametrize("lie", LIES, ids=range(len(LIES)))
 def test_a_wrong_layout_fails_the_lease_and_nothing_else(client, other, lie, monkeypatch):
-    monkeypatch.setattr(_layout, "_encode_parts", lambda _whole: lie)
+    monkeypatch.setattr(_layout, "_encode_parts", lambda *_of: lie)
     client.put({"a": np.zeros(16, np.uint8)}, "bad").release()
     monkeypatch.undo()
     client.put(BATCH, "good").release()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 import pytest
 
+from poolbridge._memory import layout as _layout
+from poolbridge._memory.tensor import describe
 from poolbridge._wire import messages as _messages, packet as _packet, received_errors as _received_errors
 from poolbridge.errors import (
     ProtocolError,
@@ -65,6 +68,17 @@ def test_accepted_packets_decode_to_the_canonical_message(vector):
     packet = bytes.fromhex(vector["packet"])
     message = _packet.decode(packet, message_type(vector))
     assert msgspec.msgpack.decode(_packet.encode(message)) == from_json(vector["message"])
+
+
+@pytest.mark.parametrize("vector", [pytest.param(vector, id=vector["name"]) for vector in VECTORS["layouts"]])
+def test_layouts_of_buffers_have_their_bytes(vector):
+    sent = bytes.fromhex(vector["layout"])
+    whole = replace(describe(268 + len(sent), "uint8"), layout_bytes=len(sent))
+    found = _layout.decode_buffer(sent, whole)
+    assert found.metadata == vector["metadata"]
+    arrays = [msgspec.to_builtins(_messages.NamedTensor(name, one.to_wire())) for name, one in found.arrays]
+    assert arrays == [{**one, "t": {**one["t"], "sh": tuple(one["t"]["sh"])}} for one in vector["arrays"]]
+    assert _layout._encode_parts(found.arrays, found.metadata) == sent
 
 
 _requests = msgspec.msgpack.Decoder(_messages.AnyRequest)

@@ -240,6 +240,18 @@ def test_a_copy_keeps_its_addresses_when_it_takes_newer_content(client, other, k
         del array
 
 
+def test_a_copy_takes_newer_content_with_other_metadata(client, other):
+    client.put(model(1), "m", metadata={"step": "1"}).release()
+    copy = other.get_copy("m")
+    assert copy.metadata == {"step": "1"}
+    for n, metadata in ((2, {"step": "2"}), (3, {}), (4, {"step": "4" * 9000, "state": "good"}), (5, {"": ""})):
+        client.put(model(n), "m", replace=True, metadata=metadata).release()
+        assert copy.refresh()
+        assert (copy.metadata, content(copy)) == (metadata, {float(n)})
+    copy.publish("mine")
+    assert (copy.metadata, client.get("mine").metadata, content(client.get("mine"))) == ({}, {}, {5.0})
+
+
 def test_a_copy_waits_for_newer_content(client, other):
     put(client, 1)
     copy = other.get_copy("m")

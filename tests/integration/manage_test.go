@@ -58,7 +58,7 @@ func TestAModelIsLoadedFromTheShellAndReadInPython(t *testing.T) {
 	python := rig.Python(t)
 	s := rig.Serve(t, "--pool", "name=models,kind=host,max=1MiB")
 	t.Setenv("POOLBRIDGE_SOCKET", s.Socket)
-	header := `{"w":{"dtype":"F16","shape":[2,2],"data_offsets":[0,8]},"b":{"dtype":"I32","shape":[],"data_offsets":[8,12]}}`
+	header := `{"w":{"dtype":"F16","shape":[2,2],"data_offsets":[0,8]},"b":{"dtype":"I32","shape":[],"data_offsets":[8,12]},"__metadata__":{"format":"pt"}}`
 	file := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
 	file = append(append(file, header...), 0, 0x3c, 0, 0x40, 0, 0x42, 0, 0x44, 7, 0, 0, 0)
 	path := filepath.Join(t.TempDir(), "m.safetensors")
@@ -67,8 +67,8 @@ func TestAModelIsLoadedFromTheShellAndReadInPython(t *testing.T) {
 	out, err := poolsvc(t, load...)
 	require.NoError(t, err, out)
 	assert.Contains(t, out, "loaded 2 arrays of 12B as m in ")
-	program := "import poolbridge\nwith poolbridge.connect() as c:\n    m = c.get_dict('m')\n    print(m['w'].tolist(), m['b'])\n    del m\n"
-	assert.Equal(t, "[[1.0, 2.0], [3.0, 4.0]] 7\n", python.Run(t, "-c", program))
+	program := "import poolbridge\nwith poolbridge.connect() as c:\n    m = c.get_dict('m')\n    print(m['w'].tolist(), m['b'], c.get('m').metadata)\n    del m\n"
+	assert.Equal(t, "[[1.0, 2.0], [3.0, 4.0]] 7 {'format': 'pt'}\n", python.Run(t, "-c", program))
 	out, err = poolsvc(t, load...)
 	require.Error(t, err)
 	assert.Contains(t, out, "--replace")
@@ -79,7 +79,7 @@ func TestAModelIsLoadedFromTheShellAndReadInPython(t *testing.T) {
 	require.NoError(t, err, out)
 	out, err = poolsvc(t, "load", saved, "--name", "saved", "--pool", "models")
 	require.NoError(t, err, out)
-	assert.Equal(t, "[[1.0, 2.0], [3.0, 4.0]] 7\n", python.Run(t, "-c", strings.ReplaceAll(program, "'m'", "'saved'")))
+	assert.Equal(t, "[[1.0, 2.0], [3.0, 4.0]] 7 {'format': 'pt'}\n", python.Run(t, "-c", strings.ReplaceAll(program, "'m'", "'saved'")))
 	out, err = poolsvc(t, "names")
 	require.NoError(t, err)
 	assert.Regexp(t, `m +models +\d+ +several arrays +client\.get_dict\(NAME\) `, out)

@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"errors"
+	"maps"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
@@ -26,20 +27,22 @@ func WithLayout(t mempool.Tensor) (mempool.Tensor, []byte, error) {
 		}
 		return t, nil, nil
 	}
-	layout, err := wire.AppendBufferLayout(nil, convert.WireLayout(t.Arrays).Arrays)
+	layout, err := wire.AppendBufferLayout(nil, t.Metadata, convert.WireLayout(t.Arrays).Arrays)
 	if err != nil {
 		return t, nil, typed.Errorf(mempool.ErrInvalid, "%d arrays in one buffer: %v", len(t.Arrays), err)
 	}
 	n := uint64(len(layout))
-	t.Shape, t.LayoutBytes = []uint64{t.Shape[0] - t.LayoutBytes + n}, n
+	t.Shape, t.LayoutBytes, t.Metadata = []uint64{t.Shape[0] - t.LayoutBytes + n}, n, maps.Clone(t.Metadata)
 	return t, layout, t.Validate()
 }
 
-// WriteLayout writes the layout of a new buffer. Others may read it as soon as the buffer is published, also if work on the content goes on.
-func (l *Lease) WriteLayout(ctx context.Context, layout []byte) error {
+// WriteLayout writes the layout of a new buffer for t. Others may read it as soon as the buffer is published, also if work on the content
+// goes on.
+func (l *Lease) WriteLayout(ctx context.Context, t mempool.Tensor, layout []byte) error {
 	if layout == nil {
 		return nil
 	}
+	l.describe(t)
 	n := uint64(len(layout))
 	off := l.Info().Tensor.Shape[0] - n
 	return l.With(ctx, off, n, true, func(m mempool.Memory) error {
@@ -64,16 +67,24 @@ func (l *Lease) ReadLayout(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	arrays, err := wire.DecodeBufferLayout(layout)
+	metadata, arrays, err := wire.DecodeBufferLayout(layout)
 	if err == nil {
+		t.Metadata = metadata
 		t.Arrays = convert.Arrays(&wire.Layout{Arrays: arrays})
 		err = t.Validate()
 	}
 	if err != nil {
 		return typed.Errorf(mempool.ErrContentFailed, "buffer %d has no valid layout, which says what arrays it has: %v", info.Buffer, err)
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.info = &info
+	l.describe(*t)
 	return nil
+}
+
+// describe notes which arrays and metadata the buffer has.
+func (l *Lease) describe(t mempool.Tensor) {
+	l.mu.Lock() // the client may close meanwhile, and end the lease
+	defer l.mu.Unlock()
+	info := *l.info
+	info.Tensor.Arrays, info.Tensor.Metadata = t.Arrays, t.Metadata
+	l.info = &info
 }

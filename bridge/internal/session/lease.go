@@ -119,11 +119,6 @@ func (b *Blocks) Allocate(ctx context.Context, l *Lease, try Attempt, pool *Pool
 	}
 	l.mu.Lock() // the client may close meanwhile, and end the lease
 	defer l.mu.Unlock()
-	if t.Arrays != nil {
-		info := *l.info
-		info.Tensor.Arrays = t.Arrays
-		l.info = &info
-	}
 	l.allocated = true
 	b.Allocated.Add(1)
 	b.AllocatedBytes.Add(l.info.Bytes)

@@ -124,10 +124,12 @@ class AsyncClient(AsyncLists, ClientState):
         dtype: Any = "float32",
         *,
         pool: PoolInfo | str | None = None,
+        metadata: Mapping[str, str] | None = None,
         timeout: float | None = 0.0,
     ) -> AsyncLease:
         """Allocate a buffer and lease it for writing; see `Client.allocate`."""
-        return AsyncLease(self._run, await self._run(self._allocate(shape, dtype, pool=pool, timeout=timeout)))
+        flow = self._allocate(shape, dtype, pool=pool, metadata=metadata, timeout=timeout)
+        return AsyncLease(self._run, await self._run(flow))
 
     async def get(
         self,
@@ -182,10 +184,13 @@ class AsyncClient(AsyncLists, ClientState):
         keep: bool | Literal["used"] = False,
         replace: bool = False,
         version: int | None = None,
+        metadata: Mapping[str, str] | None = None,
         timeout: float | None = 0.0,
     ) -> AsyncLease:
         """Copy an array into a new buffer and publish it; see `Client.put`."""
-        flow = self._put(array, name, pool=pool, keep=keep, replace=replace, version=version, timeout=timeout)
+        flow = self._put(
+            array, name, pool=pool, keep=keep, replace=replace, version=version, metadata=metadata, timeout=timeout
+        )
         return AsyncLease(self._run, await self._run(flow))
 
     @overload

@@ -222,6 +222,7 @@ class Client(Lists, ClientState):
         dtype: Any = "float32",
         *,
         pool: PoolInfo | str | None = None,
+        metadata: Mapping[str, str] | None = None,
         timeout: float | None = 0.0,
     ) -> Lease:
         """Allocate a buffer and lease it for writing.
@@ -237,6 +238,8 @@ class Client(Lists, ClientState):
         pool
             The pool or its name; None: the default pool, which is the first pool that this client created or opened,
             or else the only pool that this user may use.
+        metadata
+            Texts about several arrays, see `put`.
         timeout
             Seconds to wait for free memory in the pool; 0: do not wait; None: no limit.
 
@@ -252,9 +255,10 @@ class Client(Lists, ClientState):
         NotFoundError, AccessDeniedError
             There is no such pool, or this user may not use the pool.
         InvalidArgumentError
-            The shape or dtype is not possible, or `pool` is None and there is no default pool.
+            The shape, the dtype or the metadata is not possible, or `pool` is None and there is no default pool.
         """
-        return Lease(self._run, self._run(self._allocate(shape, dtype, pool=pool, timeout=timeout)))
+        flow = self._allocate(shape, dtype, pool=pool, metadata=metadata, timeout=timeout)
+        return Lease(self._run, self._run(flow))
 
     def get(
         self,
@@ -417,6 +421,7 @@ class Client(Lists, ClientState):
         keep: bool | Literal["used"] = False,
         replace: bool = False,
         version: int | None = None,
+        metadata: Mapping[str, str] | None = None,
         timeout: float | None = 0.0,
     ) -> Lease:
         """Copy an array into a new buffer and publish it. The copy is complete when the call returns.
@@ -441,6 +446,10 @@ class Client(Lists, ClientState):
         version
             The version of the content, 1 to 2**63 - 1, such as a training step. It must be more than that of the
             content that is replaced. None: one more than that, or 1 if nothing is replaced.
+        metadata
+            Texts about a dict of arrays, such as ``{"model": "llama", "revision": "5f0b02c7"}``, which readers get with
+            them: see `BaseLease.metadata`. Keys have at most 4,096 bytes in UTF-8, and the metadata, the names and the
+            shapes have at most 32 MiB. None: no metadata.
         timeout
             Seconds to wait for free memory in the pool; 0: do not wait; None: no limit.
 
@@ -453,7 +462,7 @@ class Client(Lists, ClientState):
         ------
         InvalidArgumentError
             `array` is no array, the array's element type cannot be shared, `pool` is None and there is no default pool,
-            or `version` is not newer than what is replaced.
+            `version` is not newer than what is replaced, or there is `metadata` of one array, or too much of it.
         LeaseReleasedError
             `array` is in memory that this client has published as a frame.
         AlreadyExistsError
@@ -463,7 +472,9 @@ class Client(Lists, ClientState):
         PoolLimitError, DeviceMemoryError
             The pool or the device has not enough free memory, and no memory became free within `timeout`.
         """
-        flow = self._put(array, name, pool=pool, keep=keep, replace=replace, version=version, timeout=timeout)
+        flow = self._put(
+            array, name, pool=pool, keep=keep, replace=replace, version=version, metadata=metadata, timeout=timeout
+        )
         return Lease(self._run, self._run(flow))
 
     @overload

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from poolbridge._client import channel_operations as _channel_operations, operations as _operations
 from poolbridge._client.copies import describe_buffer, put
@@ -198,9 +198,9 @@ class ClientState:
 
     @traced(_allocates, _leased)
     def _allocate(
-        self, shape: Any, dtype: Any, *, pool: PoolInfo | str | None, timeout: float | None
+        self, shape: Any, dtype: Any, *, pool: PoolInfo | str | None, metadata: Any, timeout: float | None
     ) -> Flow[LeaseState]:
-        description = describe_buffer(shape, dtype)
+        description = describe_buffer(shape, dtype, metadata)
         chosen = yield from self._pool(pool)
         return (yield from _operations.allocate(self._session, description, chosen.id, timeout=timeout))
 
@@ -229,21 +229,9 @@ class ClientState:
         return _operations.lease(self._session, buffer_id, generation, write=write, timeout=timeout)
 
     @traced(_puts, _leased)
-    def _put(
-        self,
-        array: Any,
-        name: str,
-        *,
-        pool: PoolInfo | str | None,
-        keep: bool | Literal["used"],
-        replace: bool,
-        version: int | None,
-        timeout: float | None,
-    ) -> Flow[LeaseState]:
+    def _put(self, array: Any, name: str, *, pool: PoolInfo | str | None, **options: Any) -> Flow[LeaseState]:
         chosen = yield from self._pool(pool)
-        session, id_ = self._session, chosen.id
-        flow = put(session, array, name, id_, keep=keep, replace=replace, version=version, timeout=timeout)
-        return (yield from flow)
+        return (yield from put(self._session, array, name, chosen.id, **options))
 
     def _create_channel(
         self,

@@ -19,7 +19,7 @@ from poolbridge._array import sources as _sources
 from poolbridge._array.arrays import description_of
 from poolbridge._array.copies import copy_into
 from poolbridge._client.lease import BaseLease
-from poolbridge._client.operations import allocate, check_name, check_timeout, publish, ready
+from poolbridge._client.operations import allocate, check_metadata, check_name, check_timeout, publish, ready
 from poolbridge._client.publisher import COMPLETE, BasePublisher
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory import dlpack as _dlpack, layout as _layout, tensor as _tensor
@@ -117,10 +117,9 @@ def describe_frame(shape: Any, dtype: Any) -> Description:
     return _for_frame(_describe(shape, dtype))
 
 
-def describe_buffer(shape: Any, dtype: Any) -> Description:
+def describe_buffer(shape: Any, dtype: Any, metadata: Any) -> Description:
     """Describe a buffer, like `describe_frame`."""
-    described = _describe(shape, dtype)
-    return _layout.for_buffer(described) if described.arrays else described
+    return _layout.for_buffer(_describe(shape, dtype), check_metadata(metadata))
 
 
 def _describe(shape: Any, dtype: Any) -> Description:
@@ -199,20 +198,21 @@ def put(
     keep: bool | Literal["used"],
     replace: bool,
     version: int | None,
+    metadata: Any,
     timeout: float | None,
 ) -> Flow[LeaseState]:
     """Copy an array, or a dict of arrays, into a new buffer of the pool whose id is `pool`, and publish the buffer."""
-    name, timeout = check_name(name, "buffer"), check_timeout(timeout)
+    name, timeout, metadata = check_name(name, "buffer"), check_timeout(timeout), check_metadata(metadata)
     arrays = named_arrays(given)
     if arrays is None:
         source = _sources.source_of(given)
         _sources.check_not_sent(session, source)
-        description = _tensor.describe(source.shape, source.element.name)
+        description = _layout.for_buffer(_tensor.describe(source.shape, source.element.name), metadata)
         copied = [(given, description)]
     else:
         sources, kinds = _sources_of(session, arrays)
         tied = _tied(arrays, sources)
-        description = _layout.for_buffer(_pack(kinds, tied))
+        description = _layout.for_buffer(_pack(kinds, tied), metadata)
         placed = zip(description.arrays, arrays.values(), strict=True)
         copied = [(one, part) for (array, part), one in placed if array not in tied]
     state = yield from allocate(session, description, pool, timeout=timeout)

@@ -80,6 +80,16 @@ class BaseLease(ArrayExports):
         return self._lease_state.version or None
 
     @property
+    def metadata(self) -> dict[str, str]:
+        """What the program that put or allocated several arrays says of them; empty if it says nothing.
+
+        After `Lease.refresh`, this is the metadata of the newer content. A copy from `Client.get_copy` that is then
+        published has no metadata. Frames have `Frame.meta` instead.
+        """
+        state = self._lease_state
+        return dict(state.description.metadata if state.copied is None else state.copied[2])
+
+    @property
     def buffer_id(self) -> int:
         """The buffer's id, which stays unique until the service is restarted."""
         return self._lease_state.grant.buffer

@@ -24,7 +24,7 @@ from poolbridge._session.flow import Ask, Do, Flow, Sleep, ask
 from poolbridge._session.grants import held, know_timeline, take
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._sys.error_texts import from_signal, shown
-from poolbridge._wire.limits import MAX_NAME_BYTES, MAX_UINT
+from poolbridge._wire.limits import MAX_NAME_BYTES, MAX_STRING, MAX_UINT
 from poolbridge._wire.messages import (
     Alloc,
     Create,
@@ -109,6 +109,29 @@ def check_text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
     return str.__str__(value)
+
+
+def check_metadata(metadata: Any) -> dict[str, str]:
+    """Check the metadata of a buffer, and return them as a dict of `str`; None: there are none.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no dict of valid texts, or a key has more than 4,096 bytes.
+    """
+    try:
+        texts = {
+            check_text(key): check_text(value) for key, value in dict(() if metadata is None else metadata).items()
+        }
+        longest = max((len(key.encode()) for key in texts), default=0)
+        "".join(texts.values()).encode()
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f'metadata {shown(metadata)} is no dict of texts: expected one such as {{"model": "llama"}}'
+        ) from None
+    if longest > MAX_STRING:
+        raise InvalidArgumentError(f"a key of metadata has {longest} bytes: at most {MAX_STRING} are possible")
+    return texts
 
 
 def check_word(word: Any, known: Container[str], what: str, names: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from poolbridge._array.copies import copy_into
 from poolbridge._array.leaseview import LeaseView
 from poolbridge._client.operations import allocate, check_timeout, get
 from poolbridge._cuda import stream as _cuda_stream
-from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
+from poolbridge._memory import dlpack as _dlpack, layout as _layout, tensor as _tensor
 from poolbridge._order import fences as _fences
 from poolbridge._session.flow import Do, Flow
 from poolbridge._session.lease_state import Token
@@ -30,7 +30,8 @@ def get_copy(session: Session, name: str, pool: int | None, *, stream: Any, time
     source = yield from get(session, name, write=False, known=(0, 0), timeout=timeout)
     try:
         chosen = source.grant.pool if pool is None else pool
-        state = yield from allocate(session, source.description, chosen, timeout=timeout)
+        description = _layout.for_buffer(source.description.content)
+        state = yield from allocate(session, description, chosen, timeout=timeout)
         try:
             yield from _copy(state, source, stream)
         except BaseException:
@@ -47,7 +48,7 @@ def refresh(state: LeaseState, *, stream: Any, timeout: float | None) -> Flow[bo
     _check_writeable(state)
     if state.copied is None:
         raise _no_copy(state)
-    name, buffer = state.copied
+    name, buffer, _ = state.copied
     session = cast("Session", state.session)
     try:
         source = yield from get(session, name, write=False, known=(buffer, state.version), timeout=timeout)
@@ -73,8 +74,9 @@ def _no_copy(state: LeaseState) -> InvalidArgumentError:
 
 
 def _copy(state: LeaseState, source: LeaseState, stream: Any) -> Flow[None]:
-    """Copy all bytes of one buffer into another that has the same arrays, with one copy."""
-    if source.description != state.description:
+    """Copy all bytes of one buffer into another that has the same arrays, with one copy. The layouts stay."""
+    content = state.description.content
+    if source.description.content != content:
         raise InvalidArgumentError(
             f"{shown(source.name)} now has {source.description.text}, and the copy has {state.description.text}, or "
             "other places: nothing was copied; get a new copy"
@@ -83,7 +85,7 @@ def _copy(state: LeaseState, source: LeaseState, stream: Any) -> Flow[None]:
     token = Token(state)  # until the copy is queued, the memory stays this lease's
     try:
         _check_writeable(state)  # during the wait, another thread may have released or published the copy
-        first, last = state.description.span
+        first, last = content.span
         whole = _tensor.describe(last - first, "uint8").at(first)
         home, from_ = (one.memory.pool.device for one in (state, source))
         if stream is not None:
@@ -99,5 +101,5 @@ def _copy(state: LeaseState, source: LeaseState, stream: Any) -> Flow[None]:
             yield Do(partial(copy_into, state, LeaseView(source, part=whole, device=device), whole))
     finally:
         del token  # the traceback of an error would keep it
-    state.copied = str(source.name), source.grant.buffer
+    state.copied = str(source.name), source.grant.buffer, source.description.metadata
     state.version = source.version

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -20,8 +20,8 @@ import numpy as np
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory.tensor import Description, describe, from_wire
 from poolbridge._wire import packet as _packet
-from poolbridge._wire.limits import LAYOUT_BYTES, MAX_ELEMENTS, MAX_LAYOUT_BYTES, MAX_NAME_BYTES, MAX_UINT
-from poolbridge._wire.messages import Layout, NamedTensor
+from poolbridge._wire.limits import LAYOUT_BYTES, MAX_ELEMENTS, MAX_LAYOUT_BYTES, MAX_NAME_BYTES, MAX_STRING, MAX_UINT
+from poolbridge._wire.messages import Layout, MetadataEntry, NamedTensor
 from poolbridge.errors import (
     InvalidArgumentError,
     ProtocolError,
@@ -32,8 +32,12 @@ if TYPE_CHECKING:
 
 # Each array begins at a multiple of this number of bytes. JAX and CUDA use such arrays in place.
 _ALIGNMENT: Final = 256
-# The number of arrays in a part of a buffer's layout.
+# The number of arrays, or of entries of metadata, in a part of a buffer's layout.
 _PART: Final = 64
+_METADATA_PART: Final = 7
+# The number of characters of an entry of metadata, which have at most MAX_STRING bytes.
+_MOST_CHARACTERS: Final = MAX_STRING // 4
+_NO_METADATA: Final[Mapping[str, str]] = MappingProxyType({})
 _NAME: Final = re.compile("[^\\x00-\\x1f\\x7f-\\x9f]+")
 
 
@@ -70,22 +74,26 @@ def pack(arrays: Iterable[tuple[str, Description]], tied: Mapping[str, str] = Ma
     return replace(describe(end, "uint8"), arrays=tuple(placed.items()), named=placed)
 
 
-def for_buffer(whole: Description) -> Description:
-    """Return the description of a buffer of several arrays, which has their layout behind the arrays.
+def for_buffer(whole: Description, metadata: Mapping[str, str] = _NO_METADATA) -> Description:
+    """Return the description of a buffer. If it has several arrays, it has their layout behind the arrays.
 
     Raises
     ------
     InvalidArgumentError
-        A buffer cannot have so many arrays.
+        A buffer cannot have so many arrays or so much metadata, or there is metadata of one array.
     """
-    size = len(_encode_parts(whole))
+    if not whole.arrays:
+        if metadata:
+            raise InvalidArgumentError('one array has no metadata: pass a dict of arrays, such as {"x": array}')
+        return whole
+    size = len(_encode_parts(whole.arrays, metadata))
     if size > MAX_LAYOUT_BYTES:
         raise InvalidArgumentError(
-            f"{len(whole.arrays)} arrays in one buffer: their names and shapes have {size} bytes, and at most "
-            f"{MAX_LAYOUT_BYTES} are possible; use several buffers"
+            f"{len(whole.arrays)} arrays in one buffer: their names, shapes and metadata have {size} bytes, and at "
+            f"most {MAX_LAYOUT_BYTES} are possible; use several buffers, or shorter metadata"
         )
     described = describe(whole.nbytes + size, "uint8")
-    return replace(described, arrays=whole.arrays, named=whole.named, layout_bytes=size)
+    return replace(described, arrays=whole.arrays, named=whole.named, layout_bytes=size, metadata=metadata)
 
 
 def encode(whole: Description) -> bytes:
@@ -114,13 +122,19 @@ def _encode(arrays: Iterable[tuple[str, Description]]) -> bytes:
     return _packet.encode(Layout(arrays=tuple([NamedTensor(name, one.to_wire()) for name, one in arrays])))
 
 
-def _encode_parts(whole: Description) -> bytes:
+def _encode_parts(arrays: Sequence[tuple[str, Description]], metadata: Mapping[str, str]) -> bytes:
     """Return the layout of a buffer: parts, each behind the number of its bytes."""
-    parts = bytearray()
-    for first in range(0, len(whole.arrays), _PART):
-        part = _encode(whole.arrays[first : first + _PART])
-        parts += struct.pack("<I", len(part)) + part
-    return bytes(parts)
+    entries = [
+        MetadataEntry(key, value[first : first + _MOST_CHARACTERS])
+        for key, value in metadata.items()
+        for first in range(0, len(value) or 1, _MOST_CHARACTERS)
+    ]
+    parts = [
+        _packet.encode(Layout(metadata=tuple(entries[first : first + _METADATA_PART]), arrays=()))
+        for first in range(0, len(entries), _METADATA_PART)
+    ]
+    parts += [_encode(arrays[first : first + _PART]) for first in range(0, len(arrays), _PART)]
+    return b"".join([struct.pack("<I", len(part)) + part for part in parts])
 
 
 @lru_cache(maxsize=16)
@@ -134,25 +148,26 @@ def decode(layout: bytes, whole: Description) -> Description:
     """
     if not whole.is_all_bytes:
         raise ProtocolError("several arrays are not described as all their bytes")
-    return _described(whole, _decode(layout))
+    return _described(whole, _decode(layout).arrays)
 
 
-def _decode(layout: bytes) -> tuple[NamedTensor, ...]:
+def _decode(layout: bytes) -> Layout:
     sent = _packet.decode(layout, Layout, checked=True)
-    if _packet.encode(sent) != layout:  # the check of each value takes ten times as long
+    long = sent.metadata and len(layout) > MAX_STRING
+    if long or _packet.encode(sent) != layout:  # the check of each value takes ten times as long
         _packet.check(layout)
-    return sent.arrays
+    return sent
 
 
 def _described(whole: Description, sent: Iterable[NamedTensor]) -> Description:
-    """Check the arrays of a layout, and return the description of all bytes with them."""
+    """Check the arrays of a layout, and return the description of all their bytes with them."""
     arrays: dict[str, Description] = {}
     for one in sent:
         if one.name in arrays:
             raise ProtocolError("a layout has two arrays of one name")
         if not _NAME.fullmatch(one.name) or len(one.name.encode()) > MAX_NAME_BYTES:
             raise ProtocolError("the name of an array is empty, too long, or has a control character")
-        arrays[one.name] = from_wire(one.tensor, whole.nbytes - whole.layout_bytes)
+        arrays[one.name] = from_wire(one.tensor, whole.nbytes)
     if not arrays:
         raise ProtocolError("a layout has no array")
     return replace(whole, arrays=tuple(arrays.items()), named=arrays)
@@ -161,7 +176,7 @@ def _described(whole: Description, sent: Iterable[NamedTensor]) -> Description:
 def write(memory: BlockMemory, whole: Description) -> None:
     """Write the layout of a buffer into its memory, which the caller may write now. Return when it is written."""
     address = memory.address(write=True) + whole.nbytes - whole.layout_bytes
-    data = np.frombuffer(_encode_parts(whole), np.uint8)
+    data = np.frombuffer(_encode_parts(whole.arrays, whole.metadata), np.uint8)
     _copy(memory, address, int(data.ctypes.data), data.nbytes)
 
 
@@ -176,7 +191,14 @@ def read(memory: BlockMemory, whole: Description) -> Description:
     out = np.empty(whole.layout_bytes, np.uint8)
     address = memory.address(write=False) + whole.nbytes - whole.layout_bytes
     _copy(memory, int(out.ctypes.data), address, out.nbytes)
-    return _decode_parts(out.tobytes(), whole)
+    return decode_buffer(out.tobytes(), whole)
+
+
+def decode_buffer(layout: bytes, whole: Description) -> Description:
+    """Check the layout of a buffer, and return the description of the buffer with the arrays and the metadata."""
+    metadata, begin = _decode_metadata(layout)
+    content = _decode_arrays(layout[begin:], whole.content)
+    return replace(whole, arrays=content.arrays, named=content.named, metadata=metadata)
 
 
 def _copy(memory: BlockMemory, destination: int, source: int, nbytes: int) -> None:
@@ -190,15 +212,31 @@ def _copy(memory: BlockMemory, destination: int, source: int, nbytes: int) -> No
     _cuda_stream.synchronize_stream(ordinal, stream)
 
 
-@lru_cache(maxsize=2)  # the next version of a model has the same layout; one may have 32 MiB
-def _decode_parts(layout: bytes, whole: Description) -> Description:
-    arrays: list[NamedTensor] = []
+def _parts(layout: bytes) -> Iterator[tuple[int, Layout]]:
+    """Yield each part of the layout of a buffer behind its place."""
     at = 0
     while at < len(layout):
         size = int.from_bytes(layout[at : at + 4], "little")
         part = layout[at + 4 : at + 4 + size]
         if len(part) != size or at + 4 > len(layout):
             raise ProtocolError(f"a layout of {len(layout)} bytes ends in the middle of a part")
-        arrays += _decode(part)
+        yield at, _decode(part)
         at += 4 + size
-    return _described(whole, arrays)
+
+
+def _decode_metadata(layout: bytes) -> tuple[dict[str, str], int]:
+    """Return the metadata of a buffer, and where the parts with arrays begin."""
+    metadata: dict[str, list[str]] = {}
+    begin = len(layout)
+    for at, part in _parts(layout):
+        if part.arrays:
+            begin = at
+            break
+        for entry in part.metadata:
+            metadata.setdefault(entry.key, []).append(entry.value)
+    return {key: "".join(values) for key, values in metadata.items()}, begin
+
+
+@lru_cache(maxsize=2)  # the next version of a model has the same arrays; the layout of one may have 32 MiB
+def _decode_arrays(layout: bytes, content: Description) -> Description:
+    return _described(content, (one for _, part in _parts(layout) for one in part.arrays))

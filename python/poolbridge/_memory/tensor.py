@@ -155,6 +155,8 @@ class Description:
         The same as `arrays`, by name.
     layout_bytes
         How many bytes at the end of the buffer say which arrays it has; 0: the buffer has one array.
+    metadata
+        Texts about several arrays in a buffer.
     """
 
     element: ElementType
@@ -165,6 +167,7 @@ class Description:
     arrays: tuple[tuple[str, Description], ...] = ()
     named: Mapping[str, Description] = field(default_factory=dict, compare=False, repr=False)
     layout_bytes: int = 0
+    metadata: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def size(self) -> int:
@@ -175,6 +178,13 @@ class Description:
     def nbytes(self) -> int:
         """Number of bytes of all elements, without the gaps between them: ``size * itemsize``."""
         return self.size * self.element.itemsize
+
+    @property
+    def content(self) -> Description:
+        """The description without the layout of the buffer, and without the metadata."""
+        if not self.layout_bytes:
+            return self
+        return replace(describe(self.nbytes - self.layout_bytes, "uint8"), arrays=self.arrays, named=self.named)
 
     @property
     def span(self) -> tuple[int, int]:

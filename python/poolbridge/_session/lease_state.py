@@ -23,6 +23,8 @@ from poolbridge.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from poolbridge._memory.kinds import BlockMemory
     from poolbridge._order.event import Event
     from poolbridge._order.timeline import StreamKey
@@ -93,7 +95,8 @@ class LeaseState(Uncopied):
     allocated = False  # whether the lease came with its buffer, so that the buffer has no name
     unsure = False  # whether only the service knows if this is a read lease, because a publication got no answer
     version = 0  # version of the content that the name has or had, also if this is a copy of it; 0: there is no name
-    copied: tuple[str, int] | None = None  # the name and the buffer of which the content is a copy; None: it is none
+    # The name, the buffer and the metadata of which the content is a copy; None: it is none.
+    copied: tuple[str, int, Mapping[str, str]] | None = None
     sent = False  # whether another object, such as a channel, has the lease now; this state only keeps the block mapped
     counted = False  # whether the block counts one lease more for this state, besides the lease itself
 

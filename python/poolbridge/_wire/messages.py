@@ -54,13 +54,23 @@ class NamedTensor(Struct, omit_defaults=True):
     tensor: Tensor = field(name="t")  # where the array lies in the buffer
 
 
-class Layout(Struct, omit_defaults=True):
+class Layout(Struct, omit_defaults=True, kw_only=True):
     """Describes arrays of a frame or of a buffer.
 
     It is sent in no packet: docs/streams.md says where that of a frame is.
     """
 
+    # metadata of a buffer, in its first parts, which have no arrays; left out: none, as in a frame
+    metadata: tuple[MetadataEntry, ...] = field(default=(), name="md")
     arrays: tuple[NamedTensor, ...] = field(name="ar")  # the arrays
+
+
+class MetadataEntry(Struct, omit_defaults=True):
+    """Says something about the arrays of a buffer."""
+
+    key: str = field(name="k")  # key
+    # value; if it is too long for a string, it goes on in the next entries, which have the same key
+    value: str = field(name="v")
 
 
 class PoolInfo(Struct, omit_defaults=True, kw_only=True):
