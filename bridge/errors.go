@@ -45,6 +45,9 @@ var ErrFrameCorrupt = stream.ErrFrameCorrupt
 // ErrNoProducers means that every producer of a channel has left without closing it. It wraps [ErrClosed].
 var ErrNoProducers = stream.ErrNoProducers
 
+// ErrMetadataMismatch means that a buffer has other metadata than [LeaseOptions] says, for example because it is of another model.
+var ErrMetadataMismatch = errors.New("the buffer has other metadata: publish what is expected, or change Expect")
+
 // ErrNotRunning means that no service listens on the socket.
 var ErrNotRunning = errors.New("no service is running")
 

@@ -1,9 +1,12 @@
 package bridge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/wire"
@@ -23,6 +26,9 @@ type LeaseOptions struct {
 	// OtherThan is a lease of the same name. If it is not nil, the call waits until the name refers to another publication, such as a newer
 	// version of a model, whose content has not failed. Its lease may have ended. [Client.Lease] does not use it.
 	OtherThan *Lease
+	// Expect is metadata that the buffer must have, such as the model and its revision; see [Tensor]. The buffer may have more. If it has not,
+	// the call fails with [ErrMetadataMismatch], and does not wait for another buffer.
+	Expect map[string]string
 }
 
 func (o LeaseOptions) get(c *Client, name string) (*wire.Get, error) {
@@ -40,45 +46,46 @@ func (o LeaseOptions) get(c *Client, name string) (*wire.Get, error) {
 // Get leases the buffer that is published under a name. Get waits until the name exists, and until all leases that exclude the new lease
 // have ended. A program that follows a name gets each newest version in turn: see [LeaseOptions.OtherThan].
 //
-// Errors: [ErrNotFound] or [ErrBusy] at the deadline, [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable]; [ErrInvalid] if
-// o.OtherThan has no name.
+// Errors: [ErrNotFound] or [ErrBusy] at the deadline, [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable],
+// [ErrMetadataMismatch]; [ErrInvalid] if o.OtherThan has no name.
 func (c *Client) Get(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
 	r, err := o.get(c, name)
 	if err != nil {
 		return nil, err
 	}
-	return c.obtain(ctx, session.Waiting, Operation{Name: OpGet, Buffer: name}, r, &r.Wait)
+	return c.obtain(ctx, session.Waiting, Operation{Name: OpGet, Buffer: name}, r, &r.Wait, o.Expect)
 }
 
 // TryGet is like [Client.Get], but does not wait.
 //
-// Errors: [ErrNotFound], [ErrBusy], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable]; [ErrInvalid] as for Get.
+// Errors: [ErrNotFound], [ErrBusy], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable], [ErrMetadataMismatch];
+// [ErrInvalid] as for Get.
 func (c *Client) TryGet(ctx context.Context, name string, o LeaseOptions) (*Lease, error) {
 	r, err := o.get(c, name)
 	if err != nil {
 		return nil, err
 	}
-	return c.obtain(ctx, session.Once, Operation{Name: OpGet, Buffer: name}, r, &r.Wait)
+	return c.obtain(ctx, session.Once, Operation{Name: OpGet, Buffer: name}, r, &r.Wait, o.Expect)
 }
 
 // Lease leases a buffer by its id and generation. It waits until all leases that exclude the new lease have ended.
 //
-// Errors: [ErrBusy] at the deadline, [ErrStale], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
+// Errors: [ErrBusy] at the deadline, [ErrStale], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable], [ErrMetadataMismatch].
 func (c *Client) Lease(ctx context.Context, buffer, generation uint64, o LeaseOptions) (*Lease, error) {
 	r := &wire.LeaseBuffer{Buffer: buffer, Generation: generation, Write: o.Write}
-	return c.obtain(ctx, session.Waiting, Operation{Name: OpLease}, r, &r.Wait)
+	return c.obtain(ctx, session.Waiting, Operation{Name: OpLease}, r, &r.Wait, o.Expect)
 }
 
 // TryLease is like [Client.Lease], but does not wait.
 //
-// Errors: [ErrBusy], [ErrStale], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable].
+// Errors: [ErrBusy], [ErrStale], [ErrContentFailed], [ErrProducerDied], [ErrDenied], [ErrUnavailable], [ErrMetadataMismatch].
 func (c *Client) TryLease(ctx context.Context, buffer, generation uint64, o LeaseOptions) (*Lease, error) {
 	r := &wire.LeaseBuffer{Buffer: buffer, Generation: generation, Write: o.Write}
-	return c.obtain(ctx, session.Once, Operation{Name: OpLease}, r, &r.Wait)
+	return c.obtain(ctx, session.Once, Operation{Name: OpLease}, r, &r.Wait, o.Expect)
 }
 
-// obtain asks the service for a lease. `limit` points to the request's field for the time limit.
-func (c *Client) obtain(ctx context.Context, try session.Attempt, o Operation, r wire.Request, limit *uint64) (l *Lease, err error) {
+// obtain asks the service for a lease. `limit` points to the request's field for the time limit. `expect` is metadata that the buffer must have.
+func (c *Client) obtain(ctx context.Context, try session.Attempt, o Operation, r wire.Request, limit *uint64, expect map[string]string) (l *Lease, err error) {
 	if c.tracer != nil {
 		var end func(*Lease, error)
 		traced := o
@@ -89,10 +96,24 @@ func (c *Client) obtain(ctx context.Context, try session.Attempt, o Operation, r
 	if err := c.session.Blocks.Obtain(ctx, &made.held, try, r, limit); err != nil {
 		return nil, err
 	}
-	if err := made.held.ReadLayout(ctx); err != nil {
+	if err := cmp.Or(made.held.ReadLayout(ctx), made.expect(expect)); err != nil {
 		return nil, errors.Join(err, made.Release(false))
 	}
 	return made, nil
+}
+
+// expect returns an error if the buffer has not the metadata.
+func (l *Lease) expect(metadata map[string]string) error {
+	has := l.held.Info().Tensor.Metadata
+	for _, key := range slices.Sorted(maps.Keys(metadata)) {
+		switch found, ok := has[key]; {
+		case !ok:
+			return fmt.Errorf("%w: expected %q to be %.100q, found none", ErrMetadataMismatch, key, metadata[key])
+		case found != metadata[key]:
+			return fmt.Errorf("%w: expected %q to be %.100q, found %.100q", ErrMetadataMismatch, key, metadata[key], found)
+		}
+	}
+	return nil
 }
 
 // Grant returns the description of the lease.

@@ -193,6 +193,44 @@ func TestMetadataComesWithTheArraysOfABuffer(t *testing.T) {
 	}
 }
 
+func TestABufferWithOtherMetadataThanExpectedIsAnErrorAndNoLease(t *testing.T) {
+	s := pair(t, hostPool("p", 1<<22), mempool.ChannelSpec{Capacity: 4})
+	packed := batch(t)
+	packed.Metadata = map[string]string{"model": "llama", "revision": "2"}
+	for name, of := range map[string]Tensor{"m": packed, "one": Bytes(8)} {
+		l, err := s.pool.Allocate(t.Context(), of)
+		require.NoError(t, err)
+		require.NoError(t, l.Publish(t.Context(), Publication{Name: name}))
+		require.NoError(t, l.Release(false))
+	}
+	l, err := s.consumer.Get(t.Context(), "m", LeaseOptions{Expect: map[string]string{"revision": "2"}})
+	require.NoError(t, err)
+	id := l.Grant()
+	require.NoError(t, l.Release(false))
+	for _, c := range []struct{ name, key, value, text string }{
+		{"m", "revision", "1", `expected "revision" to be "1", found "2"`}, {"m", "sharding", "1/2", `expected "sharding" to be "1/2", found none`},
+		{"one", "model", "", `expected "model" to be "", found none`},
+	} {
+		for _, write := range []bool{false, true} {
+			o := LeaseOptions{Write: write, Expect: map[string]string{c.key: c.value}}
+			_, err := s.consumer.Get(t.Context(), c.name, o)
+			require.ErrorIs(t, err, ErrMetadataMismatch)
+			require.ErrorContains(t, err, c.text)
+			_, err = s.consumer.TryGet(t.Context(), c.name, o)
+			require.ErrorIs(t, err, ErrMetadataMismatch)
+		}
+	}
+	o := LeaseOptions{Expect: map[string]string{"model": "mistral"}}
+	_, err = s.consumer.TryLease(t.Context(), id.Buffer, id.Generation, o)
+	require.ErrorIs(t, err, ErrMetadataMismatch)
+	_, err = s.consumer.Lease(t.Context(), id.Buffer, id.Generation, o)
+	require.ErrorIs(t, err, ErrMetadataMismatch)
+	require.Eventually(t, func() bool {
+		st, err := s.consumer.Stats(t.Context())
+		return err == nil && st.Leases == 0
+	}, time.Minute, time.Millisecond)
+}
+
 func TestThousandsOfArraysAreOneBuffer(t *testing.T) {
 	s := pair(t, hostPool("p", 1<<22), mempool.ChannelSpec{Capacity: 4})
 	var arrays []NamedTensor

@@ -99,6 +99,7 @@ from poolbridge.errors import (
     InvalidArgumentError as InvalidArgumentError,
     LeaseInUseError as LeaseInUseError,
     LeaseReleasedError as LeaseReleasedError,
+    MetadataMismatchError as MetadataMismatchError,
     NoProducersError as NoProducersError,
     NotFoundError as NotFoundError,
     OwnerDiedError as OwnerDiedError,

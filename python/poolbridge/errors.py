@@ -21,6 +21,7 @@ poolbridge::
     ├── FrameSettledError (ValueError)             the frame was acknowledged or requeued already
     ├── LeaseInUseError (BufferError)              arrays made from the lease are alive
     ├── StaleError (LookupError)                   the id is of a buffer that is gone, or of another epoch
+    ├── MetadataMismatchError (LookupError)        the name has other content than the program expects
     ├── ContentFailedError (RuntimeError)          the content of the buffer will never be complete
     │   ├── ProducerDiedError                      the writer died before the content was complete
     │   └── FrameCorruptError                      what a producer wrote about a frame cannot be true
@@ -160,6 +161,10 @@ class StaleError(PoolbridgeError, LookupError):
     """The id is of a buffer or timeline that is gone or hidden from this user, or of another run of the service."""
 
     code = "stale"
+
+
+class MetadataMismatchError(PoolbridgeError, LookupError):
+    """The metadata of a name's content differs from ``expect=``, for example because it is of another model."""
 
 
 class ContentFailedError(PoolbridgeError, RuntimeError):

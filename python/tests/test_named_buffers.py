@@ -265,6 +265,37 @@ def test_versions_with_other_metadata_describe_their_arrays_once(client, other):
     assert described[0] is described[1] is described[2]
 
 
+def test_a_name_with_other_metadata_than_expected_is_an_error_and_no_lease(client, other, service):
+    client.put(BATCH, "m", metadata={"model": "llama", "revision": "2"}).release()
+    client.put(BATCH["label"], "one").release()
+    same(other.get_dict("m", expect={"revision": "2"}))
+    with other.get("m", expect={"revision": "2", "model": "llama"}, write=True):
+        pass
+    for name, expect, text in (
+        ("m", {"model": "llama", "revision": "1"}, "'revision' of 'm' to be '1', found '2': put"),
+        ("m", {"sharding": "1/2"}, "'sharding' of 'm' to be '1/2', found None"),
+        ("one", {"model": ""}, "'model' of 'one' to be '', found None"),
+    ):
+        for get in (other.get, other.get_dict, lambda *args, **kwargs: other.get(*args, write=True, **kwargs)):
+            with pytest.raises(poolbridge.MetadataMismatchError, match=text):
+                get(name, expect=expect)
+    with pytest.raises(poolbridge.InvalidArgumentError, match="expect 7 is no dict of texts"):
+        other.get("m", expect=7)
+    same(other.get("m"))
+    until(lambda: leases(client) == 0)
+
+    async def run():
+        async with await poolbridge.connect_async(service.path, timeout=60) as reader:
+            async with await reader.get("m", expect={"model": "llama"}) as lease:
+                assert lease.metadata == {"model": "llama", "revision": "2"}
+            for get in (reader.get, reader.get_dict):
+                with pytest.raises(poolbridge.MetadataMismatchError):
+                    await get("m", expect={"model": "mistral"})
+            assert leases(client) == 0
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("metadata", "text"),
     [

@@ -137,11 +137,13 @@ class AsyncClient(AsyncLists, ClientState):
         *,
         write: bool = False,
         other_than: BaseLease | None = None,
+        expect: Mapping[str, str] | None = None,
         timeout: float | None = 0.0,
     ) -> AsyncLease:
         """Lease the buffer that was published under a name; see `Client.get`."""
         known = _operations.known_by(self._session, other_than)
-        return AsyncLease(self._run, await self._run(self._get(name, write=write, known=known, timeout=timeout)))
+        flow = self._get(name, write=write, known=known, expect=expect, timeout=timeout)
+        return AsyncLease(self._run, await self._run(flow))
 
     def watch(self, name: str, *, timeout: float | None = None) -> AsyncIterator[AsyncLease]:
         """Get each newest content of a name in turn; see `Client.watch`."""
@@ -217,11 +219,17 @@ class AsyncClient(AsyncLists, ClientState):
         return _makers.array_of(await self.get(name, write=write, timeout=timeout), maker)
 
     async def get_dict(
-        self, name: str, library: Library = "numpy", *, write: bool = False, timeout: float | None = 0.0
+        self,
+        name: str,
+        library: Library = "numpy",
+        *,
+        write: bool = False,
+        expect: Mapping[str, str] | None = None,
+        timeout: float | None = 0.0,
     ) -> dict[str, Any]:
         """Lease a buffer of several arrays, and return a dict of its arrays; see `Client.get_dict`."""
         maker = _makers.check_library(library)
-        return _makers.arrays_of(await self.get(name, write=write, timeout=timeout), maker)
+        return _makers.arrays_of(await self.get(name, write=write, expect=expect, timeout=timeout), maker)
 
     async def load(
         self, path: str | os.PathLike[str], *, pool: PoolInfo | str | None = None, timeout: float | None = None

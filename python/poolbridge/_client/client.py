@@ -266,6 +266,7 @@ class Client(Lists, ClientState):
         *,
         write: bool = False,
         other_than: BaseLease | None = None,
+        expect: Mapping[str, str] | None = None,
         timeout: float | None = 0.0,
     ) -> Lease:
         """Lease the buffer that was published under a name. If necessary, the client opens the buffer's pool.
@@ -279,6 +280,8 @@ class Client(Lists, ClientState):
         other_than
             A lease that got or published the name, and may have ended: get only what was published after it, and wait
             on if that has failed. None: get what the name refers to. See `watch`.
+        expect
+            Metadata that the content must have, such as ``{"model": "llama"}``; see `put`. It may have more. None: any.
         timeout
             Seconds to wait for the name to appear or to refer to something else than `other_than`, and for the end of
             other leases that exclude this lease; 0: do not wait; None: no limit.
@@ -294,8 +297,11 @@ class Client(Lists, ClientState):
             Nothing is published under the name, or nothing else than `other_than`, and `timeout` is 0.
         WaitTimeoutError
             The name did not appear, or refer to something else than `other_than`, within `timeout`.
+        MetadataMismatchError
+            The content has other metadata than `expect` says; the message names a key. The call does not wait for other
+            content.
         InvalidArgumentError
-            `other_than` is no lease that got or published a name.
+            `other_than` is no lease that got or published a name, or `expect` is no dict of texts.
         BusyError
             Another lease excludes this lease, and did not end within `timeout`.
         AccessDeniedError
@@ -307,7 +313,8 @@ class Client(Lists, ClientState):
             This process cannot map the memory; the message says why.
         """
         known = _operations.known_by(self._session, other_than)
-        return Lease(self._run, self._run(self._get(name, write=write, known=known, timeout=timeout)))
+        flow = self._get(name, write=write, known=known, expect=expect, timeout=timeout)
+        return Lease(self._run, self._run(flow))
 
     def watch(self, name: str, *, timeout: float | None = None) -> Iterator[Lease]:
         """Get each newest content of a name in turn: what the name refers to, then each time what replaced it.
@@ -535,7 +542,13 @@ class Client(Lists, ClientState):
         return _makers.array_of(self.get(name, write=write, timeout=timeout), maker)
 
     def get_dict(
-        self, name: str, library: Library = "numpy", *, write: bool = False, timeout: float | None = 0.0
+        self,
+        name: str,
+        library: Library = "numpy",
+        *,
+        write: bool = False,
+        expect: Mapping[str, str] | None = None,
+        timeout: float | None = 0.0,
     ) -> dict[str, Any]:
         """Lease a buffer of several arrays that was published under a name, and return a dict of its arrays.
 
@@ -547,6 +560,8 @@ class Client(Lists, ClientState):
             The name that was given to `put` with a dict, or to `Lease.publish`.
         library, write, timeout
             See `get_array`.
+        expect
+            See `get`.
 
         Returns
         -------
@@ -560,11 +575,13 @@ class Client(Lists, ClientState):
             The buffer is one array.
         ContentFailedError
             See `get`. Or the program that published the buffer has overwritten what says which arrays it has.
+        MetadataMismatchError
+            See `get`.
         InvalidArgumentError, UnavailableError, NotFoundError, WaitTimeoutError, BusyError, AccessDeniedError
             See `get_array`.
         """
         maker = _makers.check_library(library)
-        return _makers.arrays_of(self.get(name, write=write, timeout=timeout), maker)
+        return _makers.arrays_of(self.get(name, write=write, expect=expect, timeout=timeout), maker)
 
     def load(
         self, path: str | os.PathLike[str], *, pool: PoolInfo | str | None = None, timeout: float | None = None

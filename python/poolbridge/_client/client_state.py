@@ -206,9 +206,9 @@ class ClientState:
 
     @traced(_gets, _leased)
     def _get(
-        self, name: str, *, write: bool, known: tuple[int, int] = (0, 0), timeout: float | None
+        self, name: str, *, write: bool, known: tuple[int, int] = (0, 0), expect: Any = None, timeout: float | None
     ) -> Flow[LeaseState]:
-        return _operations.get(self._session, name, write=write, known=known, timeout=timeout)
+        return _operations.get(self._session, name, write=write, known=known, expect=expect, timeout=timeout)
 
     @traced(_gets, _leased)
     def _get_copy(

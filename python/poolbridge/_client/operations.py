@@ -9,7 +9,7 @@ import math
 import re
 import time
 from asyncio import CancelledError
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -48,6 +48,7 @@ from poolbridge.errors import (
     BusyError,
     ContentFailedError,
     InvalidArgumentError,
+    MetadataMismatchError,
     NotFoundError,
     PoolbridgeError,
     PoolLimitError,
@@ -111,7 +112,7 @@ def check_text(value: Any) -> str:
     return str.__str__(value)
 
 
-def check_metadata(metadata: Any) -> dict[str, str]:
+def check_metadata(metadata: Any, what: str = "metadata") -> dict[str, str]:
     """Check the metadata of a buffer, and return them as a dict of `str`; None: there are none.
 
     Raises
@@ -127,10 +128,10 @@ def check_metadata(metadata: Any) -> dict[str, str]:
         "".join(texts.values()).encode()
     except (TypeError, ValueError):
         raise InvalidArgumentError(
-            f'metadata {shown(metadata)} is no dict of texts: expected one such as {{"model": "llama"}}'
+            f'{what} {shown(metadata)} is no dict of texts: expected one such as {{"model": "llama"}}'
         ) from None
     if longest > MAX_STRING:
-        raise InvalidArgumentError(f"a key of metadata has {longest} bytes: at most {MAX_STRING} are possible")
+        raise InvalidArgumentError(f"a key of {what} has {longest} bytes: at most {MAX_STRING} are possible")
     return texts
 
 
@@ -450,12 +451,20 @@ def known_by(session: Session, lease: Any) -> tuple[int, int]:
     return (state.copied[1] if state.copied else state.grant.buffer), state.version
 
 
-def get(session: Session, name: str, *, write: bool, known: tuple[int, int], timeout: float | None) -> Flow[LeaseState]:
+def get(
+    session: Session,
+    name: str,
+    *,
+    write: bool,
+    known: tuple[int, int],
+    expect: Mapping[str, str] | None = None,
+    timeout: float | None,
+) -> Flow[LeaseState]:
     """Lease the buffer that was published under a name, unless it is the buffer and the version in `known`.
 
     If `known` is not zeros and `timeout` not 0, failed content counts as none until the deadline.
     """
-    timeout = check_timeout(timeout)
+    timeout, expect = check_timeout(timeout), check_metadata(expect, "expect")
     request = Get(
         name=check_name(name, "buffer"),
         write=check_flag(write, "write"),
@@ -469,7 +478,15 @@ def get(session: Session, name: str, *, write: bool, known: tuple[int, int], tim
     if not reply.version and any(known):
         state.end()
         raise UnsupportedError("names have no versions in this service: start a newer poolsvc")
-    return (yield from _found(state))
+    state = yield from _found(state)
+    for key, text in expect.items():
+        if (found := state.description.metadata.get(key)) != text:
+            state.end()
+            raise MetadataMismatchError(
+                f"expected the metadata {shown(key)} of {shown(name)} to be {shown(text)}, found {shown(found)}: put "
+                "what is expected under this name, or change expect="
+            )
+    return state
 
 
 def lease(session: Session, buffer_id: int, generation: int, *, write: bool, timeout: float | None) -> Flow[LeaseState]:
