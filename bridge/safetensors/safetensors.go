@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/bridge/internal/digest"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -33,7 +34,7 @@ var (
 // Files are the open files of one model.
 type Files struct {
 	// Tensor describes a buffer for all tensors of the model, for [bridge.Pool.Allocate]. It has the metadata of the files; of a key that several
-	// files have, the value of the first file. A program may change the metadata.
+	// files have, the value of the first file. A program may add metadata.
 	Tensor mempool.Tensor
 	// Bytes is the number of bytes of all tensors.
 	Bytes uint64
@@ -247,6 +248,26 @@ func (f *Files) Verify(ctx context.Context, l *bridge.Lease) error {
 	})
 }
 
+// Digest reads all tensors, and adds the digest of each to the metadata of f.Tensor, for [bridge.Lease.Verify]. Call it before f.Tensor is used.
+// After it, the files' bytes are in the page cache, if they fit.
+//
+// Errors: [bridge.ErrInvalid] if a file has changed since Open; those of the files; the context's error.
+func (f *Files) Digest(ctx context.Context) error {
+	digests, err := digest.Of(ctx, f.Tensor.Arrays, func(i int, piece []byte, at uint64) error {
+		n := uint64(len(piece))
+		return chunk{n: n, parts: []place{{file: f.places[i].file, from: f.places[i].from + at, n: n}}}.read(piece)
+	})
+	if err := errors.Join(err, f.unchanged()); err != nil {
+		return err
+	}
+	metadata := maps.Clone(f.Tensor.Metadata)
+	for i, a := range f.Tensor.Arrays {
+		metadata[bridge.DigestPrefix+a.Name] = digests[i]
+	}
+	f.Tensor.Metadata = metadata
+	return nil
+}
+
 // target is the memory of a buffer: `memory`, or what `upload` fills if the CPU does not reach the memory.
 type target struct {
 	memory []byte
@@ -307,6 +328,11 @@ func (f *Files) each(ctx context.Context, work func(context.Context, chunk) erro
 	if err := g.Wait(); err != nil {
 		return err
 	}
+	return f.unchanged()
+}
+
+// unchanged checks that the files are those that Open has opened.
+func (f *Files) unchanged() error {
 	for _, one := range f.files {
 		if info, err := one.Stat(); err != nil || info.Size() != one.size || !info.ModTime().Equal(one.modified) {
 			return errors.Join(invalid("%s has changed while it was read: load it again", one.Name()), err)

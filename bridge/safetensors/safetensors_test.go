@@ -3,6 +3,7 @@ package safetensors
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -324,6 +325,46 @@ func TestAByteThatDiffersFromTheFileIsFound(t *testing.T) {
 	}
 }
 
+func TestALeaseIsVerifiedByTheDigestsOfTheFiles(t *testing.T) {
+	file, content := model(t, map[string][]uint64{"a": {1000}, "b": {}, "c": {3 << 18}, "none": {0}})
+	path := write(t, t.TempDir(), "m.safetensors", file)
+	for kind, pool := range pools(t) {
+		t.Run(string(kind), func(t *testing.T) {
+			divided(t, 100_000, 3)
+			f, err := Open(path)
+			require.NoError(t, err)
+			defer func() { assert.NoError(t, f.Close()) }()
+			require.NoError(t, f.Digest(t.Context()))
+			l, err := pool.TryAllocate(t.Context(), f.Tensor)
+			require.NoError(t, err)
+			require.NoError(t, f.Load(t.Context(), l, nil))
+			require.NoError(t, l.Verify(t.Context()))
+			cancelled, cancel := context.WithCancel(t.Context())
+			cancel()
+			require.ErrorIs(t, l.Verify(cancelled), context.Canceled)
+			assert.Equal(t, "pt", l.Tensor().Metadata["format"])
+			for name, b := range content {
+				assert.Equal(t, fmt.Sprintf("%x", sha256.Sum256(b)), l.Tensor().Metadata[bridge.DigestPrefix+name])
+			}
+			c, _ := l.Tensor().Array("c")
+			require.NoError(t, l.Fill(t.Context(), c.ByteOffset+(3<<20)-1, 1, ^content["c"][(3<<20)-1]))
+			err = l.Verify(t.Context())
+			require.ErrorIs(t, err, bridge.ErrContentFailed)
+			require.ErrorContains(t, err, `array "c" has the SHA-256 digest `)
+			require.NoError(t, l.Release(false))
+			require.ErrorIs(t, l.Verify(t.Context()), bridge.ErrReleased)
+		})
+	}
+	l := load(t, pools(t)[mempool.Host], path)
+	require.ErrorIs(t, l.Verify(t.Context()), bridge.ErrInvalid, "it has no digests")
+	require.NoError(t, l.Release(false))
+	f, err := Open(path)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, f.Close()) }()
+	require.NoError(t, os.Truncate(path, int64(len(file)-1)))
+	require.ErrorIs(t, f.Digest(t.Context()), bridge.ErrInvalid)
+}
+
 func TestWhatWasSavedIsLoadedAgain(t *testing.T) {
 	sizes := map[string][]uint64{"large": {5 << 18}, "scalar": {}, "nothing": {0, 3}, "<odd> \"name\"": {7}}
 	file, content := model(t, sizes)
@@ -379,7 +420,9 @@ func TestABufferThatNoFileCanHaveIsNotSaved(t *testing.T) {
 	require.NoError(t, err)
 	metadata, err := mempool.Pack(mempool.NamedTensor{Name: "__metadata__", Tensor: mempool.Tensor{DType: mempool.Uint8, Shape: []uint64{2}}})
 	require.NoError(t, err)
-	for _, of := range []mempool.Tensor{mempool.Bytes(8), wide, metadata} {
+	strided := mempool.Bytes(8)
+	strided.Arrays = []mempool.NamedTensor{{Name: "a", Tensor: mempool.Tensor{DType: mempool.Uint8, Shape: []uint64{2}, Strides: []int64{2}}}}
+	for _, of := range []mempool.Tensor{mempool.Bytes(8), wide, metadata, strided} {
 		l, err := pool.TryAllocate(t.Context(), of)
 		require.NoError(t, err)
 		require.ErrorIs(t, Save(t.Context(), l, path), bridge.ErrInvalid)

@@ -98,6 +98,8 @@ func headerOf(arrays []mempool.NamedTensor, metadata map[string]string) ([]byte,
 		switch {
 		case a.Name == metadataKey:
 			return nil, invalid("array %q has the name of the metadata: share it under another name", a.Name)
+		case a.Tensor.Strides != nil:
+			return nil, invalid("array %q has strides, which the format lacks: share a C-contiguous copy", a.Name)
 		case f.DType == "", f.DType == "F4" && last < 0:
 			return nil, invalid("array %q has elements of type %s, which the format lacks: share them as bytes", a.Name, a.Tensor.DType)
 		case last < 0:

@@ -64,7 +64,7 @@ type Layout struct {
 // MetadataEntry says something about the arrays of a buffer.
 type MetadataEntry struct {
 	Key   string `wire:"k"` // key
-	Value string `wire:"v"` // value; if it is too long for a string, it goes on in the next entries, which have the same key
+	Value string `wire:"v"` // value; a long one goes on in the next entries of the key
 }
 
 // PoolInfo describes a pool: a named, bounded amount of memory of one kind.

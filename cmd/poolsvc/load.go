@@ -22,6 +22,7 @@ func newLoad() *cobra.Command {
 		name, pool      string
 		replace, verify bool
 		whileUsed       bool
+		digests         bool
 	)
 	c := withClient(&cobra.Command{
 		Use:   "load PATH --name NAME --pool POOL",
@@ -65,6 +66,11 @@ uses it until its standard input has a line or ends. Python's load_dict does thi
 				return err
 			}
 		}
+		if digests {
+			if err := files.Digest(ctx); err != nil {
+				return err
+			}
+		}
 		began := time.Now()
 		l, err := open.TryAllocate(ctx, files.Tensor)
 		if err != nil && whileUsed { // another program may have just allocated memory for this model
@@ -104,6 +110,7 @@ uses it until its standard input has a line or ends. Python's load_dict does thi
 	c.Flags().StringVar(&name, "name", "", "name to publish the model under")
 	c.Flags().StringVar(&pool, "pool", "", "pool for the model")
 	c.Flags().BoolVar(&verify, "verify", false, "read the files again, and compare them with what was loaded")
+	c.Flags().BoolVar(&digests, "digests", false, "add the SHA-256 digest of each tensor of the files to the metadata, for verify() of a lease")
 	c.Flags().BoolVar(&whileUsed, "while-used", false, "let the name go with the last program that uses the model")
 	c.Flags().BoolVar(&replace, "replace", false, "replace a model of this name; programs that have it keep its memory")
 	return c

@@ -248,7 +248,7 @@ CALLS = {
 # Functions without arguments, and those that only arrays' libraries call.
 OTHERS = {
     "stats", "pools", "close", "sessions", "channels", "names", "buffers", "leases", "session_stats", "Lease.promise",
-    "Lease.check", "Lease.memoryview", "Lease.to_numpy", "Channel.close", "Publisher.close",
+    "Lease.check", "Lease.verify", "Lease.memoryview", "Lease.to_numpy", "Channel.close", "Publisher.close",
     "Subscription.close", "Frame.ack", "Frame.requeue", "Frame.used_on", "Frame.copy_from", "Frame.view", "Frame.check",
     "Frame.memoryview", "Frame.to_numpy", "Promise.complete", "Lease.keys", "Lease.items", "Frame.keys", "Frame.items",
 }  # fmt: skip

@@ -9,6 +9,7 @@ pytest.importorskip(
 )
 
 import asyncio
+import hashlib
 import struct
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from test_members import service as service  # noqa: PLC0414 - a fixture
 from test_named_arrays import BATCH, same
 
 import poolbridge
+from poolbridge._client import digests as _digests
 from poolbridge._memory import layout as _layout
 from poolbridge._memory.tensor import describe
 from poolbridge._wire import packet
@@ -296,6 +298,55 @@ def test_a_name_with_other_metadata_than_expected_is_an_error_and_no_lease(clien
     asyncio.run(run())
 
 
+def test_a_byte_that_differs_from_its_digest_names_the_array(client, other, monkeypatch):
+    monkeypatch.setattr(_digests, "_PIECE", 1000)
+    tied = np.arange(100_000, dtype="uint8").reshape(4, -1)
+    given = {**BATCH, "tied": tied, "also": tied, "part": tied[1:3, ::2]}
+    put = client.put(given, "m", metadata={"model": "llama"}, digests=True)
+    put.verify()
+    found = other.get("m")
+    assert found.metadata == put.metadata
+    for name, array in given.items():
+        assert found.metadata[f"sha256:{name}"] == hashlib.sha256(array.tobytes()).hexdigest()
+    assert found.metadata["model"] == "llama"
+    copy = other.get_copy("m")
+    for lease in (found, copy):
+        lease.verify()
+    copy["tied"][3, -1] += 1
+    with pytest.raises(
+        poolbridge.ContentFailedError, match="array 'tied' has the SHA-256 digest [0-9a-f]{64}, and its"
+    ):
+        copy.verify()
+    found.release()
+    with pytest.raises(poolbridge.LeaseReleasedError):
+        found.verify()
+
+
+def test_what_has_no_digests_is_not_verified(client, other):
+    client.put(BATCH, "m", metadata={"sha256:label": "00"}).release()
+    client.put(np.zeros(3), "one").release()
+    for name, text in (("m", "array 'image' has no digest: put"), ("one", "array '' has no digest")):
+        with pytest.raises(poolbridge.InvalidArgumentError, match=text):
+            other.get(name).verify()
+    for wrong, text in ((np.zeros(3), "one array has no metadata and no digests"), ({1: np.zeros(3)}, "is no text")):
+        with pytest.raises(poolbridge.InvalidArgumentError, match=text):
+            client.put(wrong, "other", digests=True)
+
+
+def test_asyncio_clients_make_and_verify_digests(service):
+    async def run():
+        async with await poolbridge.connect_async(service.path, timeout=60) as client:
+            await client.create_pool("p", kind="host", max_bytes="1MiB")
+            async with await client.put(BATCH, "batch", digests=True) as lease:
+                await lease.verify()
+            async with await client.get("batch", write=True) as lease:
+                lease["label"][0] += 1
+                with pytest.raises(poolbridge.ContentFailedError, match="array 'label'"):
+                    await lease.verify()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("metadata", "text"),
     [
@@ -324,7 +375,9 @@ def test_one_array_has_no_metadata(client):
         lambda: client.put(np.zeros(3), "one", metadata={"a": "b"}),
         lambda: client.allocate(3, metadata={"a": "b"}),
     ):
-        with pytest.raises(poolbridge.InvalidArgumentError, match="one array has no metadata: pass a dict"):
+        with pytest.raises(
+            poolbridge.InvalidArgumentError, match="one array has no metadata and no digests: pass a dict"
+        ):
             call()
     assert leases(client) == 0
 

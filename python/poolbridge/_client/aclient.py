@@ -187,12 +187,12 @@ class AsyncClient(AsyncLists, ClientState):
         replace: bool = False,
         version: int | None = None,
         metadata: Mapping[str, str] | None = None,
+        digests: bool = False,
         timeout: float | None = 0.0,
     ) -> AsyncLease:
         """Copy an array into a new buffer and publish it; see `Client.put`."""
-        flow = self._put(
-            array, name, pool=pool, keep=keep, replace=replace, version=version, metadata=metadata, timeout=timeout
-        )
+        said = {"version": version, "metadata": metadata, "digests": digests}
+        flow = self._put(array, name, pool=pool, keep=keep, replace=replace, **said, timeout=timeout)
         return AsyncLease(self._run, await self._run(flow))
 
     @overload

@@ -429,6 +429,7 @@ class Client(Lists, ClientState):
         replace: bool = False,
         version: int | None = None,
         metadata: Mapping[str, str] | None = None,
+        digests: bool = False,
         timeout: float | None = 0.0,
     ) -> Lease:
         """Copy an array into a new buffer and publish it. The copy is complete when the call returns.
@@ -457,6 +458,9 @@ class Client(Lists, ClientState):
             Texts about a dict of arrays, such as ``{"model": "llama", "revision": "5f0b02c7"}``, which readers get with
             them: see `BaseLease.metadata`. Keys have at most 4,096 bytes in UTF-8, and the metadata, the names and the
             shapes have at most 32 MiB. None: no metadata.
+        digests
+            Add the SHA-256 digest of each array of a dict to the metadata, under ``"sha256:"`` and its name, for
+            `Lease.verify`. The call reads the copies of all arrays.
         timeout
             Seconds to wait for free memory in the pool; 0: do not wait; None: no limit.
 
@@ -469,7 +473,7 @@ class Client(Lists, ClientState):
         ------
         InvalidArgumentError
             `array` is no array, the array's element type cannot be shared, `pool` is None and there is no default pool,
-            `version` is not newer than what is replaced, or there is `metadata` of one array, or too much of it.
+            `version` is not newer than what is replaced, or `metadata` is too much, or is of one array.
         LeaseReleasedError
             `array` is in memory that this client has published as a frame.
         AlreadyExistsError
@@ -479,9 +483,8 @@ class Client(Lists, ClientState):
         PoolLimitError, DeviceMemoryError
             The pool or the device has not enough free memory, and no memory became free within `timeout`.
         """
-        flow = self._put(
-            array, name, pool=pool, keep=keep, replace=replace, version=version, metadata=metadata, timeout=timeout
-        )
+        said = {"version": version, "metadata": metadata, "digests": digests}
+        flow = self._put(array, name, pool=pool, keep=keep, replace=replace, **said, timeout=timeout)
         return Lease(self._run, self._run(flow))
 
     @overload

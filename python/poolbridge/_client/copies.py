@@ -18,8 +18,17 @@ import numpy as np
 from poolbridge._array import sources as _sources
 from poolbridge._array.arrays import description_of
 from poolbridge._array.copies import copy_into
+from poolbridge._client import digests as _digests
 from poolbridge._client.lease import BaseLease
-from poolbridge._client.operations import allocate, check_metadata, check_name, check_timeout, publish, ready
+from poolbridge._client.operations import (
+    allocate,
+    check_flag,
+    check_metadata,
+    check_name,
+    check_timeout,
+    publish,
+    ready,
+)
 from poolbridge._client.publisher import COMPLETE, BasePublisher
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory import dlpack as _dlpack, layout as _layout, tensor as _tensor
@@ -199,6 +208,7 @@ def put(
     replace: bool,
     version: int | None,
     metadata: Any,
+    digests: bool,
     timeout: float | None,
 ) -> Flow[LeaseState]:
     """Copy an array, or a dict of arrays, into a new buffer of the pool whose id is `pool`, and publish the buffer."""
@@ -207,18 +217,23 @@ def put(
     if arrays is None:
         source = _sources.source_of(given)
         _sources.check_not_sent(session, source)
-        description = _layout.for_buffer(_tensor.describe(source.shape, source.element.name), metadata)
+        description = _tensor.describe(source.shape, source.element.name)
         copied = [(given, description)]
     else:
         sources, kinds = _sources_of(session, arrays)
         tied = _tied(arrays, sources)
-        description = _layout.for_buffer(_pack(kinds, tied), metadata)
+        description = _pack(kinds, tied)
         placed = zip(description.arrays, arrays.values(), strict=True)
         copied = [(one, part) for (array, part), one in placed if array not in tied]
+    if check_flag(digests, "digests"):
+        metadata |= _digests.unknown(description)
+    description = _layout.for_buffer(description, metadata)
     state = yield from allocate(session, description, pool, timeout=timeout)
     try:
         for array, part in copied:
             yield Do(partial(copy_into, state, array, part))
+        if digests:
+            yield from _digests.write(state)
         yield from publish(state, name, keep=keep, replace=replace, version=version, stream=None)
     except BaseException:
         if not state.released and session.ended is None:

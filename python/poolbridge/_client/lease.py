@@ -10,6 +10,7 @@ from poolbridge._array.arrays import ArrayExports, check_one
 from poolbridge._array.copies import copy_into
 from poolbridge._array.leaseview import LeaseView, cuda_array_interface
 from poolbridge._client import operations as _operations
+from poolbridge._client.digests import verify
 from poolbridge._client.own_copy import refresh
 from poolbridge._client.shown import html_of
 from poolbridge._client.tracing import Operation, span, traced
@@ -17,6 +18,8 @@ from poolbridge._order import fences as _fences
 from poolbridge._sys.error_texts import shown
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from poolbridge._client.promise import Promise
     from poolbridge._order.event import Event
     from poolbridge._session.flow import AsyncRun, Flow, Run
@@ -86,8 +89,12 @@ class BaseLease(ArrayExports):
         After `Lease.refresh`, this is the metadata of the newer content. A copy from `Client.get_copy` that is then
         published has no metadata. Frames have `Frame.meta` instead.
         """
+        return dict(self._metadata)
+
+    @property
+    def _metadata(self) -> Mapping[str, str]:
         state = self._lease_state
-        return dict(state.description.metadata if state.copied is None else state.copied[2])
+        return state.description.metadata if state.copied is None else state.copied[2]
 
     @property
     def buffer_id(self) -> int:
@@ -440,6 +447,22 @@ class Lease(BaseLease):
         """
         return self._run(refresh(self._lease_state, stream=stream, timeout=timeout))
 
+    def verify(self) -> None:
+        """Read several arrays, and compare their SHA-256 digests with those in the metadata; see `Client.put`.
+
+        The call waits for the content, at most for the client's ``timeout``.
+
+        Raises
+        ------
+        ContentFailedError
+            An array has another digest; the message names the array. Or the content will never be complete.
+        InvalidArgumentError
+            An array has no digest.
+        WaitTimeoutError, LeaseReleasedError
+            See `wait`.
+        """
+        self._run(verify(self._lease_state, self._metadata))
+
     def promise(self) -> Promise:
         """Promise the content, so that the buffer can be published before the content is complete.
 
@@ -560,6 +583,10 @@ class AsyncLease(BaseLease):
     async def refresh(self, *, stream: Any = None, timeout: float | None = 0.0) -> bool:
         """Copy newer content of the name into this lease; see `Lease.refresh`."""
         return await self._run(refresh(self._lease_state, stream=stream, timeout=timeout))
+
+    async def verify(self) -> None:
+        """Compare the digests of several arrays with those in the metadata; see `Lease.verify`."""
+        await self._run(verify(self._lease_state, self._metadata))
 
     async def promise(self) -> Promise:
         """Promise the content of a buffer that is published before the content is complete; see `Lease.promise`."""

@@ -84,7 +84,9 @@ def for_buffer(whole: Description, metadata: Mapping[str, str] = _NO_METADATA) -
     """
     if not whole.arrays:
         if metadata:
-            raise InvalidArgumentError('one array has no metadata: pass a dict of arrays, such as {"x": array}')
+            raise InvalidArgumentError(
+                'one array has no metadata and no digests: pass a dict of arrays, such as {"x": array}'
+            )
         return whole
     size = len(_encode_parts(whole.arrays, metadata))
     if size > MAX_LAYOUT_BYTES:

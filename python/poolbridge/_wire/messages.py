@@ -69,8 +69,7 @@ class MetadataEntry(Struct, omit_defaults=True):
     """Says something about the arrays of a buffer."""
 
     key: str = field(name="k")  # key
-    # value; if it is too long for a string, it goes on in the next entries, which have the same key
-    value: str = field(name="v")
+    value: str = field(name="v")  # value; a long one goes on in the next entries of the key
 
 
 class PoolInfo(Struct, omit_defaults=True, kw_only=True):

@@ -151,8 +151,13 @@ def test_a_dict_of_arrays_is_found_by_its_name_in_every_kind_of_memory(client, o
     client.create_pool(kind, kind=kind, max_bytes=64 << 20)
     mine.copy_from(np.full(N, 7, np.uint8))
     given = {"gpu": OfALibrary(mine), "cpu": np.arange(5), "tied": OfALibrary(mine), "nothing": np.empty((0, 2), "f2")}
-    client.put(given, "model", pool=kind).release()
-    with other.get("model") as found:
+    client.put(given, "model", pool=kind, metadata={"step": "1"}, digests=True).release()
+    with other.get("model", expect={"step": "1"}) as found, other.get_copy("model") as copy:
+        found.verify()
+        copy.verify()
+        copy["gpu"].copy_from(np.full(N, 8, np.uint8))
+        with pytest.raises(poolbridge.ContentFailedError, match="array 'gpu'"):
+            copy.verify()
         assert found.keys() == list(given)
         assert (found["gpu"].to_numpy() == 7).all()
         assert found["cpu"].to_numpy().tolist() == [0, 1, 2, 3, 4]
