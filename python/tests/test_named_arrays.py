@@ -298,7 +298,7 @@ def test_a_layout_that_lies_is_refused(layout):
 
 def test_a_layout_is_of_all_bytes_of_a_frame():
     sent = _layout.encode(_layout.pack([("a", describe(4, "uint8"))]))
-    assert _layout.decode(sent, describe(4, "uint8")).arrays[0][1].shape == (4,)
+    assert _layout.decode(sent, describe(4, "uint8")).named["a"].shape == (4,)
     for whole in (describe(3, "uint8"), describe((2, 2), "uint8"), describe(4, "int8")):
         with pytest.raises(poolbridge.ProtocolError):
             _layout.decode(sent, whole)

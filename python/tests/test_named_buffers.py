@@ -11,10 +11,10 @@ pytest.importorskip(
 import asyncio
 import hashlib
 import struct
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from realservice import leases, until
 from test_hostile_members import LAYOUTS
 from test_members import service as service  # noqa: PLC0414 - a fixture
@@ -263,7 +263,7 @@ def test_versions_with_other_metadata_describe_their_arrays_once(client, other):
     described = []
     for n in range(3):
         client.put(BATCH, "batch", replace=True, metadata={"step": "9" * n}).release()
-        described.append(other.get("batch")._lease_state.description.arrays)
+        described.append(other.get("batch")._lease_state.description.named)
     assert described[0] is described[1] is described[2]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from poolbridge._memory import layout as _layout
 from poolbridge._memory.tensor import describe
@@ -76,9 +76,9 @@ def test_layouts_of_buffers_have_their_bytes(vector):
     whole = replace(describe(268 + len(sent), "uint8"), layout_bytes=len(sent))
     found = _layout.decode_buffer(sent, whole)
     assert found.metadata == vector["metadata"]
-    arrays = [msgspec.to_builtins(_messages.NamedTensor(name, one.to_wire())) for name, one in found.arrays]
+    arrays = [msgspec.to_builtins(_messages.NamedTensor(name, one.to_wire())) for name, one in found.named.items()]
     assert arrays == [{**one, "t": {**one["t"], "sh": tuple(one["t"]["sh"])}} for one in vector["arrays"]]
-    assert _layout._encode_parts(found.arrays, found.metadata) == sent
+    assert _layout._encode_parts(found.named, found.metadata) == sent
 
 
 _requests = msgspec.msgpack.Decoder(_messages.AnyRequest)

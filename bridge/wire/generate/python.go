@@ -90,7 +90,7 @@ func (s *structure) bases() string {
 	case reply:
 		return "Reply, kw_only=True"
 	}
-	options := "Struct, omit_defaults=True"
+	options := "Struct, omit_defaults=True, gc=False"
 	if s.keywordsOnly() {
 		options += ", kw_only=True"
 	}

@@ -355,8 +355,8 @@ class ArrayExports(NoBuffer):
 
     def __len__(self) -> int:
         """Return the number of elements along the first axis; of several arrays, their number."""
-        if arrays := self._described.arrays:
-            return len(arrays)
+        if named := self._described.named:
+            return len(named)
         if not self.shape:
             raise TypeError("a scalar has no length")
         return self.shape[0]
@@ -396,9 +396,10 @@ def check_one(lease: ArrayExports) -> None:
     TypeError
         There are several arrays.
     """
-    if arrays := description_of(lease).arrays:
-        names = ", ".join(repr(name) for name, _ in arrays[:8]) + (", …" if len(arrays) > 8 else "")
-        raise TypeError(f"these are several arrays, {names}: use one of them, as in lease[{arrays[0][0]!r}]")
+    if named := description_of(lease).named:
+        names = list(map(repr, named))
+        known = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+        raise TypeError(f"these are several arrays, {known}: use one of them, as in lease[{names[0]}]")
 
 
 def _check_numpy(lease: ArrayExports, *, copy: bool) -> None:

@@ -120,7 +120,7 @@ def cuda_array_interface(lease: ArrayExports) -> dict[str, Any]:
     state = state_of(lease)
     state.check_usable()
     description = description_of(lease)
-    if description.arrays:
+    if description.named:
         raise AttributeError("__cuda_array_interface__: there are several arrays, each of which has it")
     if lease.__dlpack_device__()[0] != _dlpack.CUDA:
         pinned = state.memory.pool.device[0] == _dlpack.CUDA

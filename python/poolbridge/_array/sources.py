@@ -363,8 +363,8 @@ def element_at(was: Description, source: Source, offset: int) -> ElementType:
     If NumPy lacks the type of the lease's array there, a NumPy array has the bits, and the lease knows the type.
     """
     if source.element.in_numpy:
-        for _, part in was.arrays or (("", was),):
-            inside = not was.arrays or part.offset <= offset < part.offset + part.nbytes
+        for part in was.named.values() or (was,):
+            inside = not was.named or part.offset <= offset < part.offset + part.nbytes
             if inside and part.element.typestr == source.element.typestr:
                 return part.element
     return source.element

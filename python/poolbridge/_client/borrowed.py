@@ -42,7 +42,7 @@ _TOGETHER_SECONDS: Final = 0.001
 
 def _place(state: LeaseState) -> tuple[Any, ...]:
     """Return what frames with the same memory and description have in common; see `SessionBlock.arrays`."""
-    tensor, arrays = state.grant.tensor, state.description.arrays
+    tensor, arrays = state.grant.tensor, tuple(state.description.named.items())
     return state.memory.base, tensor.dtype, tensor.shape, tensor.strides, tensor.offset, arrays
 
 

@@ -148,14 +148,14 @@ def named_arrays(given: Any) -> dict[str, Any] | None:
     """Return the arrays of a frame of several arrays, which the program publishes; None: `given` is one array."""
     if isinstance(given, Mapping):
         return {name: given[name] for name in given}  # read it once: a mapping may return another array each time
-    return dict(given.items()) if isinstance(given, BaseLease) and description_of(given).arrays else None
+    return dict(given.items()) if isinstance(given, BaseLease) and description_of(given).named else None
 
 
 def _parts(session: Session, arrays: dict[str, Any]) -> tuple[_Form, list[_Part]]:
     """Describe the copies of a frame of several arrays."""
     sources, kinds = _sources_of(session, arrays)
     description = _packed(tuple(kinds))
-    described = [part for _, part in description.arrays]
+    described = list(description.named.values())
     parts = [_Part(*part) for part in zip(described, arrays.values(), sources, strict=True)]
     return _Form(description, on_gpu=any(part.on_gpu for part in parts)), parts
 
@@ -223,7 +223,7 @@ def put(
         sources, kinds = _sources_of(session, arrays)
         tied = _tied(arrays, sources)
         description = _pack(kinds, tied)
-        placed = zip(description.arrays, arrays.values(), strict=True)
+        placed = zip(description.named.items(), arrays.values(), strict=True)
         copied = [(one, part) for (array, part), one in placed if array not in tied]
     if check_flag(digests, "digests"):
         metadata |= _digests.unknown(description)
@@ -394,10 +394,10 @@ class _CopyPublisher(BasePublisher):
         twin.released = False
         self._session.sent_states.discard(twin)
         description = twin.description
-        arrays = [one for _, one in description.arrays] or [description]
+        arrays = list(description.named.values()) or [description]
         if not twin.memory.pool.on_cpu or not all(one.element.in_numpy for one in arrays):
             return Token(twin)
-        return [twin.array(part=one) for one in arrays] if description.arrays else twin.array()
+        return [twin.array(part=one) for one in arrays] if description.named else twin.array()
 
     def _on_streams(self, state: LeaseState, stream: Any) -> bool:
         return stream is not None and state.memory.pool.device[0] == _dlpack.CUDA

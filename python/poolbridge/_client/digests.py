@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from poolbridge._array.leaseview import LeaseView
 from poolbridge._memory import layout as _layout, tensor as _tensor
@@ -26,7 +27,7 @@ _PIECE: Final = 4 << 20  # bytes that are copied to the CPU at once
 
 def unknown(whole: Description) -> dict[str, str]:
     """Return metadata for the digests of several arrays, which has the size that it will have with the digests."""
-    return {_PREFIX + name: "0" * 64 for name, _ in whole.arrays or (("", whole),)}
+    return {_PREFIX + name: "0" * 64 for name in whole.named or ("",)}
 
 
 def _digest(state: LeaseState, part: Description) -> str:
@@ -42,7 +43,7 @@ def write(state: LeaseState) -> Flow[None]:
     """Write the digests of the arrays of a buffer that was allocated with metadata from `unknown`."""
     made: dict[Description, str] = {}  # tied arrays have one description
     metadata = dict(state.description.metadata)
-    for name, part in state.description.arrays:
+    for name, part in state.description.named.items():
         if part not in made:
             made[part] = yield Do(partial(_digest, state, part))
         metadata[_PREFIX + name] = made[part]
@@ -53,7 +54,7 @@ def write(state: LeaseState) -> Flow[None]:
 def verify(state: LeaseState, metadata: Mapping[str, str]) -> Flow[None]:
     """Check the arrays of a lease; see `Lease.verify`."""
     state.check_usable()
-    for name, part in state.description.arrays or (("", state.description),):
+    for name, part in (state.description.named or {"": state.description}).items():
         said = metadata.get(_PREFIX + name)
         if said is None or not part.contiguous:
             raise InvalidArgumentError(

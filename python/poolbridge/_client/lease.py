@@ -300,10 +300,10 @@ class BaseLease(ArrayExports):
         TypeError
             The lease is one array, without a name.
         """
-        arrays = self._lease_state.description.arrays
-        if not arrays:
+        named = self._lease_state.description.named
+        if not named:
             raise TypeError("this is one array, without a name: several arrays have names")
-        return [name for name, _ in arrays]
+        return list(named)
 
     def items(self) -> list[tuple[str, LeaseView]]:
         """Return the name and the array of each of several arrays; see `keys`."""

@@ -104,11 +104,11 @@ def wrapped(lease: Any, wrap: Callable[[Any], Any], *, on_gpu: bool) -> tuple[An
     """
     lease._on_gpu = on_gpu  # noqa: SLF001
     state = state_of(lease)
-    if not state.description.arrays:
+    if not state.description.named:
         array = wrap(lease)
         return array, bool(state.tokens or state.unaccounted) and array is not None
     arrays, kept = {}, True
-    for name, _ in state.description.arrays:
+    for name in state.description.named:
         one = lease[name]
         before = len(state.tokens)
         arrays[name] = wrap(one)

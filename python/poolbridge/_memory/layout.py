@@ -10,12 +10,13 @@ import ctypes
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory.tensor import Description, describe, from_wire
@@ -38,7 +39,7 @@ _METADATA_PART: Final = 7
 # The number of characters of an entry of metadata, which have at most MAX_STRING bytes.
 _MOST_CHARACTERS: Final = MAX_STRING // 4
 _NO_METADATA: Final[Mapping[str, str]] = MappingProxyType({})
-_NAME: Final = re.compile("[^\\x00-\\x1f\\x7f-\\x9f]+")
+_CONTROL: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f]")
 
 
 def pack(arrays: Iterable[tuple[str, Description]], tied: Mapping[str, str] = MappingProxyType({})) -> Description:
@@ -71,7 +72,7 @@ def pack(arrays: Iterable[tuple[str, Description]], tied: Mapping[str, str] = Ma
         raise InvalidArgumentError("several arrays are at least one: the dict is empty")
     if end > MAX_UINT:
         raise InvalidArgumentError(f"{len(placed)} arrays have more than 2**63 - 1 bytes")
-    return replace(describe(end, "uint8"), arrays=tuple(placed.items()), named=placed)
+    return replace(describe(end, "uint8"), named=placed)
 
 
 def for_buffer(whole: Description, metadata: Mapping[str, str] = _NO_METADATA) -> Description:
@@ -82,20 +83,20 @@ def for_buffer(whole: Description, metadata: Mapping[str, str] = _NO_METADATA) -
     InvalidArgumentError
         A buffer cannot have so many arrays or so much metadata, or there is metadata of one array.
     """
-    if not whole.arrays:
+    if not whole.named:
         if metadata:
             raise InvalidArgumentError(
                 'one array has no metadata and no digests: pass a dict of arrays, such as {"x": array}'
             )
         return whole
-    size = len(_encode_parts(whole.arrays, metadata))
+    size = len(_encode_parts(whole.named, metadata))
     if size > MAX_LAYOUT_BYTES:
         raise InvalidArgumentError(
-            f"{len(whole.arrays)} arrays in one buffer: their names, shapes and metadata have {size} bytes, and at "
+            f"{len(whole.named)} arrays in one buffer: their names, shapes and metadata have {size} bytes, and at "
             f"most {MAX_LAYOUT_BYTES} are possible; use several buffers, or shorter metadata"
         )
     described = describe(whole.nbytes + size, "uint8")
-    return replace(described, arrays=whole.arrays, named=whole.named, layout_bytes=size, metadata=metadata)
+    return replace(described, named=whole.named, layout_bytes=size, metadata=metadata)
 
 
 def encode(whole: Description) -> bytes:
@@ -106,15 +107,15 @@ def encode(whole: Description) -> bytes:
     InvalidArgumentError
         A frame cannot have so many arrays.
     """
-    if not whole.arrays:
+    if not whole.named:
         return b""
     try:
-        layout = _encode(whole.arrays) if len(whole.arrays) <= MAX_ELEMENTS else b""
+        layout = _encode(whole.named.items()) if len(whole.named) <= MAX_ELEMENTS else b""
     except ProtocolError:
         layout = b""
     if not 0 < len(layout) <= LAYOUT_BYTES:
         raise InvalidArgumentError(
-            f"{len(whole.arrays)} arrays in one frame: at most {MAX_ELEMENTS} are possible, whose names and shapes "
+            f"{len(whole.named)} arrays in one frame: at most {MAX_ELEMENTS} are possible, whose names and shapes "
             f"have at most {LAYOUT_BYTES} bytes; join arrays of one dtype, or publish several frames"
         )
     return layout
@@ -124,7 +125,7 @@ def _encode(arrays: Iterable[tuple[str, Description]]) -> bytes:
     return _packet.encode(Layout(arrays=tuple([NamedTensor(name, one.to_wire()) for name, one in arrays])))
 
 
-def _encode_parts(arrays: Sequence[tuple[str, Description]], metadata: Mapping[str, str]) -> bytes:
+def _encode_parts(named: Mapping[str, Description], metadata: Mapping[str, str]) -> bytes:
     """Return the layout of a buffer: parts, each behind the number of its bytes."""
     entries = [
         MetadataEntry(key, value[first : first + _MOST_CHARACTERS])
@@ -135,7 +136,9 @@ def _encode_parts(arrays: Sequence[tuple[str, Description]], metadata: Mapping[s
         _packet.encode(Layout(metadata=tuple(entries[first : first + _METADATA_PART]), arrays=()))
         for first in range(0, len(entries), _METADATA_PART)
     ]
-    parts += [_encode(arrays[first : first + _PART]) for first in range(0, len(arrays), _PART)]
+    arrays = iter(named.items())
+    while some := list(islice(arrays, _PART)):
+        parts.append(_encode(some))
     return b"".join([struct.pack("<I", len(part)) + part for part in parts])
 
 
@@ -161,24 +164,24 @@ def _decode(layout: bytes) -> Layout:
     return sent
 
 
-def _described(whole: Description, sent: Iterable[NamedTensor]) -> Description:
+def _described(whole: Description, sent: Sequence[NamedTensor]) -> Description:
     """Check the arrays of a layout, and return the description of all their bytes with them."""
-    arrays: dict[str, Description] = {}
-    for one in sent:
-        if one.name in arrays:
-            raise ProtocolError("a layout has two arrays of one name")
-        if not _NAME.fullmatch(one.name) or len(one.name.encode()) > MAX_NAME_BYTES:
-            raise ProtocolError("the name of an array is empty, too long, or has a control character")
-        arrays[one.name] = from_wire(one.tensor, whole.nbytes)
+    arrays = {one.name: from_wire(one.tensor, whole.nbytes) for one in sent}
+    if len(arrays) < len(sent):
+        raise ProtocolError("a layout has two arrays of one name")
     if not arrays:
         raise ProtocolError("a layout has no array")
-    return replace(whole, arrays=tuple(arrays.items()), named=arrays)
+    text = "".join(arrays)
+    sizes = map(len, arrays) if text.isascii() else (len(name.encode()) for name in arrays)
+    if "" in arrays or max(sizes) > MAX_NAME_BYTES or (not text.isprintable() and _CONTROL.search(text)):
+        raise ProtocolError("the name of an array is empty, too long, or has a control character")
+    return replace(whole, named=arrays)
 
 
 def write(memory: BlockMemory, whole: Description) -> None:
     """Write the layout of a buffer into its memory, which the caller may write now. Return when it is written."""
     address = memory.address(write=True) + whole.nbytes - whole.layout_bytes
-    data = np.frombuffer(_encode_parts(whole.arrays, whole.metadata), np.uint8)
+    data = np.frombuffer(_encode_parts(whole.named, whole.metadata), np.uint8)
     _copy(memory, address, int(data.ctypes.data), data.nbytes)
 
 
@@ -200,7 +203,7 @@ def decode_buffer(layout: bytes, whole: Description) -> Description:
     """Check the layout of a buffer, and return the description of the buffer with the arrays and the metadata."""
     metadata, begin = _decode_metadata(layout)
     content = _decode_arrays(layout[begin:], whole.content)
-    return replace(whole, arrays=content.arrays, named=content.named, metadata=metadata)
+    return replace(whole, named=content.named, metadata=metadata)
 
 
 def _copy(memory: BlockMemory, destination: int, source: int, nbytes: int) -> None:
@@ -241,4 +244,4 @@ def _decode_metadata(layout: bytes) -> tuple[dict[str, str], int]:
 
 @lru_cache(maxsize=2)  # the next version of a model has the same arrays; the layout of one may have 32 MiB
 def _decode_arrays(layout: bytes, content: Description) -> Description:
-    return _described(content, (one for _, part in _parts(layout) for one in part.arrays))
+    return _described(content, [one for _, part in _parts(layout) for one in part.arrays])

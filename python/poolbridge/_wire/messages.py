@@ -22,14 +22,14 @@ Epoch = Annotated[bytes, Meta(min_length=16, max_length=16)]
 # Structures
 
 
-class Error(Struct, omit_defaults=True):
+class Error(Struct, omit_defaults=True, gc=False):
     """Says why a request failed."""
 
     code: str = field(name="c")  # error code, see Error
     message: str = field(name="m")  # text for people, cut to fit
 
 
-class Tensor(Struct, omit_defaults=True, kw_only=True):
+class Tensor(Struct, omit_defaults=True, gc=False, kw_only=True):
     """Describes the content of a buffer.
 
     An element is at byte `of` + itemsize·Σ index·stride of the buffer; the sum is over all dimensions.
@@ -47,14 +47,14 @@ class Tensor(Struct, omit_defaults=True, kw_only=True):
     layout_bytes: U = field(default=0, name="ly")
 
 
-class NamedTensor(Struct, omit_defaults=True):
+class NamedTensor(Struct, omit_defaults=True, gc=False):
     """Describes one of several arrays in a buffer."""
 
     name: str = field(name="nm")  # name, as for a buffer; no two arrays of a layout have the same
     tensor: Tensor = field(name="t")  # where the array lies in the buffer
 
 
-class Layout(Struct, omit_defaults=True, kw_only=True):
+class Layout(Struct, omit_defaults=True, gc=False, kw_only=True):
     """Describes arrays of a frame or of a buffer.
 
     It is sent in no packet: docs/streams.md says where that of a frame is.
@@ -65,14 +65,14 @@ class Layout(Struct, omit_defaults=True, kw_only=True):
     arrays: tuple[NamedTensor, ...] = field(name="ar")  # the arrays
 
 
-class MetadataEntry(Struct, omit_defaults=True):
+class MetadataEntry(Struct, omit_defaults=True, gc=False):
     """Says something about the arrays of a buffer."""
 
     key: str = field(name="k")  # key
     value: str = field(name="v")  # value; a long one goes on in the next entries of the key
 
 
-class PoolInfo(Struct, omit_defaults=True, kw_only=True):
+class PoolInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     """Describes a pool: a named, bounded amount of memory of one kind."""
 
     id: U  # pool id
@@ -88,7 +88,7 @@ class PoolInfo(Struct, omit_defaults=True, kw_only=True):
     export: Export | UnsetType = field(default=UNSET, name="x")
 
 
-class Export(Struct, omit_defaults=True):
+class Export(Struct, omit_defaults=True, gc=False):
     """Says how to map a pool or a block."""
 
     data: bytes = field(default=b"", name="d")  # data in the format of the kind, see Kinds
@@ -96,7 +96,7 @@ class Export(Struct, omit_defaults=True):
     fds: U = field(default=0, name="f")
 
 
-class Fence(Struct, omit_defaults=True):
+class Fence(Struct, omit_defaults=True, gc=False):
     """Says when work has ended.
 
     The work has ended, and the fence is reached, when a word of the session's timeline is `v` or more.
@@ -107,7 +107,7 @@ class Fence(Struct, omit_defaults=True):
     value: U = field(name="v")  # value at which the fence is reached; at least 1
 
 
-class ChannelIdentity(Struct, omit_defaults=True, kw_only=True):
+class ChannelIdentity(Struct, omit_defaults=True, gc=False, kw_only=True):
     """Says which channel it is, and its settings: what stays the same while the channel exists.
 
     A channel is a named, bounded queue of buffers of one pool.
@@ -122,7 +122,7 @@ class ChannelIdentity(Struct, omit_defaults=True, kw_only=True):
     max_deliveries: U = field(default=0, name="xd")  # queue: the most deliveries of a frame; left out: no bound
 
 
-class Grant(Struct, omit_defaults=True, kw_only=True):
+class Grant(Struct, omit_defaults=True, gc=False, kw_only=True):
     """Describes the lease that a session is given, its buffer and its block."""
 
     id: U  # lease id
@@ -141,7 +141,7 @@ class Grant(Struct, omit_defaults=True, kw_only=True):
     event: bytes = field(default=b"", name="ev")  # the interprocess event that came with the content
 
 
-class ServiceStats(Struct, omit_defaults=True, kw_only=True):
+class ServiceStats(Struct, omit_defaults=True, gc=False, kw_only=True):
     """Counts what a session sees."""
 
     # number of sessions that have not ended: of the asking user; for the service's own user and root all, with the one
@@ -153,7 +153,7 @@ class ServiceStats(Struct, omit_defaults=True, kw_only=True):
     pools: tuple[PoolStats, ...] = field(default=(), name="p")  # pools, by id
 
 
-class PoolStats(Struct, omit_defaults=True, kw_only=True):
+class PoolStats(Struct, omit_defaults=True, gc=False, kw_only=True):
     """Counts the bytes of a pool.
 
     At all times, reserved = leased + cached + held.
@@ -170,7 +170,7 @@ class PoolStats(Struct, omit_defaults=True, kw_only=True):
     user: U = field(default=0, name="cu")  # bytes that count for the user of the asking session
 
 
-class SessionInfo(Struct, omit_defaults=True, kw_only=True):
+class SessionInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     """Describes a session of the service: one connected client."""
 
     id: U  # session id
@@ -188,7 +188,7 @@ class SessionInfo(Struct, omit_defaults=True, kw_only=True):
     since: U = field(default=0, name="ws")  # since when this request waits; left out: no request waits
 
 
-class ChannelInfo(Struct, omit_defaults=True, kw_only=True):
+class ChannelInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     """Describes a channel of the service, and its members."""
 
     channel: ChannelIdentity = field(name="c")  # the channel
@@ -211,7 +211,7 @@ class ChannelInfo(Struct, omit_defaults=True, kw_only=True):
     untaken: bool = field(default=False, name="ut")  # whether a queue without a consumer loses frames
 
 
-class MemberInfo(Struct, omit_defaults=True, kw_only=True):
+class MemberInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     """Describes a member of a channel."""
 
     id: U  # member id
@@ -229,7 +229,7 @@ class MemberInfo(Struct, omit_defaults=True, kw_only=True):
     ended: bool = field(default=False, name="ed")  # whether its session has ended and its process has frames of a queue
 
 
-class NameInfo(Struct, omit_defaults=True, kw_only=True):
+class NameInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     """Describes a name, and the buffer that is published under this name."""
 
     name: str = field(name="nm")  # name
@@ -244,7 +244,7 @@ class NameInfo(Struct, omit_defaults=True, kw_only=True):
     while_used: bool = field(default=False, name="wu")  # the name ends with the last lease of the buffer
 
 
-class BufferInfo(Struct, omit_defaults=True, kw_only=True):
+class BufferInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     """Describes a buffer, and the sessions that hold it."""
 
     id: U  # buffer id
@@ -262,7 +262,7 @@ class BufferInfo(Struct, omit_defaults=True, kw_only=True):
     in_channel: bool = field(default=False, name="ch")  # whether it is in a channel whose producer has left
 
 
-class LeaseInfo(Struct, omit_defaults=True, kw_only=True):
+class LeaseInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     """Describes a lease, and the session that has it."""
 
     id: U  # lease id
@@ -281,7 +281,7 @@ class LeaseInfo(Struct, omit_defaults=True, kw_only=True):
     since: U = field(default=0, name="ws")  # since when the session waits; left out: the session does not wait
 
 
-class HistoryEvent(Struct, omit_defaults=True, kw_only=True):
+class HistoryEvent(Struct, omit_defaults=True, gc=False, kw_only=True):
     """Describes one event of the service.
 
     A field that does not apply to the event has no value.
@@ -777,32 +777,32 @@ class Notice(Struct, omit_defaults=True):
     name: str = field(default="", name="n")
 
 
-class Recall(Struct, omit_defaults=True, tag_field="n", tag="recall"):
+class Recall(Struct, omit_defaults=True, gc=False, tag_field="n", tag="recall"):
     """Asks the client to unmap each block as soon as no lease needs it, and then to send `dropped`."""
 
     blocks: tuple[U, ...] = field(name="bl")  # block ids
 
 
-class Goodbye(Struct, omit_defaults=True, tag_field="n", tag="goodbye"):
+class Goodbye(Struct, omit_defaults=True, gc=False, tag_field="n", tag="goodbye"):
     """Says why the service is about to close the connection."""
 
     code: str = field(name="c")  # error code, see Error
     message: str = field(name="m")  # text for people, cut to fit
 
 
-class Failed(Struct, omit_defaults=True, tag_field="n", tag="failed"):
+class Failed(Struct, omit_defaults=True, gc=False, tag_field="n", tag="failed"):
     """Names leased buffers whose writer died before the content was complete."""
 
     buffers: tuple[U, ...] = field(name="bf")  # buffer ids
 
 
-class Working(Struct, omit_defaults=True, tag_field="n", tag="working"):
+class Working(Struct, omit_defaults=True, gc=False, tag_field="n", tag="working"):
     """Says that a request takes long."""
 
     request: U = field(default=0, name="rq")  # request number; left out: a request for which all later requests wait
 
 
-class MemberCame(Struct, omit_defaults=True, kw_only=True, tag_field="n", tag="member"):
+class MemberCame(Struct, omit_defaults=True, gc=False, kw_only=True, tag_field="n", tag="member"):
     """Gives the session the file of a member of a channel, for its own members of the other role."""
 
     channel: U = field(name="ch")  # channel id
@@ -812,13 +812,13 @@ class MemberCame(Struct, omit_defaults=True, kw_only=True, tag_field="n", tag="m
     export: Export = field(name="x")  # the member's file; no descriptor if the member has left already
 
 
-class Wanted(Struct, omit_defaults=True, tag_field="n", tag="wanted"):
+class Wanted(Struct, omit_defaults=True, gc=False, tag_field="n", tag="wanted"):
     """Says that somebody waits for memory of a pool in which this client has producers."""
 
     pool: U = field(name="pl")  # pool id
 
 
-class Forget(Struct, omit_defaults=True, tag_field="n", tag="forget"):
+class Forget(Struct, omit_defaults=True, gc=False, tag_field="n", tag="forget"):
     """Says that the client will get no more fences of these timelines.
 
     The client unmaps their pages when nothing waits for them.
