@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 import poolbridge
+from poolbridge._client.makers import arrays_of
 from poolbridge._client.service_process import find_program
 
 _ROUNDS = 7
@@ -131,7 +132,7 @@ def follow(path: str, library: str) -> None:
             else:
                 last = client.get(name, other_than=last if last is not None and last.name == name else None, timeout=60)
             came = time.monotonic()
-            arrays = [of.from_dlpack(array) for _, array in last.items()]
+            arrays = arrays_of(last, library)
             say(came - began, time.monotonic() - came, came)
             del arrays
 

@@ -73,6 +73,47 @@ def test_an_array_of_a_dict_keeps_its_library(client, other):
     assert arrays["n"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.filterwarnings("ignore::poolbridge.ReadOnlyWarning")
+def test_each_tensor_of_a_dict_has_a_storage_of_its_own(client, other):
+    torch = pytest.importorskip("torch")
+    given = {
+        "a": torch.ones(2, 3),
+        "none": torch.ones(0, 2),
+        "half": torch.ones(4, dtype=torch.half),
+        "one": torch.tensor(7.0),
+    }
+    client.put({**given, "tied": given["a"]}, "model").release()
+    for write in (False, True):
+        arrays = other.get_dict("model", "torch", write=write)
+        assert {name: array.tolist() for name, array in arrays.items()} == {
+            "a": [[1.0] * 3] * 2, "none": [], "half": [1.0] * 4, "one": 7.0, "tied": [[1.0] * 3] * 2
+        }  # fmt: skip
+        assert [array.untyped_storage().nbytes() for array in arrays.values()] == [24, 0, 8, 4, 24]
+        assert arrays["a"].data_ptr() == arrays["tied"].data_ptr()
+        arrays.pop("a")
+        assert leases(other) == 1
+        del arrays
+        until(lambda: leases(other) == 0)
+
+
+@pytest.mark.parametrize("names", [("bits", "odd", "plain"), ("plain", "odd", "bits"), ("odd", "bits", "plain")])
+def test_arrays_of_a_dict_may_have_strides_and_types_that_numpy_lacks(client, other, monkeypatch, names):
+    tensors = {
+        "bits": Tensor(dtype="bfloat16", shape=(2,)),
+        "odd": Tensor(dtype="uint8", shape=(4,), strides=(-2,), offset=6),
+        "plain": Tensor(dtype="uint16", shape=(2, 1), offset=4),
+    }
+    layout = packet.encode(Layout(arrays=tuple(NamedTensor(name, tensors[name]) for name in names)))
+    monkeypatch.setattr(_layout, "_encode_parts", lambda *_: _part(layout))
+    client.put({"a": np.arange(8, dtype=np.uint8)}, "odd").release()
+    arrays = other.get_dict("odd")
+    assert list(arrays) == list(names)
+    assert arrays["bits"].dtype == np.float32
+    assert arrays["odd"].tolist() == [6, 4, 2, 0]
+    assert arrays["plain"].tolist() == [[0x504], [0x706]]
+    assert not any(arrays[name].flags.writeable for name in ("odd", "plain"))
+
+
 def test_asyncio_clients_put_and_get_dicts(service):
     async def run():
         async with await poolbridge.connect_async(service.path, timeout=60) as client:

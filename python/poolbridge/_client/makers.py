@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from poolbridge._array.arrays import description_of, state_of
+from poolbridge._array.leaseview import LeaseView
 from poolbridge._client import operations as _operations
+from poolbridge._memory import dlpack as _dlpack
 from poolbridge.errors import (
     UnavailableError,
 )
 
+_dtype: Final = cache(np.dtype)
+
 if TYPE_CHECKING:
-    from poolbridge._array.leaseview import LeaseView
+    from typing_extensions import CapsuleType
+
     from poolbridge._client.lease import BaseLease
 
 
@@ -37,7 +45,40 @@ def arrays_of(lease: BaseLease, library: str) -> dict[str, Any]:
     TypeError
         The lease is one array.
     """
-    return {name: array_of(view, library) for name, view in lease.items()}
+    names = lease.keys()
+    state = state_of(lease)
+    if library not in {"numpy", "torch"} or (library == "numpy" and not state.memory.pool.on_cpu):
+        return {name: array_of(lease[name], library) for name in names}
+    # Thousands of arrays, with little work for each: the first one waits for the content and says what the library
+    # asks for. The others have one NumPy array of all bytes together, and PyTorch gets capsules that are ready. Each
+    # tensor still has a storage of its own: PyTorch saves whole storages, and libraries take tensors of one storage for
+    # tied weights.
+    first = _Asked(state, part=state.description.named[names[0]])
+    arrays = {names[0]: array_of(first, library)}
+    versioned = first.versioned
+    whole = state.array(flagged=versioned or state.write)
+    import_capsule = None if library == "numpy" else sys.modules["torch"].from_dlpack
+    device = first.__dlpack_device__()
+    for name, part in islice(state.description.named.items(), 1, None):
+        element = part.element
+        if not part.contiguous or (import_capsule is None and not element.in_numpy):
+            arrays[name] = array_of(lease[name], library)
+            continue
+        array: Any = np.ndarray(part.shape, _dtype(element.typestr), whole, part.offset)
+        if import_capsule is not None:
+            array = import_capsule(_dlpack.make_capsule(array, element, device, versioned=versioned))
+        arrays[name] = array
+    return arrays
+
+
+class _Asked(LeaseView):
+    """A view that notes whether the library understands versioned capsules."""
+
+    versioned = True
+
+    def __dlpack__(self, **asked: Any) -> CapsuleType:
+        self.versioned = (asked.get("max_version") or (0,))[0] >= 1
+        return super().__dlpack__(**asked)
 
 
 def array_of(lease: BaseLease | LeaseView, library: str) -> Any:
