@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import poolbridge
-from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import cuda as _cuda, driver as _driver
 from poolbridge._libraries import consumers as _consumers
 from poolbridge._wire import messages as m
 
@@ -80,10 +80,28 @@ def test_without_a_driver_a_typed_error_says_what_is_missing(service, client):
     )  # fmt: skip
     service.tricks["alloc"] = lambda c, r: c.send(m.GrantReply(number=r.number, grant=grant))
     client.open_pool("gpu")
-    with pytest.raises(poolbridge.UnavailableError, match=r"libcuda|poolbridge\[cuda\]|the driver sees none"):
+    with pytest.raises(poolbridge.UnavailableError, match="libcuda|the driver sees none"):
         client.allocate((), "int32", pool="gpu")
     client.stats()
     assert not client.closed
+
+
+def test_the_driver_is_called_with_the_numbers_of_its_interface():
+    known = pytest.importorskip("cuda.bindings.driver")
+    assert {one: known.CUresult(one).name.removeprefix("CUDA_").removeprefix("ERROR_") for one in _driver.Result} == {
+        one: one.name for one in _driver.Result
+    }
+    attribute, pointer = known.CUdevice_attribute, known.CUpointer_attribute
+    assert _driver.HAS_64_BIT_WORDS == attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+    assert _driver.POINTER_TYPE == pointer.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    assert _driver.POINTER_ORDINAL == pointer.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    assert all(known.CUmemorytype(one).name == name for one, name in _driver.POINTER_TYPES.items())
+    assert _driver.RELAXED == known.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    assert _driver.FD == known.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    assert _driver.LAZY_PEER_ACCESS == known.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+    assert known.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE == _driver.ON_DEVICE
+    assert known.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ == _driver.READ
+    assert known.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE == _driver.READ_WRITE
 
 
 def test_a_consumer_that_is_not_installed_is_named():

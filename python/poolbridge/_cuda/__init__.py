@@ -1,1 +1,1 @@
-"""Calls the CUDA driver through `cuda.core` and `cuda.bindings`, which are loaded when GPU memory is first used."""
+"""Calls the CUDA driver, for CUDA device pools through `cuda.core`. Both are loaded when GPU memory is first used."""

@@ -1,36 +1,36 @@
-"""Calls the CUDA driver through the package ``cuda.bindings``, which is loaded when device memory is first used.
+"""Calls the CUDA driver, which is loaded when device memory is first used.
 
 The functions that copy, wait or allocate leave the calling thread's current context as it was before the call.
 """
 
 from __future__ import annotations
 
+import ctypes
 import operator
 import os
 import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
 
+from poolbridge._cuda import driver as _driver
+from poolbridge._cuda.driver import Result, attempt, name_of
 from poolbridge._sys.finaliser import while_running
 from poolbridge.errors import (
     DeviceMemoryError,
     DeviceNotVisibleError,
     DriverError,
     StreamCaptureError,
-    UnavailableError,
 )
 
 BLOB_BYTES: Final = 64
-_INSTALL: Final = "pip install 'poolbridge[cuda]'"
 
 _contexts_lock = threading.Lock()
-contexts: dict[int, Any] = {}
-_own_streams: dict[tuple[int, bool], Any] = {}
+contexts: dict[int, int] = {}
+_own_streams: dict[tuple[int, bool], int] = {}
 _NON_BLOCKING: Final = 1
 
 
@@ -39,30 +39,6 @@ _NON_BLOCKING: Final = 1
 
 class AlreadyMappedError(DriverError):
     """The driver calls the memory, or the addresses, mapped."""
-
-
-@cache
-def bindings() -> Any:
-    """Load ``cuda.bindings``, and initialise the CUDA driver.
-
-    Raises
-    ------
-    UnavailableError
-        The bindings, the driver or a GPU is missing, or the driver does not start. The message says what is wrong.
-    """
-    try:
-        from cuda.bindings import driver
-    except ImportError as error:
-        raise UnavailableError(f"device memory needs the package cuda-bindings ({error}): {_INSTALL}") from error
-    try:
-        (result,) = driver.cuInit(0)
-    except Exception as error:  # the class differs between versions of the bindings
-        raise UnavailableError(f"device memory needs an NVIDIA driver (libcuda.so.1): {error}") from error
-    if result == driver.CUresult.CUDA_ERROR_NO_DEVICE:
-        raise UnavailableError("device memory needs an NVIDIA GPU: the driver sees none")
-    if result != driver.CUresult.CUDA_SUCCESS:
-        raise UnavailableError(f"the NVIDIA driver does not start: {result.name}")
-    return driver
 
 
 def call(name: str, *arguments: Any) -> Any:
@@ -79,18 +55,18 @@ def call(name: str, *arguments: Any) -> Any:
     DriverError
         The driver returned another error.
     """
-    driver = bindings()
-    result, *values = getattr(driver, name)(*arguments)
-    if result != driver.CUresult.CUDA_SUCCESS:
-        if result == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+    result, stored = attempt(name, *arguments)
+    if result:
+        if result == Result.OUT_OF_MEMORY:
             raise DeviceMemoryError(f"{name}: the GPU is out of memory")
-        if result.name.startswith("CUDA_ERROR_STREAM_CAPTURE"):
+        why = name_of(result)
+        if why.startswith("CUDA_ERROR_STREAM_CAPTURE"):
             raise StreamCaptureError(
-                f"{name}: {result.name}: a stream's work is being captured into a CUDA graph: end the capture first"
+                f"{name}: {why}: a stream's work is being captured into a CUDA graph: end the capture first"
             )
-        error = AlreadyMappedError if result == driver.CUresult.CUDA_ERROR_ALREADY_MAPPED else DriverError
-        raise error(f"{name}: {result.name}")
-    return values[0] if values else None
+        error = AlreadyMappedError if result == Result.ALREADY_MAPPED else DriverError
+        raise error(f"{name}: {why}")
+    return stored
 
 
 @contextmanager
@@ -100,7 +76,7 @@ def current(ordinal: int, own: Any = None) -> Iterator[None]:
     Another thread or another library may be capturing work into a CUDA graph. In the block, calls such as
     `cuMemHostRegister` do not invalidate this capture.
     """
-    mode = _exchange(bindings().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    mode = _exchange(_driver.RELAXED)
     try:
         with pushed(ordinal, own):
             yield
@@ -109,15 +85,15 @@ def current(ordinal: int, own: Any = None) -> Iterator[None]:
             _exchange(mode)
 
 
-def _exchange(mode: Any) -> Any:
+def _exchange(mode: int) -> int | None:
     """Set this thread's capture mode. Return the thread's earlier mode, or None if the driver refuses.
 
     Errors are ignored: if `current` called this function at the end of its ``with`` block and the function raised an
     exception, the caller would lose the result of the block.
     """
-    driver = bindings()
-    result, before = driver.cuThreadExchangeStreamCaptureMode(mode)
-    return before if result == driver.CUresult.CUDA_SUCCESS else None
+    exchanged = ctypes.c_int(mode)
+    result, _ = attempt("cuThreadExchangeStreamCaptureMode", ctypes.byref(exchanged))
+    return None if result else exchanged.value
 
 
 @contextmanager
@@ -158,26 +134,23 @@ def own_stream(ordinal: int, *, alone: bool = False) -> int:
             stream = _own_streams.setdefault((ordinal, alone), made)
             if stream is not made:  # another thread was faster, or `current` has just made it
                 call("cuStreamDestroy", made)
-    return int(stream)
+    return stream
 
 
-def pop(context: Any) -> None:
+def pop(context: int) -> None:
     """Pop `context` from the thread's stack. Ignore errors: an exception would discard the caller's result."""
-    driver = bindings()
-    if driver.cuCtxPopCurrent()[0] == driver.CUresult.CUDA_SUCCESS:
+    if not attempt("cuCtxPopCurrent")[0]:
         return
-    result, on_top = driver.cuCtxGetCurrent()
-    if result == driver.CUresult.CUDA_SUCCESS and int(on_top) == int(context):
-        driver.cuCtxPopCurrent()
+    result, on_top = attempt("cuCtxGetCurrent")
+    if not result and on_top == context:
+        attempt("cuCtxPopCurrent")
 
 
 # Devices
 
 
 def _uuid(ordinal: int) -> str:
-    device = call("cuDeviceGet", ordinal)
-    name = "cuDeviceGetUuid_v2" if hasattr(bindings(), "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
-    return f"GPU-{uuid.UUID(bytes=bytes(call(name, device).bytes))}"
+    return f"GPU-{uuid.UUID(bytes=call('cuDeviceGetUuid', call('cuDeviceGet', ordinal)))}"
 
 
 def devices() -> list[dict[str, Any]]:
@@ -186,13 +159,13 @@ def devices() -> list[dict[str, Any]]:
     Raises
     ------
     UnavailableError
-        There is no driver or no GPU, or ``cuda.bindings`` is not installed.
+        There is no driver or no GPU.
     """
     found = []
     for ordinal in range(call("cuDeviceGetCount")):
-        name = call("cuDeviceGetName", 256, call("cuDeviceGet", ordinal))
-        text = bytes(name).split(b"\0", 1)[0].decode(errors="replace")
-        found.append({"ordinal": ordinal, "name": text, "uuid": _uuid(ordinal)})
+        name = ctypes.create_string_buffer(256)
+        call("cuDeviceGetName", name, len(name), call("cuDeviceGet", ordinal))
+        found.append({"ordinal": ordinal, "name": name.value.decode(errors="replace"), "uuid": _uuid(ordinal)})
     return found
 
 
@@ -308,7 +281,6 @@ class Allocation:
 
 def pointer_facts(address: int) -> dict[str, Any]:
     """Return what the driver knows about `address`: the type of the memory, and the ordinal of the memory's device."""
-    attribute = bindings().CUpointer_attribute
-    kind = call("cuPointerGetAttribute", attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)
-    ordinal = call("cuPointerGetAttribute", attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
-    return {"memory_type": bindings().CUmemorytype(int(kind)).name, "ordinal": int(ordinal)}
+    kind = call("cuPointerGetAttribute", _driver.POINTER_TYPE, address)
+    ordinal = call("cuPointerGetAttribute", _driver.POINTER_ORDINAL, address)
+    return {"memory_type": _driver.POINTER_TYPES.get(kind, str(kind)), "ordinal": ordinal}

@@ -1,18 +1,19 @@
 """Imports the kinds of memory that cuda.core cannot import by public functions. `pools` imports CUDA device pools.
 
-This module calls ``cuda.bindings.driver``. cuda.core can import neither a single ``cuMemCreate`` allocation nor a
+cuda.core can import neither a single ``cuMemCreate`` allocation nor a
 legacy handle, and it cannot give a GPU access to an imported pool of host memory.
 """
 
 from __future__ import annotations
 
-import ctypes
 import threading
+from ctypes import byref, c_int
 from typing import Any, Final
 
 import numpy as np
 
-from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import cuda as _cuda, driver as _driver
+from poolbridge._cuda.driver import Result
 from poolbridge.errors import (
     DriverError,
     InvalidArgumentError,
@@ -25,18 +26,8 @@ HANDLE_BYTES: Final = 64
 _TRIES = 1 << 14
 
 
-def _access(ordinal: int, *, write: bool) -> Any:
-    driver = _cuda.bindings()
-    flags = driver.CUmemAccess_flags
-    access = driver.CUmemAccessDesc()
-    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    access.location.id = ordinal
-    access.flags = flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE if write else flags.CU_MEM_ACCESS_FLAGS_PROT_READ
-    return access
-
-
-def _fd_type() -> Any:
-    return _cuda.bindings().CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+def _access(ordinal: int, *, write: bool) -> _driver.Access:
+    return _driver.Access(_driver.ON_DEVICE, ordinal, _driver.READ_WRITE if write else _driver.READ)
 
 
 class VirtualBlock:
@@ -54,7 +45,7 @@ class VirtualBlock:
         Ordinals of other GPUs that get access to the allocation.
     """
 
-    route = "cuda.bindings"
+    route = "driver"
 
     def __init__(self, ordinal: int, fd: int, size: int, others: tuple[int, ...] = ()) -> None:
         self._ordinal = ordinal
@@ -65,7 +56,7 @@ class VirtualBlock:
         self._lock = threading.Lock()
         with _cuda.current(ordinal):
             try:
-                self._handle = _cuda.call("cuMemImportFromShareableHandle", fd, _fd_type())
+                self._handle = _cuda.call("cuMemImportFromShareableHandle", fd, _driver.FD)
             except DriverError as error:
                 raise InvalidArgumentError(f"the descriptor is of no memory of a GPU: {error}") from error
 
@@ -109,7 +100,7 @@ class VirtualBlock:
         _cuda.call("cuMemMap", address, self._size, 0, self._handle, 0)
         try:
             access = [_access(ordinal, write=write) for ordinal in (self._ordinal, *self._others)]
-            _cuda.call("cuMemSetAccess", address, self._size, access, len(access))
+            _cuda.call("cuMemSetAccess", address, self._size, (_driver.Access * len(access))(*access), len(access))
         except BaseException:
             _cuda.call("cuMemUnmap", address, self._size)
             raise
@@ -121,7 +112,7 @@ class VirtualBlock:
         """
         with self._lock, _cuda.current(self._ordinal):
             for write, address in self._views.items():
-                _cuda.call("cuMemSetAccess", address, self._size, [_access(ordinal, write=write)], 1)
+                _cuda.call("cuMemSetAccess", address, self._size, byref(_access(ordinal, write=write)), 1)
             self._others = (*self._others, ordinal)
 
     def close(self) -> None:
@@ -150,14 +141,14 @@ class PinnedPool:
         The pool's descriptor. The caller keeps and closes the descriptor.
     """
 
-    route = "cuda.bindings"
+    route = "driver"
 
     def __init__(self, ordinal: int, fd: int) -> None:
         self.ordinal = ordinal
         self._freed: set[int] = set()  # addresses of imports whose free is queued and may not be done yet
         with _cuda.current(ordinal):
             try:
-                self._pool = _cuda.call("cuMemPoolImportFromShareableHandle", fd, _fd_type(), 0)
+                self._pool = _cuda.call("cuMemPoolImportFromShareableHandle", fd, _driver.FD, 0)
             except DriverError as error:
                 raise InvalidArgumentError(f"the descriptor is of no memory pool: {error}") from error
             try:
@@ -177,7 +168,7 @@ class PinnedPool:
         refused: dict[int, DriverError] = {}
         for gpu in range(_cuda.call("cuDeviceGetCount")):
             try:
-                _cuda.call("cuMemPoolSetAccess", self._pool, [_access(gpu, write=True)], 1)
+                _cuda.call("cuMemPoolSetAccess", self._pool, byref(_access(gpu, write=True)), 1)
             except DriverError as error:
                 refused[gpu] = error.with_traceback(None)
         return refused
@@ -198,11 +189,10 @@ class PinnedPool:
 
         `blob` is 64 bytes that the driver made in the process that owns the allocation.
         """
-        data = _cuda.bindings().CUmemPoolPtrExportData()
-        ctypes.memmove(int(data.getPtr()), blob, HANDLE_BYTES)
+        data = _driver.Handle.from_buffer_copy(blob)
         with _cuda.current(self.ordinal):
             try:
-                return int(_cuda.call("cuMemPoolImportPointer", self._pool, data))
+                return int(_cuda.call("cuMemPoolImportPointer", self._pool, byref(data)))
             except DriverError as error:
                 raise InvalidArgumentError(f"the export is of no block of this pool: {error}") from error
 
@@ -224,10 +214,10 @@ class PinnedPool:
             _cuda.call("cuMemPoolDestroy", self._pool)
 
 
-def grant_pool(ordinal: int, pool: Any, other: int) -> None:
+def grant_pool(ordinal: int, pool: int, other: int) -> None:
     """Give the GPU `other`, in this process, access to a memory pool of the GPU `ordinal`."""
     with _cuda.current(ordinal):
-        _cuda.call("cuMemPoolSetAccess", pool, [_access(other, write=True)], 1)
+        _cuda.call("cuMemPoolSetAccess", pool, byref(_access(other, write=True)), 1)
 
 
 class OpenedBlock:
@@ -269,15 +259,10 @@ class OpenedBlock:
         self.address = _open_handle(ordinal, handle, self._own)
         try:
             with _cuda.current(ordinal, self._own):
-                # `cuMemGetAddressRange` returns the result code, the allocation's first address and the allocation's
-                # size.
-                result, _, size = _cuda.bindings().cuMemGetAddressRange(self.address)
-            if result != _cuda.bindings().CUresult.CUDA_SUCCESS:
-                raise DriverError(f"cuMemGetAddressRange: {result.name}")
+                _, self.nbytes = _cuda.call("cuMemGetAddressRange", self.address)
         except BaseException:
             self.close()
             raise
-        self.nbytes = int(size)
 
     def synchronize(self) -> None:
         """Wait until the device has done all work of the context."""
@@ -302,11 +287,10 @@ class OpenedBlock:
         """Whether the program has destroyed the context. The driver has then closed the allocation."""
         if self._own is None:
             return False
-        driver = _cuda.bindings()
-        (result,) = driver.cuCtxPushCurrent(self._own)
-        if result in {driver.CUresult.CUDA_ERROR_INVALID_CONTEXT, driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED}:
+        result, _ = _driver.attempt("cuCtxPushCurrent", self._own)
+        if result in {Result.INVALID_CONTEXT, Result.CONTEXT_IS_DESTROYED}:
             return True
-        if result == driver.CUresult.CUDA_SUCCESS:
+        if not result:
             _cuda.pop(self._own)
         return False
 
@@ -331,35 +315,33 @@ def _own_context(ordinal: int) -> Any:
 
 def _has_primary(ordinal: int) -> bool:
     """Whether the device's primary context exists in this process. This function does not create the context."""
-    driver = _cuda.bindings()
-    result, _, active = driver.cuDevicePrimaryCtxGetState(_cuda.call("cuDeviceGet", ordinal))
-    return bool(result == driver.CUresult.CUDA_SUCCESS and active)
+    flags, active = c_int(), c_int()
+    device = _cuda.call("cuDeviceGet", ordinal)
+    result, _ = _driver.attempt("cuDevicePrimaryCtxGetState", device, byref(flags), byref(active))
+    return not result and bool(active.value)
 
 
 def _open_handle(ordinal: int, handle: bytes, own: Any) -> int:
-    driver = _cuda.bindings()
-    results = driver.CUresult
-    boxed = driver.CUipcMemHandle()
-    ctypes.memmove(int(boxed.getPtr()), handle, HANDLE_BYTES)
-    lazy = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+    boxed = _driver.Handle.from_buffer_copy(handle)
     with _cuda.current(ordinal, own):
-        result, address = driver.cuIpcOpenMemHandle(boxed, lazy)
-    if result == results.CUDA_ERROR_INVALID_HANDLE and own is not None and _opens_in_primary(ordinal, handle):
+        result, address = _driver.attempt("cuIpcOpenMemHandle", boxed, _driver.LAZY_PEER_ACCESS)
+    if not result:
+        return int(address)
+    name = _driver.name_of(result)
+    if result == Result.INVALID_HANDLE and own is not None and _opens_in_primary(ordinal, handle):
         raise SecondContextError(
             "the driver does not open a legacy handle in a second context while memory of the same block is open in "
-            f"the device's primary context: close it there, or leave own_context out ({result.name})"
+            f"the device's primary context: close it there, or leave own_context out ({name})"
         )
-    if result == results.CUDA_ERROR_INVALID_HANDLE:
+    if result == Result.INVALID_HANDLE:
         raise OwnerDiedError(
-            f"the process that owns the memory is gone: its legacy handle is valid only while it lives ({result.name})"
+            f"the process that owns the memory is gone: its legacy handle is valid only while it lives ({name})"
         )
-    if result == results.CUDA_ERROR_INVALID_CONTEXT:
+    if result == Result.INVALID_CONTEXT:
         raise UnavailableError(
-            f"a legacy handle cannot be opened in the process that owns the memory: use its address ({result.name})"
+            f"a legacy handle cannot be opened in the process that owns the memory: use its address ({name})"
         )
-    if result != results.CUDA_SUCCESS:
-        raise InvalidArgumentError(f"these bytes are no legacy handle (cuIpcOpenMemHandle: {result.name})")
-    return int(address)
+    raise InvalidArgumentError(f"these bytes are no legacy handle (cuIpcOpenMemHandle: {name})")
 
 
 def _opens_in_primary(ordinal: int, handle: bytes) -> bool:

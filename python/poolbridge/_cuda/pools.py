@@ -2,7 +2,7 @@
 
 There are two ways to import a pool. The first way is cuda.core's own import. It needs a private constructor of
 cuda.core, which makes a descriptor from raw bytes. If cuda.core lacks this constructor, this module imports the pool
-and its allocations through ``cuda.bindings.driver``.
+and its allocations by calls of the driver.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import ctypes
 from abc import ABC, abstractmethod
 from typing import Any, Final
 
-from poolbridge._cuda.cuda import bindings, call, current, own_stream
+from poolbridge._cuda import driver as _driver
+from poolbridge._cuda.cuda import call, current, own_stream
 from poolbridge._cuda.imports import grant_pool
 from poolbridge.errors import (
     DriverError,
@@ -30,7 +31,7 @@ class ImportedBlock(ABC):
     address
         Address of the allocation's first byte, on the device.
     route
-        The package that imported the allocation: ``"cuda.core"`` or ``"cuda.bindings"``.
+        The package that imported the allocation: ``"cuda.core"`` or ``"driver"``.
     """
 
     address: int
@@ -54,7 +55,7 @@ class ImportedPool(ABC):
 
     @property
     @abstractmethod
-    def handle(self) -> Any:
+    def handle(self) -> int:
         """The driver's handle of the pool."""
 
     def grant(self, ordinal: int) -> None:
@@ -88,8 +89,8 @@ class _CorePool(ImportedPool):
             self._stream = core.Stream.from_handle(own_stream(ordinal, alone=True))
 
     @property
-    def handle(self) -> Any:
-        return self._resource.handle
+    def handle(self) -> int:
+        return int(self._resource.handle)
 
     def import_block(self, blob: bytes, size: int) -> ImportedBlock:
         with current(self.ordinal):
@@ -129,28 +130,24 @@ class _CoreBlock(ImportedBlock):
 
 
 class _DriverPool(ImportedPool):
-    """A pool that was imported through ``cuda.bindings``, without cuda.core."""
+    """A pool that was imported by calls of the driver, without cuda.core."""
 
-    route = "cuda.bindings"
+    route = "driver"
 
     def __init__(self, ordinal: int, fd: int) -> None:
         self.ordinal = ordinal
-        kind = bindings().CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         with current(ordinal):
-            self._pool = call("cuMemPoolImportFromShareableHandle", fd, kind, 0)
+            self._pool = call("cuMemPoolImportFromShareableHandle", fd, _driver.FD, 0)
 
     @property
-    def handle(self) -> Any:
-        return self._pool
+    def handle(self) -> int:
+        return int(self._pool)
 
     def import_block(self, blob: bytes, size: int) -> ImportedBlock:  # noqa: ARG002
-        data = bindings().CUmemPoolPtrExportData()
-        # Copy `blob` to the address of the structure `data`: in newer versions of ``cuda.bindings``, `data` has no
-        # attribute for these bytes.
-        ctypes.memmove(int(data.getPtr()), blob, BLOB_BYTES)
+        data = _driver.Handle.from_buffer_copy(blob)
         with current(self.ordinal):
             try:
-                return _DriverBlock(self.ordinal, int(call("cuMemPoolImportPointer", self._pool, data)))
+                return _DriverBlock(self.ordinal, int(call("cuMemPoolImportPointer", self._pool, ctypes.byref(data))))
             except DriverError as error:
                 raise InvalidArgumentError(f"the export is of no block of this pool: {error}") from error
 
@@ -160,7 +157,7 @@ class _DriverPool(ImportedPool):
 
 
 class _DriverBlock(ImportedBlock):
-    route = "cuda.bindings"
+    route = "driver"
     is_mapped = True
 
     def __init__(self, ordinal: int, address: int) -> None:
@@ -190,7 +187,7 @@ def import_pool(ordinal: int, fd: int) -> ImportedPool:
     DriverError, UnavailableError
         The driver refuses the import, or a package is missing.
     """
-    bindings()
+    _driver.start()
     core = _core_descriptors()
     if core is None:
         return _DriverPool(ordinal, fd)

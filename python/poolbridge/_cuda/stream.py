@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from functools import cache
 from typing import Any, Final
 
-from poolbridge._cuda.cuda import bindings, call, contexts, current, pushed, synchronize
+from poolbridge._cuda import driver as _driver
+from poolbridge._cuda.cuda import call, contexts, current, pushed, synchronize
+from poolbridge._cuda.driver import HAS_64_BIT_WORDS, Result, attempt, name_of
 from poolbridge.errors import (
     DriverError,
     StreamCaptureError,
@@ -23,8 +26,6 @@ _DEFAULT: Final = 0
 _WRITE: Final = "cuStreamWriteValue64"
 _WAIT: Final = "cuStreamWaitValue64"
 _CAPTURING: Final = "cuStreamIsCapturing"
-# This module calls driver functions in the form of this CUDA version. The number is 1000 * major + 10 * minor.
-_VERSION: Final = 12000
 
 
 def _load() -> Any:
@@ -35,7 +36,7 @@ def _load() -> Any:
         return None
 
 
-# `_stream_words` calls these driver functions faster than cuda.bindings does. One call takes at most `_MOST` words.
+# `_stream_words` calls these driver functions faster than `driver.attempt` does. One call takes at most `_MOST` words.
 _stream_words: Final = _load()
 _MOST: Final = 64
 # `_stream_words` returns `_CAPTURED` while the stream's work is being captured.
@@ -43,16 +44,9 @@ _CAPTURED: Final = -1
 
 
 @cache
-def _address(name: str) -> int:
-    """Return the address of the driver function `name`."""
-    return int(call("cuGetProcAddress", name.encode(), _VERSION, 0))
-
-
-@cache
 def supported(ordinal: int) -> bool:
     """Whether streams of a GPU can write 64-bit words and wait for them."""
-    attribute = bindings().CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
-    return bool(call("cuDeviceGetAttribute", attribute, call("cuDeviceGet", ordinal)))
+    return bool(call("cuDeviceGetAttribute", HAS_64_BIT_WORDS, call("cuDeviceGet", ordinal)))
 
 
 def register(ordinal: int, address: int, nbytes: int, *, write: bool) -> int:
@@ -91,7 +85,11 @@ def write_functions(stream: int) -> tuple[int, int]:
 
     Both addresses are 0 if the native module cannot call these functions for this stream.
     """
-    return (0, 0) if stream <= PER_THREAD or _stream_words is None else (_address(_CAPTURING), _address(_WRITE))
+    return (
+        (0, 0)
+        if stream <= PER_THREAD or _stream_words is None
+        else (_driver.address(_CAPTURING), _driver.address(_WRITE))
+    )
 
 
 def wait(ordinal: int, stream: int, address: int, value: int) -> None:
@@ -135,13 +133,12 @@ def refuse_capture(ordinal: int, stream: int) -> None:
         The program is capturing the stream's work into a CUDA graph.
     """
     if stream > PER_THREAD and _stream_words is not None:
-        code = _stream_words(_address(_WRITE), _address(_CAPTURING), stream, _DEFAULT)
+        code = _stream_words(_driver.address(_WRITE), _driver.address(_CAPTURING), stream, _DEFAULT)
     else:
-        driver = bindings()
+        status = ctypes.c_int()
         with pushed(ordinal):
-            result, status = driver.cuStreamIsCapturing(stream)
-        implicit = result == driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
-        code = _CAPTURED if implicit or (result == driver.CUresult.CUDA_SUCCESS and int(status)) else 0
+            result, _ = attempt(_CAPTURING, stream, ctypes.byref(status))
+        code = _CAPTURED if result == Result.STREAM_CAPTURE_IMPLICIT or (not result and status.value) else 0
     if code == _CAPTURED:
         raise _is_captured(stream)
 
@@ -172,41 +169,40 @@ def synchronize_stream(ordinal: int, stream: int) -> None:
 
 
 def _words(name: str, stream: int, flags: int, *words: int) -> bool:
-    """Let the native module call the driver function `name`. Return False if the caller must use cuda.bindings."""
+    """Let the native module call the driver function `name`. Return False if the caller must call it."""
     if stream <= PER_THREAD or _stream_words is None:
         return False
     # The driver finds the stream's context from the stream handle, so no context has to be current in this thread.
-    code = _stream_words(_address(name), _address(_CAPTURING), stream, flags, *words)
+    code = _stream_words(_driver.address(name), _driver.address(_CAPTURING), stream, flags, *words)
     if not code:
         return True
     if code == _CAPTURED:
         raise _is_captured(stream)
-    _check(name, stream, bindings().CUresult(code))
+    _check(name, stream, code)
     return False
 
 
 def _on_stream(name: str, ordinal: int, stream: int, *arguments: Any) -> None:
     refuse_capture(ordinal, stream)
     if stream > PER_THREAD:
-        driver = bindings()
-        (result,) = getattr(driver, name)(stream, *arguments)
-        if result == driver.CUresult.CUDA_SUCCESS:
+        result, _ = attempt(name, stream, *arguments)
+        if not result:
             return
         _check(name, stream, result)
     with pushed(ordinal):
         call(name, stream, *arguments)
 
 
-def _check(name: str, stream: int, result: Any) -> None:
+def _check(name: str, stream: int, result: int) -> None:
     """Raise the error of a failed call of `name`.
 
     If the call may succeed after the caller has made a context current, return without an error.
     """
-    known = bindings().CUresult
-    if result.name.startswith("CUDA_ERROR_STREAM_CAPTURE"):  # the capture began after the check of the stream
+    why = name_of(result)
+    if why.startswith("CUDA_ERROR_STREAM_CAPTURE"):  # the capture began after the check of the stream
         raise _is_captured(stream)
-    if result not in {known.CUDA_ERROR_INVALID_CONTEXT, known.CUDA_ERROR_INVALID_HANDLE}:
-        raise DriverError(f"{name}: {result.name}")
+    if result not in {Result.INVALID_CONTEXT, Result.INVALID_HANDLE}:
+        raise DriverError(f"{name}: {why}")
 
 
 def copy(ordinal: int, stream: int, destination: int, source: int, nbytes: int) -> None:

@@ -43,7 +43,7 @@ class LegacyBlock(BlockMemory):
     def evidence(self) -> dict[str, Any]:
         """Return what the driver knows about the block's address."""
         facts = _cuda.pointer_facts(self._block.address)
-        return {"mapped": facts["memory_type"] == "CU_MEMORYTYPE_DEVICE", "route": "cuda.bindings", **facts}
+        return {"mapped": facts["memory_type"] == "CU_MEMORYTYPE_DEVICE", "route": "driver", **facts}
 
 
 class LegacyPool(GPUPool):

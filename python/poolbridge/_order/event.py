@@ -1,17 +1,17 @@
 """Interprocess events of CUDA, for programs that already use such events. Other programs should use fences.
 
-This module makes and opens events through ``cuda.bindings``, because cuda.core has no public function that opens an
+This module makes and opens events by calls of the driver, because cuda.core has no public function that opens an
 event from a 64-byte handle. This module also accepts events that a program made with cuda.core, CuPy or PyTorch.
 """
 
 from __future__ import annotations
 
-import ctypes
 import time
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
+from poolbridge._cuda.driver import Handle, Result, attempt, name_of
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order.streams import stream_key
 from poolbridge._sys.error_texts import shown
@@ -116,12 +116,11 @@ class Event(Uncopied):
         DriverError
             The driver refuses the call.
         """
-        driver = _cuda.bindings()
         with _cuda.current(self._ordinal):
-            (result,) = driver.cuEventQuery(self.handle)
-        if result not in {driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_NOT_READY}:
-            raise DriverError(f"cuEventQuery: {result.name}")
-        return bool(result == driver.CUresult.CUDA_SUCCESS)
+            result, _ = attempt("cuEventQuery", self.handle)
+        if result not in {Result.SUCCESS, Result.NOT_READY}:
+            raise DriverError(f"cuEventQuery: {name_of(result)}")
+        return not result
 
     def sync(self, timeout: float | None = None) -> None:
         """Wait on the CPU until the event is done; see `is_done`.
@@ -181,13 +180,12 @@ def make(ordinal: int) -> Event:
     EventUnavailableError
         The GPU does not support interprocess events.
     """
-    driver = _cuda.bindings()
     with _cuda.current(ordinal):
-        result, number = driver.cuEventCreate(_DISABLE_TIMING | _INTERPROCESS)
-        if result == driver.CUresult.CUDA_ERROR_NOT_SUPPORTED:
+        result, number = attempt("cuEventCreate", _DISABLE_TIMING | _INTERPROCESS)
+        if result == Result.NOT_SUPPORTED:
             raise EventUnavailableError(f"GPU {ordinal} has no interprocess events: use fences (leave out event=)")
-        if result != driver.CUresult.CUDA_SUCCESS:
-            raise DriverError(f"cuEventCreate: {result.name}")
+        if result:
+            raise DriverError(f"cuEventCreate: {name_of(result)}")
     event = Event(ordinal, b"", int(number))
     event.ipc_handle = _export(ordinal, event.handle)
     _own[event.ipc_handle] = event
@@ -236,17 +234,16 @@ def _number_of(given: Any) -> int:
 
 
 def _export(ordinal: int, number: int) -> bytes:
-    driver = _cuda.bindings()
     with _cuda.current(ordinal):
-        result, handle = driver.cuIpcGetEventHandle(number)
-    if result == driver.CUresult.CUDA_ERROR_INVALID_HANDLE:
+        result, handle = attempt("cuIpcGetEventHandle", number)
+    if result == Result.INVALID_HANDLE:
         raise InvalidArgumentError(
             "the event is no interprocess event of this process: make it with client.event(), with cuda.core's "
             "EventOptions(ipc_enabled=True), or with interprocess=True in CuPy and PyTorch"
         )
-    if result != driver.CUresult.CUDA_SUCCESS:
-        raise DriverError(f"cuIpcGetEventHandle: {result.name}")
-    return ctypes.string_at(int(handle.getPtr()), EVENT_BYTES)
+    if result:
+        raise DriverError(f"cuIpcGetEventHandle: {name_of(result)}")
+    return bytes(handle)
 
 
 def open_event(ordinal: int, handle: bytes) -> Event:
@@ -265,20 +262,17 @@ def open_event(ordinal: int, handle: bytes) -> Event:
     own = _own.get(handle)
     if own is not None:
         return own
-    driver = _cuda.bindings()
-    results = driver.CUresult
-    boxed = driver.CUipcEventHandle()
-    ctypes.memmove(int(boxed.getPtr()), handle, EVENT_BYTES)
     with _cuda.current(ordinal):
-        result, number = driver.cuIpcOpenEventHandle(boxed)
-    if result == results.CUDA_ERROR_MAP_FAILED:
+        result, number = attempt("cuIpcOpenEventHandle", Handle.from_buffer_copy(handle))
+    if not result:
+        return Event(ordinal, handle, int(number))
+    name = name_of(result)
+    if result == Result.MAP_FAILED:
         raise EventUnavailableError(
             "the interprocess event cannot be opened: the process that made it is of another user, sees "
             "another /dev/shm (as in another container), or is gone. Fences work there: publish with a fence in that "
-            f"process ({result.name})"
+            f"process ({name})"
         )
-    if result == results.CUDA_ERROR_INVALID_CONTEXT:
-        raise EventUnavailableError(f"the event was made by this process, which has destroyed it ({result.name})")
-    if result != results.CUDA_SUCCESS:
-        raise DriverError(f"cuIpcOpenEventHandle: {result.name}")
-    return Event(ordinal, handle, int(number))
+    if result == Result.INVALID_CONTEXT:
+        raise EventUnavailableError(f"the event was made by this process, which has destroyed it ({name})")
+    raise DriverError(f"cuIpcOpenEventHandle: {name}")

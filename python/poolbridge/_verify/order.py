@@ -13,6 +13,7 @@ import numpy as np
 
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._cuda.cuda import call, current
+from poolbridge._cuda.driver import Result, attempt
 from poolbridge._libraries.patterns import Pattern
 from poolbridge._memory import dlpack as _dlpack
 from poolbridge._order.streams import stream_key
@@ -91,10 +92,9 @@ class Reading:
     @property
     def busy(self) -> bool:
         """Whether the stream has work to do."""
-        driver = _cuda.bindings()
         with current(self._ordinal):
-            (result,) = driver.cuStreamQuery(self._handle)
-        return bool(result == driver.CUresult.CUDA_ERROR_NOT_READY)
+            result, _ = attempt("cuStreamQuery", self._handle)
+        return result == Result.NOT_READY
 
     def finish(self) -> int:
         """End the held kernel, wait for the stream, and return how many elements differed from the pattern."""
@@ -113,7 +113,9 @@ class Reading:
     def _launch(self, name: str, blocks: int, threads: int, values: tuple[int, ...], types: tuple[Any, ...]) -> None:
         with current(self._ordinal):
             function = self._functions[name]
-            call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, self._handle, (values, types), 0)
+            boxed = [kind(value) for kind, value in zip(types, values, strict=True)]
+            at = (ctypes.c_void_p * len(boxed))(*map(ctypes.addressof, boxed))
+            call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, self._handle, at, 0)
 
     def _synchronize(self) -> None:
         with current(self._ordinal):

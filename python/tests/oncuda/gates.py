@@ -11,9 +11,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from cuda.bindings import driver
 
-from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
+from poolbridge._cuda import stream as _cuda_stream
 from poolbridge._cuda.cuda import call, current
+
+
+def ask(name: str, *arguments: Any) -> Any:
+    """Call a function of the driver by cuda.bindings, which knows those that poolbridge does not call."""
+    result, *values = getattr(driver, name)(*arguments)
+    assert result == driver.CUresult.CUDA_SUCCESS, (name, result)
+    return values[0] if values else None
 
 
 class Gate:
@@ -48,7 +56,6 @@ def new_stream() -> int:
 
 
 def idle(stream: int) -> bool:
-    driver = _cuda.bindings()
     with current(0):
         (result,) = driver.cuStreamQuery(stream)
     return bool(result == driver.CUresult.CUDA_SUCCESS)
@@ -79,7 +86,7 @@ def read(address: int, nbytes: int, stream: int) -> np.ndarray[Any, Any]:
     """Queue a read of bytes on the stream. The returned array is complete when the stream has read them."""
     with current(0):
         # A copy to memory that is not pinned makes the caller wait. The pinned memory stays until the process ends.
-        at = int(call("cuMemHostAlloc", nbytes, 0))
+        at = int(ask("cuMemHostAlloc", nbytes, 0))
         call("cuMemcpyAsync", at, address, nbytes, stream)
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(at))
 

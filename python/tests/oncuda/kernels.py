@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gates import ask
+
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._cuda.cuda import call, current
 from poolbridge._libraries.patterns import Pattern
@@ -28,7 +30,7 @@ def write(ordinal: int, address: int, words: int) -> None:
     u32, u64 = ctypes.c_uint32, ctypes.c_uint64
     with current(ordinal):
         parameters = (values, (ctypes.c_void_p, u64, u64, u32, u32, u32))
-        call("cuLaunchKernel", _fill(ordinal), 64, 1, 1, 256, 1, 1, 0, stream, parameters, 0)
+        ask("cuLaunchKernel", _fill(ordinal), 64, 1, 1, 256, 1, 1, 0, stream, parameters, 0)
         call("cuStreamSynchronize", stream)
 
 
@@ -42,5 +44,5 @@ def differ(ordinal: int, address: int, words: int) -> int:
 @cache
 def _fill(ordinal: int) -> Any:
     with current(ordinal):
-        module = call("cuModuleLoadData", PTX.read_bytes() + b"\0")
-        return call("cuModuleGetFunction", module, b"poolbridge_fill_masked_u32")
+        module = ask("cuModuleLoadData", PTX.read_bytes() + b"\0")
+        return ask("cuModuleGetFunction", module, b"poolbridge_fill_masked_u32")

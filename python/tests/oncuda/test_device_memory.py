@@ -317,7 +317,7 @@ def test_the_public_route_leads_to_the_same_memory(device_service, client, monke
     with poolbridge.connect(device_service) as other:
         other.create_pool("second", kind="device", max_bytes=1 << 20)
         lease = other.allocate(16, "float32")
-        assert lease._evidence()["route"] == "cuda.bindings"
+        assert lease._evidence()["route"] == "driver"
         assert lease._evidence()["mapped"]
         lease.copy_from(np.arange(16))
         lease.publish("y", keep=True)

@@ -374,9 +374,9 @@ def test_the_cuda_array_interface_names_a_stream_to_follow(client, other, gate):
 # the GPU, and at its end.
 USER = """
 import poolbridge
-from cuda.bindings import driver
-made, create = [], driver.cuStreamCreate
-driver.cuStreamCreate = lambda *arguments: made.append(1) or create(*arguments)
+from poolbridge._cuda import cuda
+made, call = [], cuda.call
+cuda.call = lambda name, *arguments: (name == "cuStreamCreate" and made.append(1)) or call(name, *arguments)
 with poolbridge.connect({path!r}) as client:
     lease = client.allocate({n}, "uint8")
     lease.__dlpack__(stream=1, max_version=(1, 0))

@@ -22,9 +22,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import pytest
 from cuda.bindings import driver
+from gates import ask
 
 import poolbridge
-from poolbridge._cuda import cuda as _cuda, imports as _cuda_imports
+from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import kinds as _kinds
 from poolbridge._memory.kind_legacy import LegacyPool
 from poolbridge._memory.kind_vmm import VMMPool
@@ -45,26 +46,27 @@ import ctypes, socket, sys
 import numpy as np
 from cuda.bindings import driver
 from poolbridge._cuda import cuda as _cuda
-from poolbridge._cuda import imports as _cuda_imports
+
+handles = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 if sys.argv[1] == "legacy":
     memory = _cuda.Allocation(0, 2 << 20)
     _cuda.copy_from_host(0, memory.address, (np.arange(1 << 19) + 100).astype(np.float32))
     with _cuda.current(0):
-        handle = _cuda.call("cuIpcGetMemHandle", memory.address)
+        handle = driver.cuIpcGetMemHandle(memory.address)[1]
     print(ctypes.string_at(int(handle.getPtr()), 64).hex(), flush=True)
 else:
     properties = driver.CUmemPoolProps()
     properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    properties.handleTypes = _cuda_imports._fd_type()
+    properties.handleTypes = handles
     places = driver.CUmemLocationType
     host = sys.argv[1] == "pinned"
     properties.location.type = places.CU_MEM_LOCATION_TYPE_HOST_NUMA if host else places.CU_MEM_LOCATION_TYPE_DEVICE
     properties.location.id = 0
     properties.maxSize = 64 << 20
     with _cuda.current(0):
-        made = _cuda.call("cuMemPoolCreate", properties)
-        fd = int(_cuda.call("cuMemPoolExportToShareableHandle", made, _cuda_imports._fd_type(), 0))
+        made = driver.cuMemPoolCreate(properties)[1]
+        fd = int(driver.cuMemPoolExportToShareableHandle(made, handles, 0)[1])
     with socket.socket(fileno=int(sys.argv[2])) as sock:
         socket.send_fds(sock, [b"x"], [fd])
 sys.stdin.read()
@@ -126,11 +128,12 @@ def vmm_descriptor(size: int) -> int:
     properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     properties.location.id = 0
-    properties.requestedHandleTypes = _cuda_imports._fd_type()
+    handles = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    properties.requestedHandleTypes = handles
     with _cuda.current(0):
-        memory = _cuda.call("cuMemCreate", size, properties, 0)
-        fd = int(_cuda.call("cuMemExportToShareableHandle", memory, _cuda_imports._fd_type(), 0))
-        _cuda.call("cuMemRelease", memory)
+        memory = ask("cuMemCreate", size, properties, 0)
+        fd = int(ask("cuMemExportToShareableHandle", memory, handles, 0))
+        ask("cuMemRelease", memory)
     return fd
 
 
@@ -249,11 +252,11 @@ def test_the_handle_of_a_dead_owner_is_said_to_be_one(owner):
 @contextmanager
 def second_context(ordinal: int = 0) -> Iterator[int]:
     """Make a second context, in addition to the primary context, and make it current."""
-    made = _cuda.call("cuCtxCreate", None, 0, ordinal)
+    made = ask("cuCtxCreate", None, 0, ordinal)
     try:
         yield int(made)
     finally:
-        _cuda.call("cuCtxDestroy", made)
+        ask("cuCtxDestroy", made)
 
 
 def elsewhere(function: Callable[[], T]) -> T:
@@ -355,7 +358,7 @@ def test_with_its_context_gone_nothing_is_left_to_close(owner):
 def test_a_handle_cannot_be_opened_by_its_owner():
     memory = _cuda.Allocation(0, 2 * MIB)
     with _cuda.current(0):
-        boxed = _cuda.call("cuIpcGetMemHandle", memory.address)
+        boxed = ask("cuIpcGetMemHandle", memory.address)
     handle = poolbridge.LegacyHandle.from_bytes(ctypes.string_at(int(boxed.getPtr()), 64))
     with pytest.raises(poolbridge.UnavailableError, match="owns"):
         handle.open()
