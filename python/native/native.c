@@ -286,6 +286,7 @@ static PyMethodDef functions[] = {
     {"load_u64", FAST(load_u64), NULL},     {"store_u64", FAST(store_u64), NULL},   {"barrier", barrier, METH_NOARGS, NULL},
     {"compare_exchange_u64", FAST(compare_exchange_u64), NULL}, {"stream_words", FAST(stream_words), NULL},
     {"futex_wait", FAST(futex_wait), NULL}, {"futex_wake", FAST(futex_wake), NULL}, {"call_again", FAST(call_again), NULL},
+    {"read_layout", read_layout, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

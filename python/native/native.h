@@ -72,6 +72,7 @@ bool follower_may_write(Follower *f, const struct pb_fence *fences, size_t count
 bool fence_is_over(State *state, PyObject *timelines, const struct pb_fence *fence); // whether the next writer need not wait for a fence
 bool fence_from(PyObject *one, struct pb_fence *to); // reads a sequence of timeline, word and value
 bool stream_is_captured(uint64_t function, uint64_t stream); // function: the address of cuStreamIsCapturing
+PyObject *read_layout(PyObject *module, PyObject *layout);
 PyObject *follower_write(Follower *f, uint64_t *word, uint64_t *value);
 
 extern PyType_Spec frame_spec, producer_spec, consumer_spec, lock_spec, arena_spec, slots_spec, follower_spec;

@@ -495,6 +495,14 @@ def call_again(ending: Callable[[], bool], function: Callable[[Any], object], ar
     If `function` raises an error, call it once more, and raise the first error.
     """
 
+def read_layout(layout: bytes, /) -> tuple[dict[str, int], dict[bytes, int], bytearray] | None:
+    """Read the layout of a buffer, but check neither the forms nor the places of its arrays.
+
+    Returns the number of each array by its name, the number of each form, and for each array two 64-bit words: the
+    number of its form, and its offset. A form is the encoded `Tensor` without the offset. None: the layout is wrong,
+    or is not plain, such as one with names that are not ASCII. No two arrays have one name.
+    """
+
 def stream_words(function: int, capturing: int, stream: int, flags: int, /, *words: int) -> int:
     """Call ``cuStreamWriteValue64`` or ``cuStreamWaitValue64``, at the address `function`, for each word.
 

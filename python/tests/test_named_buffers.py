@@ -10,6 +10,7 @@ pytest.importorskip(
 
 import asyncio
 import hashlib
+import random
 import struct
 from typing import Any
 
@@ -23,7 +24,7 @@ from test_named_arrays import BATCH, same
 import poolbridge
 from poolbridge._client import digests as _digests
 from poolbridge._memory import layout as _layout
-from poolbridge._memory.tensor import describe
+from poolbridge._memory.tensor import Description, describe
 from poolbridge._wire import packet
 from poolbridge._wire.messages import Layout, MetadataEntry, NamedTensor, Tensor
 
@@ -471,3 +472,48 @@ def test_a_wrong_layout_fails_the_lease_and_nothing_else(client, other, lie, mon
             get("bad")
     same(other.get_dict("good"))
     until(lambda: leases(other) == 0)
+
+
+def _read(layout: bytes, content: Description, monkeypatch: pytest.MonkeyPatch) -> list[Any] | str:
+    """Read a layout without the native module."""
+    with monkeypatch.context() as patch:
+        patch.setattr(_layout, "NATIVE", None)
+        try:
+            return list(_layout._decode_arrays.__wrapped__(layout, content).named.items())
+        except poolbridge.ProtocolError as error:
+            return str(error)
+
+
+def test_a_plain_layout_is_read_as_any_other(monkeypatch):
+    tensors = [
+        Tensor(dtype="float32"),
+        Tensor(dtype="bfloat16", shape=(3, 2), offset=2),
+        Tensor(dtype="uint8", shape=(5,), strides=(-2,), offset=8),
+        *(Tensor(dtype="int8", shape=(1,) * ndim, offset=200 + ndim) for ndim in (1, 15, 16, 32)),
+        *(Tensor(dtype="int16", shape=(0, n), strides=(n, -n), offset=n) for n in (126, 128, 254, 256, 65534, 65536)),
+    ]
+    named = [NamedTensor(f"{n}" + "x" * size, one) for n, one in enumerate(tensors) for size in (0, 29, 30, 31, 200)]
+    layout = b"".join(
+        _part(packet.encode(Layout(arrays=tuple(named[at : at + 20])))) for at in range(0, len(named), 20)
+    )
+    whole = describe(1 << 20, "uint8")
+    assert list((_layout._plain(layout, whole) or {}).items()) == _read(layout, whole, monkeypatch)
+    small = describe(65536, "uint8")
+    assert list((_layout._plain(layout, small) or {}).items()) == _read(layout, small, monkeypatch)
+    chance, read = random.Random(7), 0
+    for _ in range(4000):
+        lie = bytearray(layout[: chance.choice((len(layout), chance.randrange(len(layout))))])
+        for _ in range(chance.randrange(1, 3)):
+            at = chance.randrange(len(lie) + 1)
+            lie[at : at + chance.randrange(3)] = chance.choice((b"", b"\0", b"\xcc\x90", chance.randbytes(1)))
+        for described in (whole, small):
+            plain = _layout._plain(bytes(lie), described)
+            if plain is not None:
+                assert list(plain.items()) == _read(bytes(lie), described, monkeypatch)
+                read += 1
+    assert read > 100
+
+
+@pytest.mark.parametrize("lie", LIES, ids=range(len(LIES)))
+def test_no_wrong_layout_is_plain(lie):
+    assert _layout._plain(lie, describe(16, "uint8")) is None

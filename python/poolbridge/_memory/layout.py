@@ -19,10 +19,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
-from poolbridge._memory.tensor import Description, describe, from_wire
+from poolbridge._memory.tensor import Description, describe, form_of, from_wire
+from poolbridge._sys.native import NATIVE
 from poolbridge._wire import packet as _packet
 from poolbridge._wire.limits import LAYOUT_BYTES, MAX_ELEMENTS, MAX_LAYOUT_BYTES, MAX_NAME_BYTES, MAX_STRING, MAX_UINT
-from poolbridge._wire.messages import Layout, MetadataEntry, NamedTensor
+from poolbridge._wire.messages import Layout, MetadataEntry, NamedTensor, Tensor
 from poolbridge.errors import (
     InvalidArgumentError,
     ProtocolError,
@@ -217,6 +218,59 @@ def _copy(memory: BlockMemory, destination: int, source: int, nbytes: int) -> No
     _cuda_stream.synchronize_stream(ordinal, stream)
 
 
+class _Arrays(Mapping[str, Description]):
+    """The arrays of a buffer. Each is described when a program asks for it: a model has thousands.
+
+    Parameters
+    ----------
+    names
+        The number of each array.
+    forms
+        The description of each form, at the beginning of the buffer.
+    places
+        The form and the offset of each array.
+    """
+
+    def __init__(self, names: dict[str, int], forms: list[Description], places: memoryview) -> None:
+        self._names, self._forms, self._places = names, forms, places
+
+    def __getitem__(self, name: str) -> Description:
+        at = 2 * self._names[name]
+        return self._forms[self._places[at]].at(self._places[at + 1])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _plain(layout: bytes, content: Description) -> _Arrays | None:
+    """Read and check the arrays of a plain layout in a fifth of the time. None: it is not plain, or it is wrong."""
+    found = None if NATIVE is None else NATIVE.read_layout(layout)
+    if found is None:
+        return None
+    names, forms, places = found
+    described, bounds = [], []
+    for form in forms:
+        try:
+            tensor = _packet.decode(form, Tensor, checked=True)
+            one, first, last = form_of(tensor.dtype, tensor.shape, tensor.strides)
+        except ProtocolError:
+            return None
+        lowest, highest = -first, content.nbytes - last
+        if _packet.encode(tensor) != form or highest < lowest:
+            return None
+        described.append(one)
+        bounds.append((lowest, highest, one.element.itemsize))
+    place = np.frombuffer(places, np.int64).reshape(-1, 2)
+    lowest, highest, itemsize = np.array(bounds, np.int64)[place[:, 0]].T
+    offset = place[:, 1]
+    if (offset < lowest).any() or (offset > highest).any() or (offset % itemsize).any():
+        return None
+    return _Arrays(names, described, memoryview(places).cast("Q"))
+
+
 def _parts(layout: bytes) -> Iterator[tuple[int, Layout]]:
     """Yield each part of the layout of a buffer behind its place."""
     at = 0
@@ -244,4 +298,7 @@ def _decode_metadata(layout: bytes) -> tuple[dict[str, str], int]:
 
 @lru_cache(maxsize=2)  # the next version of a model has the same arrays; the layout of one may have 32 MiB
 def _decode_arrays(layout: bytes, content: Description) -> Description:
+    plain = _plain(layout, content)
+    if plain is not None:
+        return replace(content, named=plain)
     return _described(content, [one for _, part in _parts(layout) for one in part.arrays])

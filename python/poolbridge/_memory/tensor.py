@@ -353,7 +353,7 @@ def from_wire(tensor: Tensor, nbytes: int) -> Description:
     ProtocolError
         The description is inconsistent, or an element lies outside of the buffer.
     """
-    described, first, last = _checked(tensor.dtype, tensor.shape, tensor.strides)
+    described, first, last = form_of(tensor.dtype, tensor.shape, tensor.strides)
     if offset := tensor.offset:
         if offset % described.element.itemsize:
             raise ProtocolError(
@@ -372,7 +372,7 @@ def from_wire(tensor: Tensor, nbytes: int) -> Description:
 
 
 @lru_cache(maxsize=256)
-def _checked(dtype: str, shape: tuple[int, ...], steps: tuple[int, ...]) -> tuple[Description, int, int]:
+def form_of(dtype: str, shape: tuple[int, ...], steps: tuple[int, ...]) -> tuple[Description, int, int]:
     """Check a description without its offset. Return it, and where its bytes begin and end.
 
     The results are cached, because the frames of a channel, and the arrays of a model, have few different descriptions.
