@@ -86,6 +86,30 @@ def test_without_a_driver_a_typed_error_says_what_is_missing(service, client):
     assert not client.closed
 
 
+@pytest.mark.parametrize(
+    ("error", "text"), [("SYSTEM_DRIVER_MISMATCH", "CUDA_ERROR_SYSTEM_"), ("NO_DEVICE", "sees none")]
+)
+def test_a_driver_that_does_not_start_says_why(error, text):
+    if not (SIMULATION / "libcuda.so.1").exists():
+        pytest.skip("the simulated driver is not built: make simcuda")
+    done = subprocess.run(
+        [sys.executable, "-c", "from poolbridge._cuda import cuda\ncuda.devices()"],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(poolbridge.__file__).parents[1]),
+            "LD_LIBRARY_PATH": str(SIMULATION),
+            "SIMCUDA_FAULTS": f"call=cuInit every=1 error={error}",
+            "SIMCUDA_MACHINE": f"{error}-{os.getpid()}",
+        },
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "poolbridge.errors.UnavailableError" in done.stderr
+    assert text in done.stderr
+
+
 def test_the_driver_is_called_with_the_numbers_of_its_interface():
     known = pytest.importorskip("cuda.bindings.driver")
     assert {one: known.CUresult(one).name.removeprefix("CUDA_").removeprefix("ERROR_") for one in _driver.Result} == {

@@ -105,7 +105,7 @@ def start() -> Any:
     if result == Result.NO_DEVICE:
         raise UnavailableError("device memory needs an NVIDIA GPU: the driver sees none")
     if result:
-        raise UnavailableError(f"the NVIDIA driver does not start: error {result}")
+        raise UnavailableError(f"the NVIDIA driver does not start: {_name(library, result)}")
     return library
 
 
@@ -160,6 +160,10 @@ def attempt(name: str, *arguments: Any) -> tuple[int, Any]:
 
 def name_of(result: int) -> str:
     """Return the driver's name of a result, such as ``CUDA_ERROR_OUT_OF_MEMORY``."""
+    return _name(start(), result)
+
+
+def _name(library: Any, result: int) -> str:
     name = ctypes.c_char_p()
-    attempt("cuGetErrorName", result, byref(name))
+    library.cuGetErrorName(result, byref(name))
     return name.value.decode() if name.value else f"error {result}"
