@@ -126,10 +126,10 @@ TORCH := build/torch
 $(TORCH)/installed: | $(VENV)/installed
 	@echo "installing PyTorch and transformers into $(TORCH): minutes and, on x86-64, 5.6 GB; PIP_EXTRA_INDEX_URL can name an index with less"
 	rm -rf $(TORCH)
-	$(PY) -m pip install --quiet --disable-pip-version-check --target $(TORCH) 'torch>=2.4' 'transformers>=5,<6'
+	$(PY) -m pip install --quiet --disable-pip-version-check --target $(TORCH) 'torch>=2.4' torchdata 'transformers>=5,<6'
 	touch $@
 
-TORCH_TESTS := $(addprefix python/tests/test_,array_matrix.py examples.py libraries.py named_buffers.py torch.py)
+TORCH_TESTS := $(addprefix python/tests/test_,array_matrix.py examples.py libraries.py loader.py named_buffers.py torch.py)
 
 test-torch: bin/poolsvc $(VENV)/installed $(TORCH)/installed ## run the tests and examples that need PyTorch, on the CPU; installs PyTorch
 	PYTHONPATH=$(abspath $(TORCH)) $(PY) -c 'import torch, transformers'

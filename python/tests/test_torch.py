@@ -17,12 +17,13 @@ from test_members import service as service  # noqa: E402, PLC0414 - a fixture
 
 import poolbridge  # noqa: E402
 from poolbridge import AlreadyExistsError, InvalidArgumentError  # noqa: E402
-from poolbridge.torch import _clients, load_file  # noqa: E402
+from poolbridge.torch import load_file  # noqa: E402
+from poolbridge.torch._clients import CLIENTS  # noqa: E402
 
 OTHER = """
 import sys
 import warnings
-from poolbridge.torch import load_file
+from poolbridge.torch import load_file  # noqa: E402
 warnings.simplefilter("ignore")
 print(load_file(sys.argv[1])["w"].tolist())
 """
@@ -34,8 +35,8 @@ def model(service, tmp_path, monkeypatch):
     monkeypatch.setenv("POOLBRIDGE_SOCKET", service.path)
     monkeypatch.setenv("POOLBRIDGE_POOLSVC", POOLSVC)
     yield save(tmp_path / "m.safetensors", w=[1, 2], b=[[3]])
-    if client := _clients.pop(os.getpid(), None):
-        client.close()
+    while CLIENTS:
+        CLIENTS.popitem()[1].close()
 
 
 @pytest.mark.filterwarnings("ignore::poolbridge.ReadOnlyWarning")

@@ -1,4 +1,4 @@
-"""What poolbridge has for programs of PyTorch: models from files, which all processes of a user share.
+"""What poolbridge has for programs of PyTorch: models from files, which all processes of a user share, and batches.
 
 Nothing else of poolbridge imports this module.
 """
@@ -6,21 +6,14 @@ Nothing else of poolbridge imports this module.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import torch as _torch
 
-from poolbridge._client.connect import connect as _connect
-from poolbridge.errors import AlreadyExistsError, DeviceMemoryError, InvalidArgumentError
+from poolbridge.errors import InvalidArgumentError
+from poolbridge.torch._clients import client_at, own_pool
+from poolbridge.torch._collate import Collate as Collate
 
-if TYPE_CHECKING:
-    from poolbridge._client.client import Client
-    from poolbridge._client.entries import PoolInfo
-    from poolbridge._sys.literals import Kind
-
-__all__ = ["load_file"]
-
-_clients: dict[int, Client] = {}  # by process id, because a forked child needs a client of its own
+__all__ = ["Collate", "load_file"]
 
 
 def load_file(filename: str | os.PathLike[str], device: str | int | _torch.device = "cpu") -> dict[str, _torch.Tensor]:
@@ -60,35 +53,11 @@ def load_file(filename: str | os.PathLike[str], device: str | int | _torch.devic
     place = _torch.device(device)
     if place.type not in {"cpu", "cuda"}:
         raise InvalidArgumentError(f'device {place} cannot be shared: expected "cpu" or a GPU such as "cuda:0"')
-    client = _client()
-    return client.load_dict(filename, "torch", pool=_pool(client, place))
-
-
-def _client() -> Client:
-    client = _clients.get(os.getpid())
-    if client is None or client.closed:
-        own = _connect(start=True)
-        client = _clients.setdefault(os.getpid(), own)
-        if client.closed:
-            client = _clients[os.getpid()] = own
-        elif client is not own:  # another thread was faster
-            own.close()
-    return client
-
-
-def _pool(client: Client, place: _torch.device) -> PoolInfo:
-    kind: Kind = "host"
-    device, nbytes = None, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 * 3
-    if place.type == "cuda":
+    client, name = client_at(None), f"load_file {os.geteuid()}"
+    if place.type == "cpu":
+        pool = own_pool(client, f"{name} cpu")
+    else:
         properties = _torch.cuda.get_device_properties(place)
-        kind, device, nbytes = "vmm", f"GPU-{properties.uuid}", properties.total_memory
-    name = f"load_file {os.geteuid()} {device or 'cpu'}"
-    while True:
-        try:
-            # An existing pool must be for this user only. Another user could make one of this name, for both.
-            return client.create_pool(name, kind=kind, device=device, max_bytes=nbytes, exist_ok=True)
-        except (AlreadyExistsError, DeviceMemoryError):
-            # A control group of the service has less memory than the machine, or the pool was made smaller for that.
-            if nbytes < 2**20:
-                raise
-            nbytes //= 2
+        device = f"GPU-{properties.uuid}"
+        pool = own_pool(client, f"{name} {device}", "vmm", device, properties.total_memory)
+    return client.load_dict(filename, "torch", pool=pool)
