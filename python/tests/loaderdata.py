@@ -78,3 +78,7 @@ def as_it_is(made):
 
 def lambdas(samples):
     return {"image": samples[0]["image"], "later": lambda: samples}
+
+
+def numbered(frame):
+    return frame.meta["label"]

@@ -8,6 +8,8 @@ import pickle
 import signal
 import subprocess
 import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver, resource_tracker
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +19,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from loaderdata import Dying, Failing, Growing, Image, Numbers, Opened, as_it_is, lambdas, opened, pad  # noqa: E402
+import loaderdata  # noqa: E402
+from loaderdata import Growing, Numbers, opened, pad  # noqa: E402
 from realservice import POOLSVC, RealService, until  # noqa: E402
 from torch.utils.data import DataLoader, default_convert  # noqa: E402
 
 import poolbridge  # noqa: E402
 from poolbridge import InvalidArgumentError, PoolLimitError, StaleError, UnsupportedError  # noqa: E402
-from poolbridge.torch import Collate, _collate  # noqa: E402
+from poolbridge.torch import ChannelDataset, Collate, _collate  # noqa: E402
 from poolbridge.torch._clients import CLIENTS  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -150,7 +153,7 @@ def test_tensors_of_every_type_arrive(sent):
 
 def test_what_a_collate_function_returns_arrives_as_it_is(sent):
     grid = torch.arange(12.0).reshape(3, 4)
-    image = grid.as_subclass(Image)
+    image = grid.as_subclass(loaderdata.Image)
     image.note = "x"
     made = {
         "same": [grid, grid],
@@ -168,7 +171,7 @@ def test_what_a_collate_function_returns_arrives_as_it_is(sent):
         "dates": np.array(["2026-01-01"], "M8[D]"),
         "other": (None, {1, 2}, 2.5),
     }
-    got = sent(made, as_it_is)
+    got = sent(made, loaderdata.as_it_is)
     assert got["same"][0] is got["same"][1]
     assert got["part"].tolist() == [[4, 6], [8, 10]]
     assert (got["subclass"].note, got["gradient"].requires_grad) == ("x", True)
@@ -196,13 +199,13 @@ def test_tensors_that_cannot_be_stacked_are_the_error_of_default_collate(collate
 
 
 def test_a_batch_that_cannot_be_sent_is_an_error_in_the_trainer(service):
-    collate = Collate(lambdas, pool="train", path=service.path)
+    collate = Collate(loaderdata.lambdas, pool="train", path=service.path)
     with pytest.raises(InvalidArgumentError, match=r"the batch, a dict, cannot be sent to the trainer: .*lambda"):
         next(iter(loader(Numbers(), collate)))
 
 
 def test_the_error_of_a_sample_reaches_the_trainer_after_the_batches_before(collate):
-    batches = iter(loader(Failing(), collate))
+    batches = iter(loader(loaderdata.Failing(), collate))
     for first in (0, 4, 8):
         assert next(batches)["image"][0, 0, 0] == first
     with pytest.raises(KeyError, match="sample 13 is missing"):
@@ -211,7 +214,7 @@ def test_the_error_of_a_sample_reaches_the_trainer_after_the_batches_before(coll
 
 def test_a_killed_worker_is_the_error_of_pytorch_and_leaves_nothing(collate):
     with pytest.raises(RuntimeError, match="DataLoader worker .* (killed|exited)"):
-        for _ in loader(Dying(), collate):
+        for _ in loader(loaderdata.Dying(), collate):
             pass
 
 
@@ -282,7 +285,7 @@ def test_the_trainer_connects_again_if_its_client_was_closed(service, collate):
 
 def test_descriptors_stay_as_they_are_and_nothing_is_in_dev_shm(collate):
     seen, here = [], []
-    for number, batch in enumerate(loader(Opened(4000), collate)):
+    for number, batch in enumerate(loader(loaderdata.Opened(4000), collate)):
         if number >= 100:
             seen.append(batch.max(0).values.tolist())
             here.append(opened())
@@ -354,3 +357,56 @@ def test_a_forked_worker_refuses_pinned_memory_if_its_parent_uses_cuda(sent, mon
 def test_a_wrong_argument_is_an_error_at_once(wrong):
     with pytest.raises(InvalidArgumentError):
         Collate(**wrong)
+
+
+@pytest.fixture
+def readonly():
+    """Let the tensors of frames be read-only, which is what the warning says."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", poolbridge.ReadOnlyWarning)
+        yield
+
+
+@pytest.mark.parametrize("mode", ["queue", "broadcast"])
+def test_each_frame_of_a_channel_goes_to_one_worker(service, collate, readonly, mode):
+    channel = service.client.create_channel("frames", pool="train", mode=mode)
+    frames = pickle.loads(pickle.dumps(ChannelDataset("frames", path=service.path)))
+    batches = iter(loader(frames, collate))
+    channel.wait_for_consumers(2, timeout=60)
+
+    def produce():
+        for number in range(24):
+            channel.publish({"x": np.full(3, number), "y": np.ones(1)}, timeout=60)
+        channel.close()
+
+    with ThreadPoolExecutor(1) as thread:
+        produced = thread.submit(produce)
+        got = torch.cat([batch["x"][:, 0] for batch in batches])
+        produced.result()
+    assert sorted(got.tolist()) == list(range(24))
+
+
+def test_a_transform_makes_the_samples_of_frames(service, readonly):
+    channel = service.client.create_channel("frames", pool="train", mode="queue")
+    for number in range(4):
+        channel.publish(np.full(2, number), meta={"label": f"label {number}"})
+    channel.close()
+    (batch,) = loader(ChannelDataset("frames", loaderdata.numbered, path=service.path), None, None, num_workers=0)
+    assert batch == ["label 0", "label 1", "label 2", "label 3"]
+
+
+def test_the_samples_end_with_the_last_producer_if_asked(service, readonly):
+    with poolbridge.connect(service.path) as producer:
+        channel = producer.create_channel("frames", pool="train", mode="queue")
+        channel.publish(np.arange(3))
+    samples = ChannelDataset("frames", path=service.path, no_producers="end")
+    assert [sample.tolist() for sample in samples] == [[0, 1, 2]]
+    service.client.open_channel("frames").close()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"channel": ""}, {"transform": 3}, {"path": 3}, {"timeout": "x"}, {"no_producers": "x"}], ids=str
+)
+def test_a_wrong_argument_of_a_data_set_is_an_error_at_once(wrong):
+    with pytest.raises(InvalidArgumentError):
+        ChannelDataset(**{"channel": "frames", **wrong})

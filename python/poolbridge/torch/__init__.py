@@ -12,8 +12,9 @@ import torch as _torch
 from poolbridge.errors import InvalidArgumentError
 from poolbridge.torch._clients import client_at, own_pool
 from poolbridge.torch._collate import Collate as Collate
+from poolbridge.torch._dataset import ChannelDataset as ChannelDataset
 
-__all__ = ["Collate", "load_file"]
+__all__ = ["ChannelDataset", "Collate", "load_file"]
 
 
 def load_file(filename: str | os.PathLike[str], device: str | int | _torch.device = "cpu") -> dict[str, _torch.Tensor]:
