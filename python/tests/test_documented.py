@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *(ROOT / "docs" / f"{name}.md" for name in (
     "index", "install", "first-array", "cookbook", "streaming", "gpu-order", "pools", "arrays", "operating",
-    "deploying", "troubleshooting", "events", "engines"
+    "deploying", "troubleshooting", "events", "engines", "training"
 ))]  # fmt: skip
 
 pytestmark = [
@@ -79,6 +79,8 @@ HOW = {  # page, and words that only one block of the page has: how the test run
     ("engines.md", "poolbridge.ray.start()"): (CLUSTER, "(7.0, 1)"),
     ("engines.md", "dask.array"): (ALONE, "2000000.0"),
     ("engines.md", "def weights("): (TYPED, ""),
+    ("training.md", "TensorDataset"): (TYPED, ""),
+    ("training.md", "ChannelDataset"): (TYPED, ""),
     ("pools.md", "multiprocessing"): (ALONE, "15.0"),
     ("pools.md", "begin again:"): (LOOP, ""),
 }

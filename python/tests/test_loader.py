@@ -195,13 +195,13 @@ def test_shapes_may_change_from_batch_to_batch(collate, service):
 
 def test_tensors_that_cannot_be_stacked_are_the_error_of_default_collate(collate):
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
-        next(iter(loader(Growing(), collate)))
+        next(iter(loader(Growing(), collate, num_workers=1)))
 
 
 def test_a_batch_that_cannot_be_sent_is_an_error_in_the_trainer(service):
     collate = Collate(loaderdata.lambdas, pool="train", path=service.path)
     with pytest.raises(InvalidArgumentError, match=r"the batch, a dict, cannot be sent to the trainer: .*lambda"):
-        next(iter(loader(Numbers(), collate)))
+        next(iter(loader(Numbers(), collate, num_workers=1)))
 
 
 def test_the_error_of_a_sample_reaches_the_trainer_after_the_batches_before(collate):
@@ -285,7 +285,7 @@ def test_the_trainer_connects_again_if_its_client_was_closed(service, collate):
 
 def test_descriptors_stay_as_they_are_and_nothing_is_in_dev_shm(collate):
     seen, here = [], []
-    for number, batch in enumerate(loader(loaderdata.Opened(4000), collate)):
+    for number, batch in enumerate(loader(loaderdata.Opened(1200), collate)):
         if number >= 100:
             seen.append(batch.max(0).values.tolist())
             here.append(opened())

@@ -204,7 +204,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
     """Do what ``default_collate`` does with tensors, but later, in the pool's memory."""
-    if all(type(one) is torch.Tensor and _simple(one) for one in batch):
+    if type(batch[0]) is torch.Tensor and _simple(batch[0]):
         return _Stack(batch)
     return default_collate_fn_map[torch.Tensor](batch, collate_fn_map=collate_fn_map)
 
