@@ -287,6 +287,7 @@ static PyMethodDef functions[] = {
     {"compare_exchange_u64", FAST(compare_exchange_u64), NULL}, {"stream_words", FAST(stream_words), NULL},
     {"futex_wait", FAST(futex_wait), NULL}, {"futex_wake", FAST(futex_wake), NULL}, {"call_again", FAST(call_again), NULL},
     {"read_layout", read_layout, METH_O, NULL},
+    {"arrow_capsule", FAST(arrow_capsule), NULL},
     {NULL, NULL, 0, NULL},
 };
 

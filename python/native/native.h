@@ -73,6 +73,7 @@ bool fence_is_over(State *state, PyObject *timelines, const struct pb_fence *fen
 bool fence_from(PyObject *one, struct pb_fence *to); // reads a sequence of timeline, word and value
 bool stream_is_captured(uint64_t function, uint64_t stream); // function: the address of cuStreamIsCapturing
 PyObject *read_layout(PyObject *module, PyObject *layout);
+PyObject *arrow_capsule(PyObject *module, PyObject *const *args, Py_ssize_t given); // a function of the module
 PyObject *follower_write(Follower *f, uint64_t *word, uint64_t *value);
 
 extern PyType_Spec frame_spec, producer_spec, consumer_spec, lock_spec, arena_spec, slots_spec, follower_spec;

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any, Self, final
 
 from _typeshed import ReadableBuffer, WriteableBuffer
+from typing_extensions import CapsuleType
 
 class Condition(Enum):
     """A result that a function returns instead of a frame or a number. No condition is an error of the caller."""
@@ -501,6 +502,13 @@ def read_layout(layout: bytes, /) -> tuple[dict[str, int], dict[bytes, int], byt
     Returns the number of each array by its name, the number of each form, and for each array two 64-bit words: the
     number of its form, and its offset. A form is the encoded `Tensor` without the offset. None: the layout is wrong,
     or is not plain, such as one with names that are not ASCII. No two arrays have one name.
+    """
+
+def arrow_capsule(kind: int, address: int, structure: object, keeper: object, /) -> CapsuleType:
+    """Make a capsule of a structure of Arrow's C data interface, and set the structure's ``release``.
+
+    `kind` is 0 for an ``ArrowSchema``, 1 for an ``ArrowArray``, 2 for an ``ArrowDeviceArray``. `structure` owns the
+    memory at `address`. `keeper` lives until a library releases the structure, in any thread.
     """
 
 def stream_words(function: int, capturing: int, stream: int, flags: int, /, *words: int) -> int:

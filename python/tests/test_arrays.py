@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import poolbridge
 from poolbridge._array import sources as _sources
 from poolbridge._memory import tensor as _tensor
-from poolbridge._memory.dlpack import _Managed, _pointer, _Versioned, read_tensor
+from poolbridge._memory.dlpack import _Managed, _Versioned, pointer, read_tensor
 from poolbridge._memory.tensor import ELEMENT_TYPES
 
 # Another test may have imported PyTorch.
@@ -48,9 +48,9 @@ def look(capsule: object) -> Seen:
     versioned = "dltensor_versioned" in repr(capsule)
     managed: Any
     if versioned:
-        managed = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
+        managed = _Versioned.from_address(pointer(capsule, b"dltensor_versioned"))
     else:
-        managed = _Managed.from_address(_pointer(capsule, b"dltensor"))
+        managed = _Managed.from_address(pointer(capsule, b"dltensor"))
     tensor = managed.tensor
     assert tensor.byte_offset == 0
     seen = Seen(
@@ -431,7 +431,7 @@ def test_4_bit_floats_that_jax_packs_become_pairs(client, shape, flags, found):
 
         def __dlpack__(self, **options):
             capsule = np.arange(0x20, 0x20 + math.prod(shape), dtype=np.uint8).reshape(shape).__dlpack__(**options)
-            managed = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
+            managed = _Versioned.from_address(pointer(capsule, b"dltensor_versioned"))
             managed.flags |= flags
             managed.tensor.dtype.code, managed.tensor.dtype.bits = 17, 4
             return capsule
@@ -484,7 +484,7 @@ def test_what_cannot_be_shared_is_said(client):
     class Tiny:
         def __dlpack__(self, **options):
             capsule = np.zeros(3, np.uint8).__dlpack__(max_version=(1, 0))
-            _Versioned.from_address(_pointer(capsule, b"dltensor_versioned")).tensor.dtype.code = 9
+            _Versioned.from_address(pointer(capsule, b"dltensor_versioned")).tensor.dtype.code = 9
             return capsule
 
         def __dlpack_device__(self):

@@ -11,7 +11,7 @@ from weakref import ref
 import numpy as np
 
 from poolbridge._array import readonly_warning as _readonly
-from poolbridge._memory import dlpack as _dlpack
+from poolbridge._memory import arrow as _arrow, dlpack as _dlpack
 from poolbridge._memory.tensor import Description, ElementType
 from poolbridge._order import fences as _fences
 from poolbridge._order.streams import stream_key
@@ -222,6 +222,62 @@ class ArrayExports(NoBuffer):
         # A legacy capsule cannot carry NumPy's read-only mark.
         array = state.array(part=description, flagged=bool(versioned or state.write))
         return _dlpack.make_capsule(array, element, target, versioned=versioned)
+
+    # Arrow
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[CapsuleType, CapsuleType]:
+        """Export an array on the CPU by Arrow's C data interface, for PyArrow and Polars; several as a record batch.
+
+        Arrow's arrays never change: do not write the memory any more. `requested_schema` has no effect, because the
+        library converts the array itself.
+
+        Returns
+        -------
+        tuple of PyCapsule
+            The capsules of the schema and of the array, which keeps the lease alive until the library releases it.
+
+        Raises
+        ------
+        BufferError
+            The memory is memory of a GPU; Arrow has no elements of the type in place (``bool``, ``bfloat16``); there is
+            not one axis, or there are gaps; or several arrays are not equally long.
+        UnavailableError
+            poolbridge is installed without its native module.
+        WaitTimeoutError, ContentFailedError
+            The content was not complete within the client's ``timeout``, or will never be complete.
+        LeaseReleasedError
+            The lease has ended.
+        """
+        if self.__dlpack_device__()[0] != _dlpack.CPU:
+            raise BufferError(
+                f"memory of {self.device} cannot be an Arrow array of the CPU: copy it by lease.to_numpy()"
+            )
+        return self._to_arrow(None)
+
+    def __arrow_c_device_array__(
+        self, requested_schema: object = None, **options: object
+    ) -> tuple[CapsuleType, CapsuleType]:
+        """Export an array on the CPU or a GPU by Arrow's C device data interface, as `__arrow_c_array__` does.
+
+        The content is complete when the call returns. poolbridge does not know the streams that use the array: see
+        `BaseLease.used_on`. Raises `NotImplementedError` if one of `options`, which later versions of the interface may
+        have, is not None.
+        """
+        if any(option is not None for option in options.values()):
+            raise NotImplementedError(f"options of __arrow_c_device_array__ must be None: {options}")
+        device, ordinal = self.__dlpack_device__()
+        return self._to_arrow((device, -1 if device == _dlpack.CPU else ordinal))
+
+    def _to_arrow(self, device: tuple[int, int] | None) -> tuple[CapsuleType, CapsuleType]:
+        state = self._lease_state
+        state.check_usable()
+        _fences.before_cpu(state)
+        if state.memory.pool.device[0] == _dlpack.CUDA:
+            if state.write and (state.streams or state.unordered):
+                state.memory.synchronize()
+            state.unordered = True
+        address = state.memory.address(write=state.write)
+        return _arrow.make_capsules(self._described, address, Token(state), device)
 
     # NumPy, on memory of the CPU
 

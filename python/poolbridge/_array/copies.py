@@ -106,7 +106,8 @@ def _on_host(state: LeaseState, source: Any, description: Description) -> np.nda
             del token
             return None
         return _bits_of(found, element)
-    if not hasattr(source, "__dlpack__") or (hasattr(source, "__array__") and not element.packed):
+    has_array = hasattr(source, "__array__") and not element.packed
+    if not (_sources.lacks_array(source) or hasattr(source, "__dlpack__")) or has_array:
         try:
             # NumPy turns bytes into text.
             host = _sources.plain(memoryview(source) if isinstance(source, bytes) else source)

@@ -12,7 +12,7 @@ import numpy as np
 
 from poolbridge._array.arrays import ArrayExports, check_one, description_of, state_of, widen
 from poolbridge._cuda import cuda as _cuda
-from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
+from poolbridge._memory import arrow as _arrow, dlpack as _dlpack, tensor as _tensor
 from poolbridge._memory.tensor import Description, ElementType
 from poolbridge._order import fences as _fences
 from poolbridge._wire.limits import MAX_UINT
@@ -175,6 +175,17 @@ def check_meaning(array: Any, inside: tuple[int, ...] = ()) -> None:
                 raise InvalidArgumentError(
                     f"the tensor is a view with the {bit} bit, which its memory does not have: pass tensor.{resolve}()"
                 )
+    elif (hasattr(array, "__arrow_c_array__") or hasattr(array, "__arrow_c_stream__")) and _has_nulls(array):
+        raise InvalidArgumentError(
+            f"this {type(array).__name__} has nulls, which would be lost: fill or drop them first, as by fill_null or "
+            "drop_nulls"
+        )
+
+
+def _has_nulls(array: Any) -> bool:
+    """Whether an array, a series or a table of PyArrow or Polars has nulls, of which NumPy would make NaN."""
+    counts = (getattr(one, "null_count", 0) for one in getattr(array, "itercolumns", lambda: [array])())
+    return any(np.any(count() if callable(count) else count) for count in counts)
 
 
 def source_of(array: Any) -> Source:
@@ -199,6 +210,8 @@ def source_of(array: Any) -> Source:
         source.ordinal = int(_cuda.pointer_facts(source.address)["ordinal"]) if source.address else 0
         source.stream = interface.get("stream")
         return source
+    if lacks_array(array):
+        return _from_arrow(array)
     host = _numpy_array(array)
     return _interface(host, host.__array_interface__, _tensor.element_type(host.dtype))
 
@@ -221,6 +234,8 @@ def _leased(lease: ArrayExports) -> Source:
 def _exported(array: Any) -> Source:
     """Read the layout of an array by DLPack, which knows more element types than ``__cuda_array_interface__``."""
     ordinal = _device(array)
+    if ordinal is None and hasattr(array, "__arrow_c_array__"):  # it says more about nulls and other types
+        return _from_arrow(array)
     # JAX passes -1 to CUDA as a handle of a stream. Without a stream, JAX waits on the CPU until the data is complete.
     unordered = ordinal is not None and type(array).__module__.partition(".")[0] not in {"jax", "jaxlib"}
     try:
@@ -241,6 +256,20 @@ def _exported(array: Any) -> Source:
     if unordered and source.stream is None:
         source.stream = _stream_of_torch(array)
     return source
+
+
+def lacks_array(array: Any) -> bool:
+    """Whether an array is to be read by Arrow's C data interface, because it has no interface that NumPy reads."""
+    return hasattr(array, "__arrow_c_array__") and not hasattr(array, "__array__")
+
+
+def _from_arrow(array: Any) -> Source:
+    """Read the layout of an array on the CPU by Arrow's C data interface. Bools are copied: Arrow has them as bits."""
+    capsules = _ask(array, array.__arrow_c_array__)
+    seen = _ask(array, lambda: _arrow.read_array(capsules))
+    if isinstance(seen, np.ndarray):
+        return _interface(seen, seen.__array_interface__, _tensor.element_type(seen.dtype))
+    return Source(array, seen.address, seen.shape, seen.strides, _tensor.element_type(seen.name), capsule=capsules)
 
 
 def _stream_of_torch(array: Any) -> int | None:

@@ -80,9 +80,9 @@ _NAMES: Final = {(element.code, element.bits, element.lanes): element.name for e
 _name = ctypes.pythonapi.PyCapsule_GetName
 _name.restype = ctypes.c_char_p
 _name.argtypes = (ctypes.py_object,)
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype = ctypes.c_void_p
-_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+pointer = ctypes.pythonapi.PyCapsule_GetPointer
+pointer.restype = ctypes.c_void_p
+pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 def make_capsule(
@@ -118,12 +118,12 @@ def make_capsule(
     if element.in_numpy and device[0] == CPU and not copied and array.size:
         return capsule
     if versioned:
-        managed = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
+        managed = _Versioned.from_address(pointer(capsule, b"dltensor_versioned"))
         if copied:
             managed.flags |= _FLAG_COPIED
         tensor = managed.tensor
     else:
-        tensor = _Managed.from_address(_pointer(capsule, b"dltensor")).tensor
+        tensor = _Managed.from_address(pointer(capsule, b"dltensor")).tensor
     tensor.device.type, tensor.device.id = device
     tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = element.code, element.bits, element.lanes
     if not array.size:
@@ -181,7 +181,7 @@ def read_tensor(capsule: object, dtype: object = None) -> Seen:
         what = "a DLPack capsule that was used before" if used else "no DLPack capsule"
         raise InvalidArgumentError(f"the array's __dlpack__ returned {what}: it must make a new capsule for each call")
     kind = _Versioned if name == b"dltensor_versioned" else _Managed
-    managed = kind.from_address(_pointer(capsule, name))
+    managed = kind.from_address(pointer(capsule, name))
     tensor = managed.tensor
     extents = ctypes.c_int64 * tensor.ndim
     shape = tuple(extents.from_address(tensor.shape)) if tensor.ndim else ()

@@ -19,6 +19,7 @@ from test_arrays import look
 
 import poolbridge
 from poolbridge._cuda import cuda as _cuda, pools as _pools
+from poolbridge._memory import arrow as _arrow, dlpack as _dlpack
 from poolbridge._memory.mappings import MAPPINGS
 
 DEVICES = _cuda.devices()
@@ -104,6 +105,26 @@ def test_capsules_say_where_the_memory_is(client):
             lease.__dlpack__(stream=stream)
     with pytest.raises(BufferError):
         lease.__dlpack__(dl_device=(2, 7))
+
+
+def test_arrow_gets_memory_of_the_gpu_when_its_content_is_complete(client, monkeypatch):
+    lease = client.allocate(5, "float32")
+    with pytest.raises(BufferError, match=r"cuda:0 cannot be an Arrow array of the CPU: copy it by lease\.to_numpy"):
+        lease.__arrow_c_array__()
+    state = lease._lease_state
+    waits = []
+    monkeypatch.setattr(state.memory, "synchronize", lambda: waits.append(state.streams))
+    capsules = lease.__arrow_c_device_array__()
+    seen = _arrow._Array.from_address(_dlpack.pointer(capsules[1], b"arrow_device_array"))
+    assert (seen.device_type, seen.device_id, seen.sync_event) == (2, 0, None)
+    assert (seen.length, seen.buffers[0], seen.buffers[1]) == (5, None, lease._evidence()["pointer"])
+    assert (waits, state.unordered) == ([], True)
+    del capsules
+    lease.__dlpack__(stream=2)
+    lease.__arrow_c_device_array__()
+    assert len(waits) == 1
+    monkeypatch.undo()
+    lease.release()
 
 
 def test_read_only_is_said(client):
