@@ -10,6 +10,8 @@ pytest.importorskip(
 
 import asyncio
 import copy
+import os
+import signal
 from itertools import pairwise
 from typing import Any
 
@@ -302,3 +304,33 @@ def test_a_layout_is_of_all_bytes_of_a_frame():
     for whole in (describe(3, "uint8"), describe((2, 2), "uint8"), describe(4, "int8")):
         with pytest.raises(poolbridge.ProtocolError):
             _layout.decode(sent, whole)
+
+
+def test_a_notebook_shows_hostile_names_as_text_also_while_the_service_is_stopped_and_after_the_end(service):
+    hostile = "<script>alert('x')</script>"
+    with poolbridge.connect(service.path, timeout=60) as client:
+        pool = client.create_pool(hostile, max_bytes=1 << 20)
+        channel = client.create_channel(hostile)
+        frames = client.subscribe(channel)
+        channel.publish({hostile: np.zeros(2), "b": np.zeros(3)}, meta={hostile: hostile})
+        frame: Any = frames.receive(60)
+        shown: list[Any] = [client, pool, channel, frame, client.put({hostile: np.zeros(3)}, hostile)]
+        os.kill(service.process.pid, signal.SIGSTOP)
+        try:
+            texts = [one._repr_html_() for one in shown]
+        finally:
+            os.kill(service.process.pid, signal.SIGCONT)
+    texts += [one._repr_html_() for one in shown]
+    assert all("<script" not in text and "&lt;script&gt;" in text for text in texts)
+    assert "<td>closed</td>" in texts[5]
+    assert "released</td>" in texts[8]
+
+
+def test_what_has_a_natural_length_says_it(channel, frames):
+    channel.publish(BATCH)
+    frame = next(frames)
+    assert (len(frame), len(frame.items()), len(frame["image"])) == (5, 5, 2)
+    endless: Any
+    for endless in (channel, frames, frames.arrays()):
+        with pytest.raises(TypeError):  # tqdm then shows no total
+            len(endless)

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from realservice import RealService, publish, until
@@ -142,7 +143,7 @@ client = poolbridge.connect(sys.argv[1], timeout=60)
 client.open_pool("frames")
 channel = client.open_channel("c")
 for value in range(int(sys.argv[2])):
-    channel.publish(numpy.full(4, value, "int32"))
+    channel.publish(numpy.array([value, os.getpid()], "int32"))
 child = 0
 if sys.argv[3:] == ["fork"]:
     child = os.fork()
@@ -150,6 +151,8 @@ if sys.argv[3:] == ["fork"]:
         signal.pause()
 print(child, flush=True)
 sys.stdin.read()
+if sys.argv[3:] == ["close"]:
+    client.close()
 """
 
 
@@ -268,6 +271,40 @@ def test_the_first_and_the_last_producer_count(client, programs):
     second.kill()
     with pytest.raises(poolbridge.NoProducersError):
         frames.receive()
+
+
+def has_producers(client, count):
+    return client.channels()[0].producers == count
+
+
+@pytest.mark.parametrize("mode", ["broadcast", "queue"])
+@pytest.mark.parametrize("no_producers", ["end", "fail"])
+def test_the_last_of_several_producers_ends_a_channel_that_keeps_the_order_of_each(
+    client, programs, beside, mode, no_producers
+):
+    def collect():
+        try:
+            for frame in frames:
+                value, process = np.asarray(frame).tolist()
+                got.setdefault(process, []).append(value)
+        except poolbridge.NoProducersError:
+            return "fail"
+        return "end"
+
+    def end_session(program):
+        client.end_session(next(one.id for one in client.sessions() if one.pid == program.process.pid))
+
+    client.create_channel("c", mode=mode, capacity=2)
+    frames = client.subscribe("c", no_producers=no_producers)
+    got: dict[int, list[int]] = {}
+    collected = beside(collect)
+    started = [one.result() for one in [beside(programs, 20, "close") for _ in range(4)]]
+    for left, end in zip((3, 2, 1, 0), (Program.leave, Program.kill, end_session, Program.kill), strict=True):
+        assert not collected.done()
+        end(started[left])
+        until(partial(has_producers, client, left))
+    assert collected.result() == no_producers
+    assert got == {program.process.pid: list(range(20)) for program in started}
 
 
 def test_a_queue_without_producers_ends_when_every_frame_is_acknowledged(client, other, programs, beside):
