@@ -305,6 +305,17 @@ func TestAConsumerHasABoundedNumberOfFramesInHand(t *testing.T) {
 	}
 }
 
+func TestAProducerNeedsNothingOfAConsumerWhoseSlotTheHostIsFreeing(t *testing.T) {
+	r := newRig(t, Spec{Capacity: 4})
+	p := r.producer(4)
+	late, err := r.host.Add(MemberSpec{Role: ConsumerRole})
+	require.NoError(t, err)
+	require.NoError(t, r.host.Join(late))
+	r.host.slot(late).id.Store(0) // the producer has loaded the state before
+	p.publish()
+	p.reclaim()
+}
+
 func TestAMemberWhoseFileHasNotArrivedIsNamed(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 4})
 	p, c := r.producer(4), r.consumer(MemberSpec{})

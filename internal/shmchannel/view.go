@@ -61,6 +61,9 @@ func (p *Producer) readRoster() error {
 			continue
 		}
 		peer := s.peer(i)
+		if peer.ID == 0 { // the host frees the slot
+			continue
+		}
 		c := p.cursors[i]
 		if c == nil || c.id != peer.ID {
 			return &UnknownMemberError{ConsumerRole, i, peer.ID}

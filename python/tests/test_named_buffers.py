@@ -335,7 +335,7 @@ def test_a_name_with_other_metadata_than_expected_is_an_error_and_no_lease(clien
             for get in (reader.get, reader.get_dict):
                 with pytest.raises(poolbridge.MetadataMismatchError):
                     await get("m", expect={"model": "mistral"})
-            assert leases(client) == 0
+            until(lambda: leases(client) == 0)
 
     asyncio.run(run())
 
