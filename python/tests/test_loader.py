@@ -151,6 +151,7 @@ def test_tensors_of_every_type_arrive(sent):
         assert torch.equal(got[name].view(torch.uint8), tensor.view(torch.uint8))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 def test_what_a_collate_function_returns_arrives_as_it_is(sent):
     grid = torch.arange(12.0).reshape(3, 4)
     image = grid.as_subclass(loaderdata.Image)
