@@ -103,10 +103,9 @@ func TestAProgramOfOnesOwnUsesACheckout(t *testing.T) {
 	require.True(t, ok)
 	home := t.TempDir()
 	require.NoError(t, os.Symlink(rig.Root(), filepath.Join(home, "poolbridge")))
-	service := rig.Serve(t)
-	run := exec.CommandContext(t.Context(), "sh", "-ec", "mkdir hello"+commands)
+	run := exec.CommandContext(t.Context(), "sh", "-ec", "trap 'kill $!' EXIT; mkdir hello"+commands)
 	run.Dir = home
-	run.Env = append(os.Environ(), "HOME="+home, "POOLBRIDGE_SOCKET="+service.Socket,
+	run.Env = append(os.Environ(), "HOME="+home, "POOLBRIDGE_SOCKET="+filepath.Join(home, "run", "s.sock"),
 		"GOMODCACHE="+folders[0], "GOCACHE="+folders[1], "GOPATH="+folders[2])
 	out, err := run.CombinedOutput()
 	require.NoError(t, err, "%s", out)
