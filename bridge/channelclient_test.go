@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -238,6 +240,8 @@ func TestWhatAFullChannelDoes(t *testing.T) {
 				assert.Equal(t, policy == mempool.Block, errors.Is(err, context.DeadlineExceeded))
 				if want != nil {
 					require.ErrorContains(t, err, `channel "c" is full: it keeps 2 frames, and `)
+					own := fmt.Sprintf("(pid %d, this program) has not released frame 1;", os.Getpid())
+					require.Equal(t, mode == mempool.Broadcast, strings.Contains(err.Error(), own), "%v", err)
 				}
 				first := map[mempool.FullPolicy]uint64{mempool.Block: 0, mempool.Fail: 0, mempool.DropOldest: 2, mempool.Latest: 3}[policy]
 				f, err := from.next(t.Context())

@@ -371,7 +371,7 @@ func TestTheErrorOfAChannelThatIsGoneHasItsName(t *testing.T) {
 	} {
 		err := use()
 		require.ErrorIs(t, err, ErrClosed, what)
-		assert.ErrorContains(t, err, `channel "c" is gone: it was closed`, what)
+		assert.ErrorContains(t, err, `channel "c" is gone: this or another program has closed it, or its pool was destroyed; make it again (Client.CreateChannel)`, what)
 	}
 	require.NoError(t, s.consumer.Close())
 	_, err = s.to.Latest(t.Context())

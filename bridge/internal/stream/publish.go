@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
@@ -195,7 +196,11 @@ func (p *Producer) behind(full *shmchannel.FullError) error {
 	why, helps := "another producer has waited for longer", "release frames sooner"
 	switch {
 	case full.Consumer.ID != 0:
-		why = fmt.Sprintf("consumer %d (pid %d) has not released frame %d", full.Consumer.ID, full.Consumer.PID, full.Floor)
+		own := ""
+		if int(full.Consumer.PID) == os.Getpid() {
+			own = ", this program"
+		}
+		why = fmt.Sprintf("consumer %d (pid %d%s) has not released frame %d", full.Consumer.ID, full.Consumer.PID, own, full.Floor)
 	case full.Waiting > 0 && full.Consumers == 0:
 		why, helps = "it has 0 consumers", "start one (Client.Subscribe)"
 	case full.Waiting > 0:

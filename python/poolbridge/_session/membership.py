@@ -127,7 +127,10 @@ class Membership(ABC):
 
 
 def _gone(channel: str) -> ClosedError:
-    return ClosedError(f"channel {channel!r} is gone: it was closed, or its pool was destroyed")
+    return ClosedError(
+        f"channel {channel!r} is gone: this or another program has closed it, or its pool was destroyed; make it again "
+        "(`client.create_channel`)"
+    )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 import time
@@ -315,7 +316,8 @@ def _why(producer: Producer) -> str:
     """Say, for an error text, why the channel is full and what helps."""
     behind, consumers, helps, why = producer.native.behind, producer.native.consumers, "release frames sooner", ""
     if behind is not None:
-        why = f"; member {behind[0]} of process {behind[1]} is behind"
+        own = " (this program)" if behind[1] == os.getpid() else ""
+        why = f"; member {behind[0]} of process {behind[1]}{own} is behind"
     elif producer.channel.mode == "queue":
         why = f"; its {consumers} consumer{' is' if consumers == 1 else 's are'} behind"
         if not consumers:
