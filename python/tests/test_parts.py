@@ -17,6 +17,9 @@ MAKE = r"""
 for target; do :; done
 case $target in
 bad) echo "--- FAIL: TestX (0.1s)"; echo "FAILED test_a.py::test_b"; exit 1 ;;
+known) printf -- "--- FAIL: TestA (0.1s)\n--- FAIL: TestX (0.1s)\nFAIL\tgithub.com/poolbridge/poolbridge/bridge/wire\t0.1s\n"
+  echo "FAILED a.py::test_b[c d] - AssertionError"; exit 1 ;;
+none) exit 1 ;;
 slow) echo "failed: test_a.py::test_b"; read -r line < end ;;
 esac
 """
@@ -39,6 +42,21 @@ def test_parts_print_what_failed_and_fail(tmp_path: Path) -> None:
         "\n\n--- FAIL: TestX (0.1s)\nFAILED test_a.py::test_b\nFAILED: bad\n" + out[out.index("one again: ") :]
     )
     assert "TestX" in (tmp_path / "build/test/bad.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("part", "command"),
+    [
+        (
+            "known",
+            ".venv/bin/python -m pytest 'a.py::test_b[c d]'; tests/simcuda/machine go test -run '^TestA$' ./bridge/wire",
+        ),
+        ("none", ".venv/bin/python -m pytest FILE::TEST; tests/simcuda/machine go test -run '^TEST$' ./PACKAGE"),
+    ],
+)
+def test_parts_say_how_to_run_a_failed_test_again(tmp_path: Path, part: str, command: str) -> None:
+    out = start(tmp_path, "sh make", part).communicate()[0]
+    assert out.endswith(f"\nFAILED: {part}\none again: {command}\n")
 
 
 def test_parts_say_what_still_runs_and_has_failed(tmp_path: Path) -> None:
