@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/poolbridge/poolbridge/cuda"
 	"github.com/poolbridge/poolbridge/internal/bytesize"
@@ -55,9 +56,14 @@ func Register(b Backend) { backends = append(backends, b) }
 func (k Kind) backend() (Backend, error) {
 	i := slices.IndexFunc(backends, func(b Backend) bool { return b.Kind == k })
 	if i < 0 {
-		return Backend{}, typed.Errorf(ErrInvalid, "unknown kind %q of memory (known: %v)", string(k), Kinds())
+		return Backend{}, typed.Errorf(ErrInvalid, "unknown kind %q of memory (known: %s)", string(k), listed(Kinds()))
 	}
 	return backends[i], nil
+}
+
+// listed returns words with commas between them, for an error text.
+func listed[T ~string](words []T) string {
+	return strings.ReplaceAll(strings.Trim(fmt.Sprint(words), "[]"), " ", ", ")
 }
 
 // Kinds returns all kinds that this package knows, including the kinds that this machine does not support.

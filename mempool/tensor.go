@@ -96,7 +96,7 @@ func (t Tensor) Extent() (uint64, error) {
 	}
 	item := t.DType.ItemSize()
 	if item == 0 {
-		return 0, typed.Errorf(ErrInvalid, "unknown element type %q (known: %v)", string(t.DType), dtypes)
+		return 0, typed.Errorf(ErrInvalid, "unknown element type %q (known: %s)", string(t.DType), listed(dtypes))
 	}
 	if len(t.Shape) > MaxDims {
 		return 0, typed.Errorf(ErrInvalid, "a tensor has at most %d dimensions, this one has %d", MaxDims, len(t.Shape))

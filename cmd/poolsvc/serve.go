@@ -129,6 +129,9 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 	}
 	r.server.Store(srv)
 	log.Info("serving", "socket", srv.Path(), "version", version, "epoch", r.svc.Epoch().String())
+	if web.server != nil {
+		log.Info("serving a page and metrics", "address", web.server.Addr())
+	}
 	ctx, end := context.WithCancel(c.Context())
 	defer end()
 	r.systemd.tell(daemon.SdNotifyReady, "STATUS=serving "+srv.Path())

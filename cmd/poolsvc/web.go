@@ -38,9 +38,6 @@ func (w web) serve(svc *service.Service, serving *server.Config, healthy, ready 
 	w.server, err = metrics.Serve(metrics.Config{Address: w.address, AllowRemote: w.remote, Profile: w.profile, Ready: ready,
 		OnLost: func(lost, failed error) { svc.Impaired(seqpacket.LossText(lost, failed)) },
 		Page:   page.New(svc, version), Log: serving.Log}, registry, healthy)
-	if err == nil {
-		serving.Log.Info("serving a page and metrics", "address", w.server.Addr())
-	}
 	return w, err
 }
 

@@ -33,6 +33,7 @@ func TestAPoolIsClosedToStrangersHoweverTheyCome(t *testing.T) {
 	_, err = stranger.TrimPool(p.rec.Info.ID, 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
 	assert.ErrorIs(t, stranger.DestroyPool(p.rec.Info.ID), mempool.ErrNotFound)
+	assert.ErrorContains(t, stranger.Unpublish("x"), "may use (poolsvc names shows all)")
 	assert.ErrorIs(t, stranger.Unpublish("x"), mempool.ErrNotFound)
 	_, err = stranger.CreatePool(mempool.PoolSpec{Name: "mine", Kind: fake, MaxBytes: 512})
 	assert.ErrorIs(t, err, mempool.ErrDenied)

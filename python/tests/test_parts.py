@@ -17,7 +17,7 @@ MAKE = r"""
 for target; do :; done
 case $target in
 bad) echo "--- FAIL: TestX (0.1s)"; echo "FAILED test_a.py::test_b"; exit 1 ;;
-known) printf -- "--- FAIL: TestA (0.1s)\n--- FAIL: TestX (0.1s)\nFAIL\tgithub.com/poolbridge/poolbridge/bridge/wire\t0.1s\n"
+known) printf -- "--- FAIL: TestA (0.1s)\n--- FAIL: TestX (0.1s)\nFAIL\tgithub.com/poolbridge/poolbridge/cuda\t0.1s\n"
   echo "FAILED a.py::test_b[c d] - AssertionError"; exit 1 ;;
 none) exit 1 ;;
 slow) echo "failed: test_a.py::test_b"; read -r line < end ;;
@@ -49,7 +49,7 @@ def test_parts_print_what_failed_and_fail(tmp_path: Path) -> None:
     [
         (
             "known",
-            ".venv/bin/python -m pytest 'a.py::test_b[c d]'; tests/simcuda/machine go test -run '^TestA$' ./bridge/wire",
+            ".venv/bin/python -m pytest 'a.py::test_b[c d]'; tests/simcuda/machine go test -run '^TestA$' ./cuda",
         ),
         ("none", ".venv/bin/python -m pytest FILE::TEST; tests/simcuda/machine go test -run '^TEST$' ./PACKAGE"),
     ],

@@ -89,12 +89,20 @@ except poolbridge.ServiceNotRunningError as error:
 	assert.Contains(t, said, "poolsvc serve")
 }
 
+func TestAServiceThatIsRefusedItsSocketDoesNotSayThatItServes(t *testing.T) {
+	s := rig.Serve(t)
+	out, err := exec.Command(rig.Poolsvc(t), "serve", "--socket", s.Socket, "--http", "127.0.0.1:0").CombinedOutput()
+	require.Error(t, err)
+	assert.Contains(t, string(out), "a live service uses the socket")
+	assert.NotContains(t, string(out), "serving")
+}
+
 func TestPoolsThatTheCommandLineCannotMakeAreExplained(t *testing.T) {
 	for spec, want := range map[string]string{
 		"name=p,kind=host":                 "max is missing: write, for example, name=frames,kind=host,max=1GiB",
 		"kind=host,max=1":                  "name is missing",
 		"name=p,kind=host,max=0":           "must lie between 1 and",
-		"name=p,kind=tape,max=1":           "unknown kind",
+		"name=p,kind=tape,max=1":           "(known: device, vmm, legacy, pinned, host)",
 		"name=,kind=host,max=1":            "must not be empty",
 		"name=p,kind=host,max=10":          "could never hold a buffer",
 		"name=p,kind=host,max=lots":        "is no size",

@@ -173,7 +173,8 @@ func (m *member) over(ctx context.Context) error {
 }
 
 func gone(channel string) error {
-	return typed.Errorf(mempool.ErrClosed, "channel %q is gone: this or another program has closed it, or its pool was destroyed; make it again (Client.CreateChannel)", channel)
+	return typed.Errorf(mempool.ErrClosed, "channel %q is gone: this or another program has closed it, or its pool was destroyed; "+
+		"make it again (Client.CreateChannel)", channel)
 }
 
 // failure returns the error for the caller of a call that failed with err. ctx is the caller's context.

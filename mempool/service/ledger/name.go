@@ -117,7 +117,8 @@ func (l *Ledger) MayName(s *Session, b *Buffer, text string, replace bool, versi
 
 // Unpublished returns the error of a session that sees no such name.
 func (s *Session) Unpublished(text string) error {
-	return typed.Errorf(mempool.ErrNotFound, "nothing is published as %q in a pool that user %d may use", text, s.Peer.UID)
+	return typed.Errorf(mempool.ErrNotFound, "nothing is published as %q in a pool that user %d may use (poolsvc names shows all)",
+		text, s.Peer.UID)
 }
 
 // VisibleTo says whether a session may see the name.

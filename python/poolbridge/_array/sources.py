@@ -338,7 +338,7 @@ def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
         raise InvalidArgumentError(
             f"a {type(given).__name__} is no array: expected a lease, or an array of NumPy or of a library that has "
             "DLPack; numpy.asarray makes an array of numbers; join arrays, for example by numpy.stack, or "
-            "publish them through a channel as a dict"
+            "give `put` or `publish` a dict of them"
         ) from None
 
 
