@@ -405,4 +405,10 @@ func TestAServiceThatDoesNotAnswerIsSaidBelowWhatWasSeenLast(t *testing.T) {
 	lines := draw()
 	assert.Contains(t, lines[len(lines)-1], "no answer: connection refused")
 	lineWith(t, lines, "train.py")
+	long := "no service is running: nothing listens on /run/user/1000/poolbridge/poolsvc.sock; start it with `poolsvc serve`"
+	m.Update(looked{err: errors.New(long)})
+	lines = draw()
+	assert.Len(t, lines, 24)
+	said := strings.Fields(strings.Join(lines[22:], " "))
+	assert.Equal(t, "no answer: "+long, strings.Join(said, " "), "it goes on in the next line")
 }

@@ -50,12 +50,13 @@ func (m *Model) draw() string {
 	default:
 		lines = append(lines, m.drawAll()...)
 	}
-	foot := m.foot()
-	lines = lines[:min(len(lines), max(0, m.height-1))]
-	for len(lines) < m.height-1 {
+	foot := strings.Split(m.foot(), "\n")
+	room := max(0, m.height-len(foot))
+	lines = lines[:min(len(lines), room)]
+	for len(lines) < room {
 		lines = append(lines, "")
 	}
-	lines = append(lines, foot)
+	lines = append(lines, foot...)
 	for i, line := range lines {
 		lines[i] = ansi.Truncate(line, m.width, "…")
 	}
@@ -81,7 +82,7 @@ func (m *Model) title() string {
 func (m *Model) foot() string {
 	switch {
 	case m.err != nil:
-		return trouble.Render(fit("no answer: "+m.err.Error(), m.width))
+		return trouble.Render(ansi.Wrap("no answer: "+strings.ReplaceAll(m.err.Error(), "\n", " "), m.width, ""))
 	case m.typing:
 		return fit("filter: "+m.filter+"█  (enter: keep, esc: clear)", m.width)
 	case m.help:
