@@ -121,8 +121,9 @@ func newLists() []*cobra.Command {
 		listing[mempool.SessionInfo]{
 			name:  "sessions",
 			short: "Show the sessions of a running service",
-			long: `Show the sessions of your user, without that of this command. The service's own user sees all. Those that block producers come first, then
-producers that wait, then the sessions with the most bytes.`,
+			long: `Show the sessions of your user, without that of this command. The session poolsvc serve is the service's own, which poolsvc
+status and top do not count. The service's own user sees all. Those that block producers come first, then producers that wait, then the sessions
+with the most bytes.`,
 			entries: func(c *bridge.Client, ctx context.Context) iter.Seq2[mempool.SessionInfo, error] {
 				return display.Others(c.Session(), c.Sessions(ctx))
 			},
@@ -189,7 +190,8 @@ are frames that consumers missed; in a queue, also those that were delivered too
 			short: "Show the buffers of a running service and the sessions that hold them",
 			long: `Show the buffers of the pools that you may use. COUNTS FOR, WRITER and READERS are sessions: the program, and the id in brackets. A block counts
 for the session that allocated its buffer, also while only a name or a channel has the buffer. With --session, BLOCK sums to BYTES of poolsvc sessions;
-poolsvc leases --session shows what a session uses. With --json, layout_bytes is not 0 for several arrays.`,
+poolsvc leases --session shows what a session uses. A producer is the WRITER of its frames, also of published ones. With --json, layout_bytes is not
+0 for several arrays.`,
 			entries: (*bridge.Client).Buffers,
 			head:    "BUFFER\tPOOL\tDTYPE\tSHAPE\tBYTES\tBLOCK\tCOUNTS FOR\tWRITER\tREADERS\tNAMES",
 			row: func(b mempool.BufferInfo, l *listed) string {
@@ -205,7 +207,8 @@ poolsvc leases --session shows what a session uses. With --json, layout_bytes is
 			name:  "leases",
 			short: "Show the leases of a running service and the processes that have them",
 			long: `Show the leases on buffers of the pools that you may use. COMMAND is the command line of the process, or, if you cannot see the process, what
-the client calls itself. WAITS FOR is what the session has waited for longest.`,
+the client calls itself. WAITS FOR is what the session has waited for longest. A producer's
+leases to write also hold the frames that it has published.`,
 			entries: (*bridge.Client).Leases,
 			head:    "LEASE\tSESSION\tUSER\tPID\tCOMMAND\tAGE\tTO\tPOOL\tBUFFER\tBYTES\tWAITS FOR",
 			row: func(e mempool.LeaseInfo, l *listed) string {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/config"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -54,13 +55,10 @@ func (r *running) newLog(w io.Writer) *slog.Logger {
 	return r.log
 }
 
-// ownProgram is the name of the program in the session that the service has itself.
-const ownProgram = "poolsvc serve"
-
 // createPools makes the pools that the plan lists.
 func (r *running) createPools() error {
 	var err error
-	if r.session, err = r.svc.OpenSession(mempool.Self(), ownProgram, nil); err != nil {
+	if r.session, err = r.svc.OpenSession(mempool.Self(), display.OwnProgram, nil); err != nil {
 		return err
 	}
 	for _, spec := range r.plan.pools {

@@ -99,11 +99,7 @@ func askStatus(ctx context.Context, client *bridge.Client, held time.Duration) (
 	if err != nil {
 		return s, err
 	}
-	for _, one := range sessions {
-		if one.Program != ownProgram {
-			s.Sessions++
-		}
-	}
+	s.Sessions = display.Programs(sessions)
 	for _, p := range stats.Pools {
 		if used := p.Leased + p.Held; used >= p.Pool.MaxBytes-p.Pool.MaxBytes/20 { // at least 95 % of the pool
 			s.Warnings = append(s.Warnings, fmt.Sprintf("pool %s: %s of %s are in use or held (poolsvc sessions and poolsvc buffers show for which sessions)",
