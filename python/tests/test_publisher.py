@@ -224,7 +224,7 @@ def test_a_channel_that_is_closed_says_so_and_nothing_is_left(client, other):
         fill(publisher, value)
     publisher.loan()
     channel.close()
-    with pytest.raises(poolbridge.ClosedError, match="was closed"):
+    with pytest.raises(poolbridge.ClosedError, match="has closed it"):
         publisher.publish()
     publisher.close()
     until(lambda: leases(other) == 0)
