@@ -1,6 +1,7 @@
 // Capsules of Arrow's C data interface. Python fills in the structures; libraries release them in any thread.
 #include "native.h"
 
+#include <dlfcn.h>
 #include <string.h>
 
 typedef struct {
@@ -10,9 +11,16 @@ typedef struct {
 
 enum { IN_SCHEMA = 7 * 8, IN_ARRAY = 8 * 8 };
 
+// Whether the interpreter ends. Until CPython 3.13, the limited API does not have the function.
+static bool ends(void) {
+    int (*found)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "Py_IsFinalizing");
+    if (!found) found = (int (*)(void))dlsym(RTLD_DEFAULT, "_Py_IsFinalizing");
+    return !Py_IsInitialized() || (found && found());
+}
+
 static void release(Tail *tail) {
     tail->release = NULL;
-    if (!Py_IsInitialized()) return;
+    if (ends()) return; // CPython would end this thread, in code that may not be left so
     PyGILState_STATE state = PyGILState_Ensure();
     Py_CLEAR(tail->keeper);
     PyGILState_Release(state);

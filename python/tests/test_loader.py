@@ -387,6 +387,22 @@ def test_each_frame_of_a_channel_goes_to_one_worker(service, collate, readonly, 
     assert sorted(got.tolist()) == list(range(24))
 
 
+def test_a_worker_that_waits_with_a_sample_in_hand_holds_up_no_other(service, readonly):
+    channel = service.client.create_channel("frames", pool="train", mode="queue")
+    for number in range(2):
+        channel.publish(np.full(2, number))
+    channel.close()
+    samples = ChannelDataset("frames", path=service.path)
+    waits = iter(samples)
+    assert next(waits).tolist() == [0, 0]
+    with ThreadPoolExecutor(1) as thread:
+        others = thread.submit(list, samples)
+        try:
+            assert [sample.tolist() for sample in others.result(60)] == [[1, 1]]
+        finally:
+            assert list(waits) == []
+
+
 def test_a_transform_makes_the_samples_of_frames(service, readonly):
     channel = service.client.create_channel("frames", pool="train", mode="queue")
     for number in range(4):

@@ -395,6 +395,7 @@ def test_asyncio_clients_make_and_verify_digests(service):
         ({"a": 1}, "is no dict of texts"),
         ({1: "a"}, "is no dict of texts"),
         ("ab", "is no dict of texts"),
+        (["ab"], "is no dict of texts"),
         (7, "is no dict of texts"),
         ({"a": "\ud800"}, "is no dict of texts"),
         ({"\ud800": "a"}, "is no dict of texts"),
@@ -458,6 +459,7 @@ LIES = [
     _part(_said("k", "v")[4:].replace(b"\xa1v\xa1v", b"\xa1v\xa1\xff")) + GOOD,
     _part(_said("k", "v")[4:].replace(b"\xa1v\xa1v", b"\xa1v\x07")) + GOOD,
     _part(b"\x82\xa2md\xdd\xff\xff\xff\xff") + GOOD,
+    _part(_layout._encode([(f"a{n}", describe(0, "uint8")) for n in range(1025)])),
 ]
 
 

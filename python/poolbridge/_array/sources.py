@@ -433,9 +433,9 @@ def describe(state: LeaseState, source: Source, element: ElementType, offset: in
 
 
 def _interface(array: Any, interface: dict[str, Any], element: ElementType) -> Source:
-    shape = tuple(interface["shape"])
+    shape = tuple(map(int, interface["shape"]))
     strides = interface.get("strides")
-    strides = tuple(strides) if strides is not None else _tensor.c_strides(shape, element.itemsize)
+    strides = tuple(map(int, strides)) if strides is not None else _tensor.c_strides(shape, element.itemsize)
     return Source(array, int(interface["data"][0]), shape, strides, element)
 
 

@@ -46,18 +46,6 @@ def arrays_of(lease: BaseLease, library: str) -> dict[str, Any]:
     TypeError
         The lease is one array.
     """
-    # Thousands of new tensors would make the garbage collector go through all objects, which are no garbage: with
-    # PyTorch loaded, that takes twice as long as the tensors.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return _arrays_of(lease, library)
-    finally:
-        if collects:
-            gc.enable()
-
-
-def _arrays_of(lease: BaseLease, library: str) -> dict[str, Any]:
     names = lease.keys()
     state = state_of(lease)
     if library not in {"numpy", "torch"} or (library == "numpy" and not state.memory.pool.on_cpu):
@@ -72,15 +60,23 @@ def _arrays_of(lease: BaseLease, library: str) -> dict[str, Any]:
     whole = state.array(flagged=versioned or state.write)
     import_capsule = None if library == "numpy" else sys.modules["torch"].from_dlpack
     device = first.__dlpack_device__()
-    for name, part in islice(state.description.named.items(), 1, None):
-        element = part.element
-        if not part.contiguous or (import_capsule is None and not element.in_numpy):
-            arrays[name] = array_of(lease[name], library)
-            continue
-        array: Any = np.ndarray(part.shape, _dtype(element.typestr), whole, part.offset)
-        if import_capsule is not None:
-            array = import_capsule(_dlpack.make_capsule(array, element, device, versioned=versioned))
-        arrays[name] = array
+    # Thousands of new tensors would make the garbage collector go through all objects, which are no garbage: with
+    # PyTorch loaded, that takes twice as long as the tensors. Nothing waits meanwhile.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        for name, part in islice(state.description.named.items(), 1, None):
+            element = part.element
+            if not part.contiguous or (import_capsule is None and not element.in_numpy):
+                arrays[name] = array_of(lease[name], library)
+                continue
+            array: Any = np.ndarray(part.shape, _dtype(element.typestr), whole, part.offset)
+            if import_capsule is not None:
+                array = import_capsule(_dlpack.make_capsule(array, element, device, versioned=versioned))
+            arrays[name] = array
+    finally:
+        if collects:
+            gc.enable()
     return arrays
 
 

@@ -121,12 +121,11 @@ def check_metadata(metadata: Any, what: str = "metadata") -> dict[str, str]:
         It is no dict of valid texts, or a key has more than 4,096 bytes.
     """
     try:
-        texts = {
-            check_text(key): check_text(value) for key, value in dict(() if metadata is None else metadata).items()
-        }
+        given = {} if metadata is None else metadata
+        texts = {check_text(key): check_text(given[key]) for key in given.keys()}  # noqa: SIM118 - a list has no keys
         longest = max((len(key.encode()) for key in texts), default=0)
         "".join(texts.values()).encode()
-    except (TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
         raise InvalidArgumentError(
             f'{what} {shown(metadata)} is no dict of texts: expected one such as {{"model": "llama"}}'
         ) from None

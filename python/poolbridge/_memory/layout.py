@@ -159,7 +159,7 @@ def decode(layout: bytes, whole: Description) -> Description:
 
 def _decode(layout: bytes) -> Layout:
     sent = _packet.decode(layout, Layout, checked=True)
-    long = sent.metadata and len(layout) > MAX_STRING
+    long = (sent.metadata and len(layout) > MAX_STRING) or len(sent.arrays) > MAX_ELEMENTS
     if long or _packet.encode(sent) != layout:  # the check of each value takes ten times as long
         _packet.check(layout)
     return sent

@@ -35,10 +35,10 @@ _CANNOT: Final = (pickle.PicklingError, TypeError, AttributeError)
 class Collate:
     """A ``collate_fn`` for PyTorch's ``DataLoader``, whose workers write each batch into a pool's memory.
 
-    The trainer gets the batch without a copy: the same object that ``collate_fn`` returned, whose tensors and NumPy
-    arrays use the pool's memory. The trainer may write them. The memory is free when the last of them is gone. Nothing
-    goes through ``/dev/shm``, and no file descriptor is open for a batch. Order, seeds, errors and
-    ``state_dict`` are those of the loader. Without workers, the batch is what ``collate_fn`` returns.
+    The trainer gets the batch without a copy: what ``collate_fn`` returned, whose tensors and NumPy arrays use the
+    pool's memory. They are C-contiguous, each with memory of its own. The trainer may write them. The memory is free
+    when the last of them is gone. Nothing goes through ``/dev/shm``, and no file descriptor is open for a batch. Order,
+    seeds, errors and ``state_dict`` are those of the loader. Without workers, the batch is what ``collate_fn`` returns.
 
     The object can be pickled. Each worker connects to the service by itself, also if it was forked.
 
@@ -76,7 +76,8 @@ class Collate:
     PoolbridgeError
         See `connect` and `Client.allocate`.
 
-    Taking a batch raises `StaleError` in the trainer if the service or the batch's worker has ended before.
+    Taking a batch raises `StaleError` in the trainer if the batch's worker has ended before, and
+    `ServiceNotRunningError` if the service has.
     """
 
     def __init__(

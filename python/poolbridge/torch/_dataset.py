@@ -28,8 +28,11 @@ class ChannelDataset(IterableDataset):  # type: ignore[misc, unused-ignore] # Py
     in a queue, the next worker that asks takes the next frame. The samples end when the channel is closed.
 
     A sample uses the frame's memory, which is read-only: clone a tensor before you write it. ``default_collate`` and
-    `Collate` copy samples into batches. A worker acknowledges a frame when it takes the next one: what a killed worker
-    had taken before does not come again.
+    `Collate` copy samples into batches. A worker acknowledges a frame when it takes it: what a killed worker had taken
+    does not come again.
+
+    Let the producer wait for all workers (`Channel.wait_for_consumers`) before it publishes and closes the channel: a
+    worker that comes later waits for another channel of this name.
 
     Parameters
     ----------
@@ -41,7 +44,7 @@ class ChannelDataset(IterableDataset):  # type: ignore[misc, unused-ignore] # Py
         Path of the service's socket; None: the path that `default_path` returns, where a service is started if none
         runs.
     timeout
-        Seconds to wait for the channel to appear; None: no limit.
+        Seconds that a worker waits for the channel to appear; None: no limit.
     no_producers
         What happens when the last producer has left and no frame is left; see `Client.subscribe`.
 
@@ -59,7 +62,7 @@ class ChannelDataset(IterableDataset):  # type: ignore[misc, unused-ignore] # Py
         transform: Callable[[Frame], Any] | None = None,
         *,
         path: str | os.PathLike[str] | None = None,
-        timeout: float | None = None,
+        timeout: float | None = 60.0,
         no_producers: NoProducers = "wait",
     ) -> None:
         if transform is not None and not callable(transform):
@@ -68,7 +71,8 @@ class ChannelDataset(IterableDataset):  # type: ignore[misc, unused-ignore] # Py
         self._transform = transform
         self._path = None if path is None else check_path(path)
         _operations.check_word(no_producers, NO_PRODUCERS, "no_producers", NO_PRODUCERS)
-        self._options: Any = {"timeout": _operations.check_timeout(timeout), "no_producers": no_producers}
+        _operations.check_timeout(timeout)
+        self._options: Any = {"ack": "manual", "timeout": timeout, "no_producers": no_producers}
 
     def __iter__(self) -> Iterator[Any]:
         """Subscribe, and yield a sample for each frame."""
@@ -77,6 +81,7 @@ class ChannelDataset(IterableDataset):  # type: ignore[misc, unused-ignore] # Py
         with client_at(self._path).subscribe(self._channel, **self._options) as frames:
             shared = frames.channel.mode == "queue"
             for frame in frames:
+                frame.ack()  # not when the loader asks for the next sample, which may wait for another worker's batch
                 if shared or frame.seq % workers == number:
                     yield (self._transform or tensors)(frame)
 

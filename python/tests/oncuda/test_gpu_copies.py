@@ -313,7 +313,7 @@ def test_a_copy_to_the_cpu_leaves_out_the_long_gaps_of_a_strided_array(client, m
     lease, copy = client.allocate(len(whole), "uint8", pool="big"), client.allocate(shape, "uint8", pool="gpu")
     lease.copy_from(whole)
 
-    interface = {**lease.__cuda_array_interface__, "shape": shape, "strides": strides}
+    interface = {**lease.__cuda_array_interface__, "shape": shape, "strides": tuple(map(np.int64, strides))}
     far = SimpleNamespace(__cuda_array_interface__={**interface, "data": (address(lease) + 500_000, False)})
     read, copy_to_host = [], _cuda.copy_to_host
 
