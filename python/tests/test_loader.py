@@ -220,7 +220,8 @@ def test_a_killed_worker_is_the_error_of_pytorch_and_leaves_nothing(collate):
 
 
 CTRL_C = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
 import torch
 from poolbridge.torch import Collate
 if __name__ == "__main__":
