@@ -9,16 +9,22 @@ package wire
 //
 //wire:limits python
 const (
-	MaxPacket   = 65536     // bytes of a packet
-	MaxDepth    = 8         // nested maps and arrays, including the packet's outermost map
-	MaxEntries  = 64        // entries of a map
-	MaxElements = 1024      // elements of an array
-	MaxString   = 4096      // bytes of a string or a key
-	MaxBinary   = 4096      // bytes of a binary
-	MaxUint     = 1<<63 - 1 // greatest unsigned integer
-	MaxQuery    = 1<<32 - 1 // greatest request number
+	MaxPacket  = 65536     // bytes of a packet
+	MaxDepth   = 8         // nested maps and arrays, including the packet's outermost map
+	MaxEntries = 64        // entries of a map
+	MaxString  = 4096      // bytes of a string or a key
+	MaxBinary  = 4096      // bytes of a binary
+	MaxUint    = 1<<63 - 1 // greatest unsigned integer
+	MaxQuery   = 1<<32 - 1 // greatest request number
 
 	Version = 1 // the protocol version
+)
+
+// The native module reads layouts.
+//
+//wire:limits python c
+const (
+	MaxElements = 1024 // elements of an array
 )
 
 // Package seqpacket refuses a packet with more descriptors.

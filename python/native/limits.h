@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 enum { // bridge/wire/limits.go says which other files have these numbers, in Go, Python and C
+    PB_ELEMENTS = 1024, // elements of an array
     PB_NDIM = 32, // dimensions of a tensor
     PB_WORDS = 512, // words of a timeline
     PB_CAPACITY = 1024, // frames that a channel keeps

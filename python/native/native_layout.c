@@ -135,7 +135,7 @@ PyObject *read_layout(PyObject *module, PyObject *layout) {
         Bytes part = {at, at + bytes};
         at += bytes;
         size_t count;
-        if (!skip(&part, "\x81\xA2" "ar", 4) || !length(&part, 0x90, 15, 0xDC, 2, &count) || count > 1024) break;
+        if (!skip(&part, "\x81\xA2" "ar", 4) || !length(&part, 0x90, 15, 0xDC, 2, &count) || count > PB_ELEMENTS) break;
         result = 1;
         for (; result == 1 && count; count--) result = add(&part, names, forms, places);
         if (result == 1 && part.at != part.end) result = 0;

@@ -8,12 +8,12 @@ from typing import Final
 MAX_PACKET: Final = 65536  # bytes of a packet
 MAX_DEPTH: Final = 8  # nested maps and arrays, including the packet's outermost map
 MAX_ENTRIES: Final = 64  # entries of a map
-MAX_ELEMENTS: Final = 1024  # elements of an array
 MAX_STRING: Final = 4096  # bytes of a string or a key
 MAX_BINARY: Final = 4096  # bytes of a binary
 MAX_UINT: Final = 2**63 - 1  # greatest unsigned integer
 MAX_QUERY: Final = 2**32 - 1  # greatest request number
 VERSION: Final = 1  # the protocol version
+MAX_ELEMENTS: Final = 1024  # elements of an array
 MAX_FDS: Final = 8  # file descriptors with a packet
 MAX_NAME_BYTES: Final = 255  # bytes of the name of a pool, channel or buffer
 MAX_DONE: Final = 16  # fences of a release
