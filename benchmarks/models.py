@@ -1,8 +1,8 @@
 """Measures frames of several arrays, models of many tensors, and files: ``python benchmarks/models.py``.
 
 Each figure is the median of several rounds, beside what it is compared with in the same round. Run it alone on a
-machine; `--pool` names the kind of memory. With memory of a GPU, it measures only files, beside copies from page-locked
-memory.
+machine; `--pool` names the kind of memory. With memory of a GPU, it measures files beside copies from page-locked
+memory, and beside InstantTensor where it is installed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,21 @@ def copies(nbytes: int) -> Callable[[], None]:
     return copy
 
 
+def instanttensor(path: Path) -> None:
+    """Print the seconds in which InstantTensor loads a file, three times, used as its quick start shows."""
+    import torch
+    from instanttensor import safe_open
+
+    def load() -> dict[str, Any]:
+        with safe_open(str(path), framework="pt", device=0) as file:
+            tensors = dict(file.tensors())
+        torch.cuda.synchronize()
+        return tensors
+
+    torch.zeros(1, device="cuda")
+    say(*(timed(load) for _ in range(3)))
+
+
 def evict(path: Path) -> None:
     """Take a file out of the page cache, and check that nothing of it is left there."""
     with path.open("rb") as file:
@@ -244,7 +260,10 @@ def files(client: poolbridge.Client, path: Path, given: argparse.Namespace, peer
         loads.append(float(took.removesuffix("ms")) / 1e3 if took.endswith("ms") else float(took.removesuffix("s")))
     row(f"load of {tensors:,} tensors, {given.mib} MiB, page cache {'cold' if given.cold else 'warm'}", loads, reads)
     load, beside = (nbytes / statistics.median(seconds) / 1e9 for seconds in (loads, reads))
-    sys.stdout.write(f"{'':58} {load:6.1f} GB/s, beside {beside:6.1f} GB/s: {load / beside:.2f} of it\n")
+    say(f"{'':58} {load:6.1f} GB/s, beside {beside:6.1f} GB/s: {load / beside:.2f} of it")
+    if given.pool in {"device", "vmm"} and not given.cold and find_spec("instanttensor"):
+        command = [sys.executable, "-W", "ignore", __file__, "--instanttensor", str(path)]
+        row("... by InstantTensor", [float(one) for one in subprocess.check_output(command, text=True).split()[-3:]])
     client.unpublish("file")
     held, again = client.load(path, pool="bench"), []
     for _ in range(3):
@@ -264,11 +283,15 @@ if __name__ == "__main__":
     options.add_argument("--mib", type=int, default=1024, help="size of a file, in MiB")
     options.add_argument("--shared-mib", type=int, default=256, help="size of a model that others get, in MiB")
     options.add_argument("--follow", help=argparse.SUPPRESS)
+    options.add_argument("--instanttensor", type=Path, help=argparse.SUPPRESS)
     options.add_argument("--folder", default=None, help="folder for files, such as /dev/shm")
     options.add_argument("--cold", action="store_true", help="measure only files, which are not in the page cache")
     given = options.parse_args()
     if given.follow:
         follow(given.follow, given.library)
+        sys.exit(0)
+    if given.instanttensor:
+        instanttensor(given.instanttensor)
         sys.exit(0)
     folder = Path(tempfile.mkdtemp(dir=given.folder))
     try:
