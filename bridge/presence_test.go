@@ -118,7 +118,8 @@ func TestAConsumerWithoutProducersWaitsEndsOrFailsAsItAsked(t *testing.T) {
 		err := <-taken
 		require.ErrorIs(t, err, ErrNoProducers)
 		require.ErrorIs(t, err, ErrClosed)
-		require.ErrorContains(t, err, `channel "c" is not closed, and no producer is left since`)
+		require.Regexp(t, fmt.Sprintf(`channel "c" is not closed, and no producer is left since [\d:]+ UTC: pid %d was killed, or ended without closing its client$`,
+			producer.cmd.Process.Pid), err.Error())
 		f, err := following[1].next(t.Context())
 		require.NoError(t, err)
 		require.Nil(t, f)
@@ -129,6 +130,8 @@ func TestAConsumerWithoutProducersWaitsEndsOrFailsAsItAsked(t *testing.T) {
 		assert.Regexp(t, `channel "c": no frame came since \d\d:\d\d:\d\d UTC; no producer is left since`, err.Error())
 		following[1].Leave()
 		following[2].Leave()
+		lost := ChannelProducer{PID: uint32(producer.cmd.Process.Pid), Ending: mempool.SessionLost}
+		require.Equal(t, []ChannelProducer{lost}, (&Subscription{of: following[2]}).Producers())
 		s.send(t, 4)
 		require.NoError(t, receive(t, following[0], 4).Release())
 		following[0].Leave()

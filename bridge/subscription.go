@@ -55,6 +55,13 @@ func (s *Subscription) String() string { return fmt.Sprintf("subscription to %v"
 // Channel returns the channel.
 func (s *Subscription) Channel() *Channel { return s.channel }
 
+// Producers returns the channel's producers, also those that left. At the end of a loop, it says how each left. If another producer got the
+// place of one that left, that one is missing. Once the subscription has ended, the result stays.
+func (s *Subscription) Producers() []ChannelProducer {
+	found, _ := s.of.Producers()
+	return found
+}
+
 // Frames yields the frames, as [Channel.Frames] does. The subscription ends with the loop.
 func (s *Subscription) Frames(ctx context.Context) iter.Seq2[*Frame, error] {
 	return func(yield func(*Frame, error) bool) {

@@ -31,6 +31,8 @@ type (
 
 	// ChannelSpec describes a channel to be made. More: go doc [mempool.ChannelSpec].
 	ChannelSpec = mempool.ChannelSpec
+	// ChannelProducer says of which process a producer is, and how it left. More: go doc [mempool.ChannelProducer].
+	ChannelProducer = mempool.ChannelProducer
 	// ChannelIdentity says which channel it is, and its settings. More: go doc [mempool.ChannelIdentity].
 	ChannelIdentity = mempool.ChannelIdentity
 	// ChannelMode says how many subscribers get each frame of a channel. More: go doc [mempool.ChannelMode].

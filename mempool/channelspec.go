@@ -1,6 +1,9 @@
 package mempool
 
 import (
+	"cmp"
+	"fmt"
+
 	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
@@ -135,6 +138,20 @@ type SubscribeOptions struct {
 	// NoProducers says what happens when no producer is left and the subscriber has got all frames. An empty NoProducers means
 	// WaitForProducers.
 	NoProducers NoProducersPolicy
+}
+
+// ChannelProducer is a producer that takes part in a channel, or did.
+type ChannelProducer struct {
+	PID uint32 // its process id
+	// Ending says how the producer left: [SessionLeft] if it left the channel or closed its client. Empty: it takes part.
+	Ending SessionEnding
+}
+
+// String describes the producer for people.
+func (p ChannelProducer) String() string {
+	words := map[SessionEnding]string{"": "takes part", SessionLeft: "left", SessionLost: "was killed, or ended without closing its client",
+		SessionClosed: "was ended by an operator"}
+	return fmt.Sprintf("pid %d %s", p.PID, cmp.Or(words[p.Ending], "was ended by the service"))
 }
 
 // NoProducersPolicy says what a subscriber does when a producer was there, none is left, and the channel is not closed. A program is a

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 )
 
@@ -53,6 +54,9 @@ type Consumer struct {
 	reached func(Fence) bool
 
 	needsProducers bool
+
+	producers []ProducerState // see Producers
+	lastLeft  time.Time
 
 	checked time.Time // when the consumer last read every slot of a queue because no frame seemed to wait
 	doubt   time.Time // when the consumer first saw the present contradiction in the shared memory; zero: it sees no contradiction
@@ -244,23 +248,29 @@ func (c *Consumer) ended(next, newest uint64) error {
 // abandoned reports whether the consumer needs producers, and none is left.
 func (c *Consumer) abandoned() bool { return c.needsProducers && c.roster.abandoned.Load() != 0 }
 
-// Producers returns the process ids of the producers. If there is none, it returns when the last one left; the time is zero if none has
-// joined yet.
-func (c *Consumer) Producers() (pids []uint32, abandoned time.Time) {
+// Producers returns the producers: those that take part, and those that left and whose slot no other producer has got. If none takes part,
+// it also returns when the last one left; the time is zero if none has joined yet. After Close, both are as they were then.
+func (c *Consumer) Producers() (found []ProducerState, abandoned time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.lookAtProducers()
+	return slices.Clone(c.producers), c.lastLeft
+}
+
+func (c *Consumer) lookAtProducers() {
 	if c.closed {
-		return nil, abandoned
+		return
+	}
+	c.producers, c.lastLeft = nil, time.Time{}
+	if at := c.roster.abandoned.Load(); at != 0 {
+		c.lastLeft = time.Unix(0, int64(at))
 	}
 	for i := range MaxProducers {
-		if s := &c.roster.producers[i]; s.state.Load() == slotActive {
-			pids = append(pids, s.pid.Load())
+		s := &c.roster.producers[i]
+		if how := Ending(s.ending.Load()); s.state.Load() == slotActive || how != 0 {
+			c.producers = append(c.producers, ProducerState{s.pid.Load(), how})
 		}
 	}
-	if at := c.roster.abandoned.Load(); at != 0 && pids == nil {
-		abandoned = time.Unix(0, int64(at))
-	}
-	return pids, abandoned
 }
 
 // trackOf returns the track of the producer in a slot, and the producer.
@@ -285,6 +295,7 @@ func (c *Consumer) trackOf(number uint64, slot int) (*track, Peer, error) {
 func (c *Consumer) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.lookAtProducers()
 	if !c.close() {
 		return nil
 	}

@@ -181,7 +181,7 @@ func TestWhatAnExpelledConsumerHasInHandIsItsOwnUntilItsProcessIsGone(t *testing
 			p.publish()
 			f := c.take()
 			p.publish()
-			require.NoError(t, r.host.Expel(c.member))
+			require.NoError(t, r.host.Expel(c.member, Lost))
 			require.ErrorIs(t, c.takeError(), ErrLeft)
 			for range 4 {
 				p.publish()
@@ -205,7 +205,7 @@ func TestWhatAnExpelledConsumerHasInHandIsItsOwnUntilItsProcessIsGone(t *testing
 func TestAnExpelledConsumerKeepsItsSlotUntilItsProcessIsGone(t *testing.T) {
 	r := newRig(t, Spec{Mode: Queue, Capacity: 2})
 	c := r.consumer(MemberSpec{})
-	require.NoError(t, r.host.Expel(c.member))
+	require.NoError(t, r.host.Expel(c.member, Lost))
 	assert.Empty(t, r.sweep())
 	assert.NotEqual(t, c.member.Slot, r.consumer(MemberSpec{}).member.Slot)
 	require.NoError(t, r.host.Gone(c.member))
@@ -305,8 +305,8 @@ func TestBlocksOfAProducerThatLeftWhileAnExpelledConsumerHasFrames(t *testing.T)
 	p.publish()
 	block := p.record.Block
 	c.take()
-	require.NoError(t, r.host.Expel(c.member))
-	require.NoError(t, r.host.Expel(p.member))
+	require.NoError(t, r.host.Expel(c.member, Lost))
+	require.NoError(t, r.host.Expel(p.member, Lost))
 	blocks, all := inUse(r.host, p.member)
 	assert.False(t, all)
 	assert.Contains(t, blocks, block)
@@ -571,21 +571,22 @@ func TestAConsumerThatNeedsProducersEndsWithTheLastOfThem(t *testing.T) {
 		r := newRig(t, Spec{Mode: mode, Capacity: 4})
 		c, other := r.consumer(MemberSpec{}), r.consumer(MemberSpec{})
 		c.needsProducers = true
-		pids, abandoned := c.Producers()
-		require.Empty(t, pids)
+		found, abandoned := c.Producers()
+		require.Empty(t, found)
 		require.Zero(t, abandoned)
 		c.none()
 		first, second := r.producer(4), r.producer(4)
 		first.publish()
 		second.publish()
-		require.NoError(t, r.host.Expel(first.member))
-		pids, abandoned = c.Producers()
-		require.Len(t, pids, 1)
+		require.NoError(t, r.host.Expel(first.member, Lost+1))
+		found, abandoned = c.Producers()
+		require.Equal(t, []ProducerState{{1, Lost + 1}, {PID: 2}}, found)
 		require.Zero(t, abandoned)
 		frames := []*Frame{c.take(), c.take()}
 		c.none()
-		require.NoError(t, r.host.Expel(second.member))
-		_, abandoned = c.Producers()
+		require.NoError(t, r.host.Leave(second.member))
+		found, abandoned = c.Producers()
+		require.Equal(t, []ProducerState{{1, Lost + 1}, {2, Left}}, found)
 		require.WithinDuration(t, time.Now(), abandoned, time.Hour)
 		if mode == Queue {
 			c.none() // a frame may come back
@@ -598,9 +599,19 @@ func TestAConsumerThatNeedsProducersEndsWithTheLastOfThem(t *testing.T) {
 			}
 		}
 		other.none()
+		_, err := r.host.Sweep(nil, func(Fence) bool { return true })
+		require.NoError(t, err)
 		r.producer(4)
+		now, _ := c.Producers()
+		require.Equal(t, map[Mode][]ProducerState{
+			Broadcast: {{1, Lost + 1}, {2, Left}, {PID: 3}},
+			Queue:     {{PID: 3}, {2, Left}}, // no frame of the first is kept, so its slot was free
+		}[mode], now)
 		c.none()
 		require.NoError(t, r.host.Close())
 		require.ErrorIs(t, c.takeError(), ErrEnded)
+		require.NoError(t, c.Close())
+		last, _ := c.Producers()
+		require.Equal(t, now, last, "they are known after the memory is unmapped")
 	}
 }

@@ -29,7 +29,7 @@ func TestOneLookAnswersForAllProducers(t *testing.T) {
 	}
 	c.take() // the consumer takes the newest or the oldest frame, and holds it
 	for _, m := range []*Member{leaver.member, other.member, p.member, q.member} {
-		require.NoError(t, r.host.Expel(m))
+		require.NoError(t, r.host.Expel(m, Lost))
 	}
 	l := r.host.Look(p.member, q.member)
 	assert.True(t, l.Names(p.member, blocks[0]))
@@ -56,7 +56,7 @@ func BenchmarkLook(b *testing.B) {
 		m, err := r.host.Add(MemberSpec{Role: ProducerRole})
 		require.NoError(b, err)
 		require.NoError(b, r.host.Join(m))
-		require.NoError(b, r.host.Expel(m))
+		require.NoError(b, r.host.Expel(m, Lost))
 		producers = append(producers, m)
 	}
 	for range 400 {

@@ -48,6 +48,7 @@ func (h *Host) activate(m *Member) error {
 	s := h.slot(m)
 	s.policy.Store(uint32(m.policy))
 	s.timeline.Store(m.Timeline)
+	s.ending.Store(0) // before pid: a consumer must not see how another member left
 	s.pid.Store(m.PID)
 	s.id.Store(m.ID)
 	var begin func(tail)
@@ -82,14 +83,14 @@ func (h *Host) activate(m *Member) error {
 // Errors: [ErrCorrupt].
 func (h *Host) Leave(m *Member) error {
 	m.said = true
-	return h.Expel(m)
+	return h.Expel(m, Left)
 }
 
 // Expel removes a member whose session has ended. The member's process may still run and use the frames that the member has in hand. So a
-// consumer's slot stays taken until the process has ended and the caller calls [Host.Gone].
+// consumer's slot stays taken until the process has ended and the caller calls [Host.Gone]. Consumers can read how a producer left.
 //
 // Errors: [ErrCorrupt].
-func (h *Host) Expel(m *Member) error {
+func (h *Host) Expel(m *Member, how Ending) error {
 	if m.left {
 		return nil
 	}
@@ -104,6 +105,7 @@ func (h *Host) Expel(m *Member) error {
 		_, err := h.change()
 		return err
 	}
+	h.slot(m).ending.Store(uint32(how))
 	h.slot(m).state.Store(slotLeft)
 	if m.Role == ProducerRole {
 		h.sequencer.waiting[m.Slot].Store(0)
@@ -123,7 +125,7 @@ func (m *Member) takesPart() bool { return m != nil && m.joined && !m.left }
 //
 // Errors: [ErrCorrupt].
 func (h *Host) Gone(m *Member) error {
-	err := h.Expel(m)
+	err := h.Expel(m, Lost)
 	m.gone = true
 	if m.Role != ConsumerRole || h.mode != Queue || !m.joined {
 		return err

@@ -70,7 +70,7 @@ func (s *storm) kill(p *process) {
 	s.running = slices.DeleteFunc(s.running, func(q *process) bool { return p == q })
 	if s.random.IntN(2) == 0 { // the connection of the process ends before the process does
 		require.NoError(s.t, p.cmd.Process.Signal(syscall.SIGSTOP))
-		require.NoError(s.t, s.host.Expel(p.member))
+		require.NoError(s.t, s.host.Expel(p.member, Lost))
 		time.Sleep(time.Duration(s.random.IntN(5)) * time.Millisecond)
 	}
 	require.NoError(s.t, p.cmd.Process.Kill())

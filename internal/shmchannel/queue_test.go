@@ -240,7 +240,7 @@ func TestWhatADeadConsumerHadClaimedGoesToAnother(t *testing.T) {
 	p.publish()
 	f, g := dead.take(), dead.take()
 	dead.acknowledge(g)
-	require.NoError(t, r.host.Expel(dead.member))
+	require.NoError(t, r.host.Expel(dead.member, Lost))
 	require.ErrorIs(t, dead.takeError(), ErrLeft)
 	assert.EqualValues(t, 3, c.take().Number, "its process may still run, and acknowledge")
 	c.none()

@@ -69,7 +69,7 @@ func (r *rig) producer(blocks int) *testProducer {
 
 func (r *rig) openProducer(blocks int) *testProducer {
 	r.t.Helper()
-	m, err := r.host.Add(MemberSpec{Role: ProducerRole})
+	m, err := r.host.Add(MemberSpec{Role: ProducerRole, PID: uint32(len(r.producers) + 1)})
 	require.NoError(r.t, err)
 	p, err := OpenProducer(r.config(m))
 	require.NoError(r.t, err)

@@ -32,7 +32,8 @@ type slot struct {
 	timeline atomic.Uint64
 	start    atomic.Uint64
 	pid      atomic.Uint32
-	_        [28]byte
+	ending   atomic.Uint32 // how a producer left; it stays when the slot becomes free. 0: it takes part, or the slot was never used
+	_        [24]byte
 }
 
 func (s *slot) peer(i int) Peer {

@@ -81,3 +81,18 @@ type Peer struct {
 	Timeline uint64 // 0: the member has no timeline
 	PID      uint32
 }
+
+// Ending is how a member left. 0 means that it takes part. Numbers that this package does not name are for the host's caller.
+type Ending uint32
+
+// A member left by itself, or its process is gone.
+const (
+	Left Ending = 1 + iota
+	Lost
+)
+
+// ProducerState says of which process a producer is or was, and how it left.
+type ProducerState struct {
+	PID    uint32
+	Ending Ending
+}

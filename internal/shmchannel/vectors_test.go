@@ -51,6 +51,7 @@ type rosterVector struct {
 type slotVector struct {
 	Slot                int
 	State, Policy, PID  uint32
+	Ending              uint32 `json:",omitempty"`
 	ID, Timeline, Start uint64
 }
 
@@ -124,6 +125,7 @@ func (v slotVector) write(s *slot) {
 	s.timeline.Store(v.Timeline)
 	s.start.Store(v.Start)
 	s.pid.Store(v.PID)
+	s.ending.Store(v.Ending)
 }
 
 func (v sequencerVector) write(mem region, l geometry) {
@@ -329,7 +331,7 @@ func vectorsToWrite() vectors {
 		{Name: "roster of a closed queue with members", Capacity: 33, Roster: &rosterVector{
 			Version: 1<<32 + 7, State: channelClosed, End: 4711, Mode: uint64(Queue), Policy: uint64(DropOldest), Deliveries: MaxDelivery,
 			Abandoned: 1_700_000_000_000_000_001,
-			Producers: []slotVector{{Slot: 0, State: slotActive, ID: 1, Timeline: 11, PID: 4242}, {Slot: 62, State: slotLeft, ID: 1 << 50}},
+			Producers: []slotVector{{Slot: 0, State: slotActive, ID: 1, Timeline: 11, PID: 4242}, {Slot: 62, State: slotLeft, ID: 1 << 50, PID: 17, Ending: uint32(Lost)}},
 			Consumers: []slotVector{
 				{Slot: 0, State: slotActive, Policy: uint32(Latest), ID: 2, Timeline: 1 << 60, Start: 17, PID: 1<<22 - 1},
 				{Slot: 1023, State: slotLeft, Policy: uint32(Fail), ID: 3, Start: 1},

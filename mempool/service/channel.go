@@ -163,7 +163,7 @@ func (ch *channel) admitPendingLocked() {
 		}
 		m := ch.Members[p.joined.ID]
 		if p.err = ch.Reserve(m); p.err != nil {
-			ch.leaveLocked(m, false)
+			ch.leaveLocked(m, mempool.SessionFailed)
 			ch.tidyLocked()
 		}
 	}

@@ -34,7 +34,7 @@ func (s *Session) End(how mempool.SessionEnding, why string, gone <-chan struct{
 	s.ending.noteLocked(why)
 	close(s.over)
 	svc.removeNamesLocked(s.rec)
-	lent := svc.channels.expelLocked(s.rec)
+	lent := svc.channels.expelLocked(s.rec, how)
 	leases := slices.Collect(maps.Values(s.rec.Leases))
 	slices.SortFunc(leases, func(a, b *ledger.Lease) int { return cmp.Compare(a.ID, b.ID) })
 	for _, l := range leases {

@@ -113,7 +113,7 @@ func (of Member) Enter() ([]MemberCame, error) {
 	others := ch.introduceLocked(m)
 	if err := ch.Enter(m); err != nil {
 		if m.Reserved { // producers must not wait for it
-			ch.leaveLocked(m, false)
+			ch.leaveLocked(m, mempool.SessionFailed)
 		}
 		ch.tidyLocked()
 		return nil, err
@@ -160,10 +160,10 @@ func (ch *channel) came(m *ledger.Member) MemberCame {
 	return MemberCame{Channel: ch.Info.ID, Role: m.Role, Slot: m.Slot, Member: m.ID, File: ch.File(m)}
 }
 
-// leaveLocked removes a member. The argument `said` is true if the member itself asked to leave. If producers may wait for the member's file,
-// leaveLocked tells them that the member has left.
-func (ch *channel) leaveLocked(m *ledger.Member, said bool) {
-	ch.Leave(m, said)
+// leaveLocked removes a member, as [streams.Stream.Leave] does. If producers may wait for the member's file, leaveLocked tells them that the
+// member has left.
+func (ch *channel) leaveLocked(m *ledger.Member, how mempool.SessionEnding) {
+	ch.Leave(m, how)
 	if !m.Reserved {
 		return
 	}
@@ -194,7 +194,7 @@ func (of Member) Leave() error {
 			return err
 		}
 	}
-	ch.leaveLocked(m, true)
+	ch.leaveLocked(m, "")
 	ch.tidyLocked()
 	return nil
 }
@@ -219,7 +219,7 @@ func (ch *channel) endLendingLocked(m *ledger.Member) error {
 	if lent.Unsure() || !ok {
 		return typed.Errorf(mempool.ErrBusy, "a consumer of channel %q takes or releases a frame at this moment; try again", ch.Info.Name)
 	}
-	ch.Leave(m, true)
+	ch.Leave(m, "")
 	for _, l := range slices.Collect(maps.Values(m.Session.Leases)) {
 		switch b := l.Buffer; {
 		case !l.Write || b.Block.Pool != ch.Pool:

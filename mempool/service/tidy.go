@@ -3,6 +3,7 @@ package service
 import (
 	"time"
 
+	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 	"github.com/poolbridge/poolbridge/mempool/service/streams"
 )
@@ -155,7 +156,7 @@ func (cs *channels) watchLocked() {
 				ch := cs.of(rec)
 				ch.Watch(cs.svc.patience)
 				for _, m := range ch.Absent(cs.svc.patience) {
-					ch.leaveLocked(m, false)
+					ch.leaveLocked(m, mempool.SessionFailed)
 					ch.tidyLocked()
 				}
 				if !ch.Alone.IsZero() && ch.Over() {
@@ -171,10 +172,10 @@ func (cs *channels) watchLocked() {
 
 // expelLocked removes the members of an ended session from their channels. The result says which of the session's blocks these channels
 // still need.
-func (cs *channels) expelLocked(of *ledger.Session) (lent streams.Lending) {
+func (cs *channels) expelLocked(of *ledger.Session, how mempool.SessionEnding) (lent streams.Lending) {
 	producers := make(map[*ledger.Channel][]*ledger.Member)
 	for _, m := range of.SortedMembers() {
-		cs.of(m.Channel).leaveLocked(m, false)
+		cs.of(m.Channel).leaveLocked(m, how)
 		if m.Role == ledger.Producer && m.Entered {
 			producers[m.Channel] = append(producers[m.Channel], m)
 		}

@@ -254,7 +254,7 @@ static int accept(Consumer *self, PyObject *none, void *closure) {
     return 0;
 }
 
-// producers: when the last one left, a list of their process ids, and when the frame that this consumer took last was published
+// producers: when the last one left, a list of process ids and how each left, and when the frame that this consumer took last was published
 static PyObject *producers(Consumer *self, void *closure) {
     (void)closure;
     if (!usable(&self->member)) return NULL;
@@ -262,8 +262,9 @@ static PyObject *producers(Consumer *self, void *closure) {
     PyObject *processes = PyList_New(0);
     for (uint32_t slot = 0; processes && slot < PB_PRODUCERS; slot++) {
         size_t at = PB_AT_PRODUCERS + PB_SLOT * slot;
-        if (PB_LOAD(pb_at32(&ch->roster, at)) != PB_ACTIVE) continue;
-        PyObject *process = PyLong_FromUnsignedLong(PB_LOAD(pb_at32(&ch->roster, at + PB_SLOT_PROCESS)));
+        uint32_t ending = PB_LOAD(pb_at32(&ch->roster, at + PB_SLOT_ENDING));
+        if (PB_LOAD(pb_at32(&ch->roster, at)) != PB_ACTIVE && !ending) continue;
+        PyObject *process = Py_BuildValue("(II)", PB_LOAD(pb_at32(&ch->roster, at + PB_SLOT_PROCESS)), ending);
         if (!process || PyList_Append(processes, process)) Py_CLEAR(processes);
         Py_XDECREF(process);
     }

@@ -290,6 +290,7 @@ enum { // offsets in the roster and in its slots
     PB_SLOT_TIMELINE = 16,
     PB_SLOT_START = 24,
     PB_SLOT_PROCESS = 32,
+    PB_SLOT_ENDING = 36,
 };
 enum { PB_AT_TICKETS = 192, PB_AT_DROPPED = 256, PB_AT_HEAD = 320, PB_AT_DROPS = 384, PB_AT_WAITING = 512, PB_AT_ORDER = PB_HEAD };
 enum { PB_AT_USED = 16, PB_AT_MISSED = 24, PB_AT_TAKEN = 32, PB_AT_HOLDS = 4096, PB_AT_DONE = PB_HEAD };

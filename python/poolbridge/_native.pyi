@@ -219,10 +219,11 @@ class Consumer:
     needs_producers: bool
     """Whether `take` and `swap` return ``ABANDONED``; False after `Consumer` was made."""
     @property
-    def producers(self) -> tuple[int, list[int], int]:
-        """When the last producer left (0: one is there, or none came), process ids, and when the last frame was sent.
+    def producers(self) -> tuple[int, list[tuple[int, int]], int]:
+        """When the last producer left (0: one is there, or none came), the producers, and when the last frame was sent.
 
-        The times are in nanoseconds since 1970. The last frame is that which this consumer took last; 0: none.
+        Each producer is its process id and how it left; 0: it takes part. The times are in nanoseconds since 1970. The
+        last frame is that which this consumer took last; 0: none.
         """
     any_thread: bool
     """Whether one thread may take a frame and another thread may accept it; False after `Consumer` was made."""

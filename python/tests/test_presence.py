@@ -10,6 +10,7 @@ pytest.importorskip(
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -217,11 +218,14 @@ def test_without_producers_a_consumer_gets_every_frame_and_ends(client, programs
 def test_without_producers_a_consumer_gets_every_frame_and_an_error_that_says_so(client, programs, mode):
     client.create_channel("c", mode=mode, capacity=2)
     arrays = client.subscribe("c", no_producers="fail").arrays()
-    programs(2).kill()
+    producer = programs(2)
+    producer.kill()
     assert [int(next(arrays)[0]) for _ in range(2)] == [0, 1]
     for _ in range(2):
         with pytest.raises(
-            poolbridge.NoProducersError, match=r"'c' is not closed, and no producer is left since \d\d:"
+            poolbridge.NoProducersError,
+            match=r"'c' is not closed, and no producer is left since [\d:]+ UTC: "
+            rf"pid {producer.process.pid} was killed, or ended without closing its client$",
         ):
             next(arrays)
     channel = client.open_channel("c")
@@ -304,7 +308,17 @@ def test_the_last_of_several_producers_ends_a_channel_that_keeps_the_order_of_ea
         end(started[left])
         until(partial(has_producers, client, left))
     assert collected.result() == no_producers
-    assert got == {program.process.pid: list(range(20)) for program in started}
+    pids = [program.process.pid for program in started]
+    assert got == {pid: list(range(20)) for pid in pids}
+    endings = [(pids[3], "left"), (pids[2], "lost"), (pids[1], "closed"), (pids[0], "lost")]
+    assert sorted(frames.producers) == sorted(endings)
+    text = f"{frames._consumer.presence()},"
+    for pid, words in zip(
+        pids[1:], ["was ended by an operator", "was killed, or ended without c.*", "left"], strict=True
+    ):
+        assert re.search(rf" pid {pid} {words},", text)
+    frames.close()
+    assert sorted(frames.producers) == sorted(endings)
 
 
 def test_a_queue_without_producers_ends_when_every_frame_is_acknowledged(client, other, programs, beside):

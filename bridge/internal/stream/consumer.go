@@ -113,17 +113,43 @@ func (s *Consumer) Take(caller context.Context) (*shmchannel.Frame, error) {
 	return nil, err
 }
 
-// producers says who publishes in the channel.
+// Producers returns the channel's producers, as the native consumer does, and when the last one left if none takes part.
+func (s *Consumer) Producers() (found []mempool.ChannelProducer, abandoned time.Time) {
+	states, abandoned := s.native.Producers()
+	endings := append([]mempool.SessionEnding{""}, mempool.SessionEndings()...)
+	for _, p := range states {
+		found = append(found, mempool.ChannelProducer{PID: p.PID, Ending: endings[min(int(p.Ending), len(endings)-1)]})
+	}
+	return found, abandoned
+}
+
+// producers says who publishes in the channel, or how the producers left.
 func (s *Consumer) producers() string {
-	pids, abandoned := s.native.Producers()
-	switch {
-	case len(pids) > 0:
-		return fmt.Sprintf("%s (pid %s)", count.Of(len(pids), "producer"), strings.Trim(fmt.Sprint(pids), "[]"))
-	case abandoned.IsZero():
+	found, abandoned := s.Producers()
+	if !abandoned.IsZero() {
+		var named []string
+		for _, p := range found[:min(len(found), mostNamed)] {
+			named = append(named, p.String())
+		}
+		if n := len(found) - mostNamed; n > 0 {
+			named = append(named, fmt.Sprintf("and %d more", n))
+		}
+		return "no producer is left since " + clock(abandoned) + ": " + strings.Join(named, ", ")
+	}
+	var pids []uint32
+	for _, p := range found {
+		if p.Ending == "" {
+			pids = append(pids, p.PID)
+		}
+	}
+	if pids == nil {
 		return "no producer has joined yet"
 	}
-	return "no producer is left since " + clock(abandoned)
+	return fmt.Sprintf("%s (pid %s)", count.Of(len(pids), "producer"), strings.Trim(fmt.Sprint(pids), "[]"))
 }
+
+// mostNamed is how many producers that left an error names.
+const mostNamed = 8
 
 func clock(t time.Time) string { return t.UTC().Format("15:04:05 UTC") }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/count"
@@ -134,19 +135,21 @@ func (st *Stream) Absent(patience time.Duration) (absent []*ledger.Member) {
 	return absent
 }
 
-// Leave removes a member, and notes in its timeline the fences that are in its file. The argument `said` is true if the member itself asked
-// to leave.
-func (st *Stream) Leave(m *ledger.Member, said bool) {
+// Leave removes a member, and notes in its timeline the fences that are in its file. The argument `how` says how its session ended; "" means
+// that the member itself asked to leave.
+func (st *Stream) Leave(m *ledger.Member, how mempool.SessionEnding) {
 	if m.Left {
 		return
 	}
-	m.Leave(said)
-	leave := st.host.Expel
-	if said {
-		leave = st.host.Leave
-	}
+	m.Leave(how == "")
 	of := st.ends[m.ID].Member
-	st.noteFailed("a member of a channel could not be taken out", leave(of))
+	var err error
+	if how == "" {
+		err = st.host.Leave(of)
+	} else {
+		err = st.host.Expel(of, shmchannel.Ending(1+slices.Index(mempool.SessionEndings(), how)))
+	}
+	st.noteFailed("a member of a channel could not be taken out", err)
 	if m.Timeline == nil || !m.Entered {
 		return
 	}

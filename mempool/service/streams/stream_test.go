@@ -75,7 +75,7 @@ func TestACorruptChannelEndsAndIsNoted(t *testing.T) {
 	_, err = r.Add(r.open(), ledger.MemberSpec{Role: ledger.Consumer}, func() {})
 	require.ErrorIs(t, err, mempool.ErrClosed)
 	require.NoError(t, c.Leave())
-	r.Leave(m, true)
+	r.Leave(m, "")
 	assert.Equal(t, []*ledger.Member{m}, r.Sweep())
 	assert.Nil(t, r.RemoveMember(m))
 	assert.True(t, r.Over())

@@ -142,6 +142,16 @@ class BaseSubscription(Uncopied):
         """Whether the subscription was closed, or will get no more frames for another reason."""
         return self._consumer is not None and self._consumer.ended
 
+    @property
+    def producers(self) -> list[tuple[int, str]]:
+        """The process id of each producer, and how it left the channel; see it after a loop.
+
+        ``""``: it takes part. ``"left"``: it left, or closed its client. ``"lost"``: its process was killed, or ended
+        without closing the client. ``"closed"``: an operator ended it. ``"error"``: the service did. If another
+        producer got the place of one that left, that one is missing. Once the subscription has ended, the list stays.
+        """
+        return [] if self._consumer is None else list(self._consumer.producers())
+
     def _close(self) -> None:
         if self._consumer is not None:
             self._session.unsubscribe(self._consumer)

@@ -53,6 +53,17 @@ _SOON: Final = 20e-6
 _ids = count(-1, -1)
 
 
+# How a producer left, by the number in the roster; see docs/streams.md.
+_ENDINGS: Final = ("", "left", "lost", "error", "closed", "shutdown")
+_SAID: Final = {
+    "": "takes part",
+    "left": "left",
+    "lost": "was killed, or ended without closing its client",
+    "closed": "was ended by an operator",
+}
+# How many producers that left an error names.
+_MOST_NAMED: Final = 8
+
 # The greatest number of arrays that a consumer keeps for frames of several arrays.
 _MOST_ARRAYS: Final = 16384
 
@@ -147,6 +158,8 @@ class Consumer(Membership):
         keeps = not self.queue and (full or channel.full) in {"block", "fail"}
         self.most_unfenced = min(channel.capacity // _PLACES, _MOST_UNFENCED) if keeps else 0
         self.unsettled: set[int] = set()
+        self._abandoned, self._newest = 0, 0
+        self._producers: list[tuple[int, str]] = []
         self._kept_arrays = 0  # of frames of several arrays
         self.ended = False
         self.error: PoolbridgeError | None = None
@@ -167,24 +180,27 @@ class Consumer(Membership):
     def _add(self, slot: int, member: int, fd: int) -> None:
         self.native.add_track(slot, member, fd)
 
-    def producers(self) -> str:
-        """Say who publishes in the channel, for an error text."""
-        try:
-            abandoned, processes, _ = self.native.producers
-        except ClosedError:
-            return "the subscription has ended"
-        if processes:
-            return f"producers are there: pid {', '.join(map(str, processes))}"
-        if not abandoned:
-            return "no producer has joined yet"
-        return f"no producer is left{_since(abandoned)}"
+    def producers(self) -> list[tuple[int, str]]:
+        """Return the process id of each producer, and how it left; see `Subscription.producers`."""
+        with suppress(ClosedError, ForkError):
+            self._abandoned, found, self._newest = self.native.producers
+            self._producers = [(pid, _ENDINGS[min(ending, len(_ENDINGS) - 1)]) for pid, ending in found]
+        return self._producers
+
+    def presence(self) -> str:
+        """Say who publishes in the channel, or how the producers left, for an error text."""
+        found = self.producers()
+        if self._abandoned:
+            left = [f"pid {pid} {_SAID.get(ending, 'was ended by the service')}" for pid, ending in found[:_MOST_NAMED]]
+            left += [f"and {len(found) - _MOST_NAMED} more"] * (len(found) > _MOST_NAMED)
+            return f"no producer is left{_since(self._abandoned)}: {', '.join(left)}"
+        present = [str(pid) for pid, ending in found if not ending]
+        return f"producers are there: pid {', '.join(present)}" if present else "no producer has joined yet"
 
     def silence(self) -> str:
         """Say since when no frame came, and who publishes in the channel, for an error text."""
-        last = 0
-        with suppress(ClosedError):
-            last = self.native.producers[2]
-        return f"no frame came{_since(last)}; {self.producers()}"
+        present = self.presence()
+        return f"no frame came{_since(self._newest)}; {present}"
 
     # Taking
 
@@ -552,6 +568,7 @@ class Consumer(Membership):
         if not self.ended:
             self.error = None if error is None else type(error)(*error.args)  # without a traceback
             self.ended = True
+        self.producers()  # for the time after the native consumer is closed
         self._tell()
 
     def check_end(self) -> None:
@@ -668,7 +685,7 @@ def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
     if got is condition.END:
         consumer.lose(None)
     elif got is condition.ABANDONED:
-        text = f"channel {consumer.channel.name!r} is not closed, and {consumer.producers()}"
+        text = f"channel {consumer.channel.name!r} is not closed, and {consumer.presence()}"
         consumer.lose(NoProducersError(text) if consumer.fails else None)
         consumer.session.leave(consumer)  # else a producer that comes later would wait for this consumer
     elif got is condition.DESTROYED:
