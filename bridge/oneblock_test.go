@@ -40,12 +40,13 @@ func (s *channelPair) waits(t *testing.T, n int) {
 
 func TestTheTimeOfAnAllocationThatWaitsForItsOwnMemoryIsLimited(t *testing.T) {
 	s, f := lockstep(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	err := <-allocating(ctx, s.pool)
+	late, pass := dueNow(t)
+	defer pass()
+	late.at = time.Now().Add(time.Millisecond)
+	err := <-allocating(late, s.pool)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorIs(t, err, ErrLimit)
-	ctx, cancel = context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
 	ended := allocating(ctx, s.pool)
 	s.waits(t, 1)
 	cancel()
