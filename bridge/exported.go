@@ -62,8 +62,8 @@ func (x *Exported) Pool() PoolInfo { return x.pool }
 // service listens.
 func (x *Exported) Saved(name, socket string) Saved {
 	t := x.info.Tensor
-	s := mempool.Saved{Version: mempool.SavedVersion, Kind: x.pool.Kind, Device: x.pool.Device.UUID, Bytes: x.info.Bytes,
-		DType: t.DType, Shape: t.Shape, Strides: t.Strides, ByteOffset: t.ByteOffset,
+	s := mempool.Saved{Version: mempool.SavedVersion, Kind: x.pool.Kind, Device: x.pool.Device.UUID, Bytes: x.info.Base + x.info.Bytes,
+		DType: t.DType, Shape: t.Shape, Strides: t.Strides, ByteOffset: x.info.Base + t.ByteOffset,
 		Socket: socket, Name: name, Epoch: x.client.session.Epoch.String()}
 	if x.pool.Kind == mempool.Legacy {
 		s.Handle = x.data

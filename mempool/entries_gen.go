@@ -126,6 +126,7 @@ type BufferInfo struct {
 	Reads     int      // number of read leases
 	Names     int      // number of names of the buffer
 	InChannel bool     // whether it is in a channel whose producer has left
+	Whole     uint64   // buffer of whose memory it is a range; 0: it has a block of its own
 }
 
 // LeaseInfo describes a lease, and the session that has it.

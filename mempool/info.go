@@ -32,8 +32,9 @@ type Grant struct {
 	Pool               uint64
 	// Block is the id of the block, which is never reused within an epoch. BlockBytes is the size of the block.
 	Block, BlockBytes uint64
-	// Bytes is the size of the buffer, which begins at the beginning of its block.
-	Bytes  uint64
+	// Bytes is the size of the buffer, which begins at the byte Base of its block.
+	Bytes, Base uint64
+
 	Tensor Tensor
 	// Wait has the fences that were not reached when the service granted the lease. All these fences must be reached before the session uses
 	// the memory.

@@ -16,6 +16,9 @@ func (c *connection) agree(offered []string) (both []string) {
 	if slices.Contains(offered, wire.FeatureChannels) {
 		both = append(both, wire.FeatureChannels)
 	}
+	if slices.Contains(offered, wire.FeatureRanges) {
+		both = append(both, wire.FeatureRanges)
+	}
 	for _, feature := range both {
 		c.features[feature] = true
 	}

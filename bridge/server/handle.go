@@ -37,6 +37,22 @@ func (c *connection) lease(q uint32, r *wire.LeaseBuffer) {
 	l.answer()
 }
 
+func (c *connection) allocRange(q uint32, r *wire.AllocRange) {
+	l := leasing{c: c, q: q, get: func(context.Context, time.Duration) (service.GrantedLease, error) {
+		return c.session.AllocateRange(r.Lease, r.Offset, convert.Tensor(r.Tensor))
+	}}
+	l.answer()
+}
+
+func (c *connection) returned(q uint32, r *wire.Returned) {
+	gone, wait, err := c.session.Returned(r.Lease, r.Buffers)
+	if err != nil {
+		c.fail(q, err)
+		return
+	}
+	c.reply(q, &wire.ReturnedReply{Buffers: gone, Wait: convert.WireFences(wait)}, nil)
+}
+
 func (c *connection) cancelRequest(q uint32, r *wire.Cancel) {
 	c.waits.stop(r.Request)
 	c.done(q, nil)

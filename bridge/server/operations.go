@@ -30,6 +30,8 @@ var operations = byName(
 	on((*connection).publish),
 	done(func(s *service.Session, r *wire.Unpublish) error { return s.Unpublish(r.Name) }),
 	on((*connection).release),
+	on((*connection).allocRange).needs(wire.FeatureRanges),
+	on((*connection).returned).needs(wire.FeatureRanges),
 	on((*connection).cancelRequest),
 	done(func(s *service.Session, r *wire.Dropped) error { return s.Dropped(r.Blocks) }).slowly(),
 

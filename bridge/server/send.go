@@ -186,6 +186,10 @@ func (c *connection) answered(q uint32, sent func(result string), err error) {
 // client before the replies with other leases on the block. So replyLease first locks c.sending and then marks the block as mapped: a
 // goroutine that finds the block mapped waits for c.sending.
 func (c *connection) replyLease(q uint32, g service.GrantedLease, err error) {
+	if err == nil && g.Grant.Base > 0 && !c.features[wire.FeatureRanges] {
+		err = errors.Join(typed.Errorf(convert.ErrUnsupported, "buffer %d is a part of a block, which the client is too old to know: update poolbridge there",
+			g.Grant.Buffer), g.Lease.Undo(false))
+	}
 	if err != nil {
 		c.fail(q, err)
 		return

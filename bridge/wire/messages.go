@@ -132,7 +132,8 @@ type Grant struct {
 	Pool       uint64 `wire:"pl"`  // pool id
 	Block      uint64 `wire:"bl"`  // block id
 	BlockBytes uint64 `wire:"bs"`  // bytes of the block
-	Bytes      uint64 `wire:"n?"`  // bytes of the buffer, which starts at the block's first byte
+	Bytes      uint64 `wire:"n?"`  // bytes of the buffer
+	Base       uint64 `wire:"ba?"` // byte of the block at which the buffer begins
 	Tensor     Tensor `wire:"t"`   // content of the buffer
 	// how to map the block; with the session's first lease on the block, and again after a `recall`
 	Export *Export `wire:"x?"`
@@ -275,6 +276,7 @@ type BufferInfo struct {
 	Reads      Count    `wire:"rs?"`                      // number of read leases
 	Names      Count    `wire:"nn?"`                      // number of names of the buffer
 	InChannel  bool     `wire:"ch?"`                      // whether it is in a channel whose producer has left
+	Whole      uint64   `wire:"wh?,none" poolsvc:",zero"` // buffer of whose memory it is a range; none: it has a block of its own
 }
 
 // LeaseInfo describes a lease, and the session that has it.
@@ -467,6 +469,29 @@ type Release struct {
 	Also []uint64 `wire:"al?"`
 	// only in tests: the client's description, which the service compares
 	Seen *Grant `wire:"se?"`
+}
+
+// AllocRange makes a buffer of a part of the memory of a write lease, with a write lease of its own.
+//
+//wire:request range GrantReply
+type AllocRange struct {
+	Lease  uint64 `wire:"l"`   // id of a write lease
+	Offset uint64 `wire:"of?"` // first byte of the part in the lease's buffer
+	Tensor Tensor `wire:"t"`   // content of the new buffer
+}
+
+// Returned asks which ranges of a write lease are gone.
+//
+//wire:request returned ReturnedReply
+type Returned struct {
+	Lease   uint64   `wire:"l"`  // id of the write lease
+	Buffers []uint64 `wire:"bf"` // buffer ids of ranges
+}
+
+// ReturnedReply says which ranges are gone.
+type ReturnedReply struct {
+	Buffers []uint64 `wire:"bf?"` // those that are gone
+	Wait    []Fence  `wire:"wt?"` // fences to wait for before their memory is used
 }
 
 // Cancel ends the wait of another request.

@@ -15,6 +15,8 @@ var newRequest = map[string]func() Request{
 	"get":       func() Request { return new(Get) },
 	"lease":     func() Request { return new(LeaseBuffer) },
 	"release":   func() Request { return new(Release) },
+	"range":     func() Request { return new(AllocRange) },
+	"returned":  func() Request { return new(Returned) },
 	"cancel":    func() Request { return new(Cancel) },
 	"dropped":   func() Request { return new(Dropped) },
 	"stats":     func() Request { return new(StatsRequest) },
@@ -116,6 +118,7 @@ var grantFields = record[Grant]{
 	uintField("bl", func(m *Grant) *uint64 { return &m.Block }),
 	uintField("bs", func(m *Grant) *uint64 { return &m.BlockBytes }),
 	uintField("n", func(m *Grant) *uint64 { return &m.Bytes }).maybe(),
+	uintField("ba", func(m *Grant) *uint64 { return &m.Base }).maybe(),
 	structField("t", func(m *Grant) *Tensor { return &m.Tensor }, tensorFields),
 	pointerField("x", func(m *Grant) **Export { return &m.Export }, exportFields),
 	structsField("wt", func(m *Grant) *[]Fence { return &m.Wait }, fenceFields).maybe(),
@@ -212,6 +215,7 @@ var bufferInfoFields = record[BufferInfo]{
 	uintField("rs", func(m *BufferInfo) *Count { return &m.Reads }).maybe(),
 	uintField("nn", func(m *BufferInfo) *Count { return &m.Names }).maybe(),
 	boolField("ch", func(m *BufferInfo) *bool { return &m.InChannel }).maybe(),
+	uintField("wh", func(m *BufferInfo) *uint64 { return &m.Whole }).maybe(),
 }
 
 var leaseInfoFields = record[LeaseInfo]{
@@ -458,6 +462,42 @@ func (*Release) Op() string { return "release" }
 func (*Release) Reply() Reply { return new(EmptyReply) }
 
 func (m *Release) fields() fields { return releaseFields.of(m) }
+
+var allocRangeFields = record[AllocRange]{
+	uintField("l", func(m *AllocRange) *uint64 { return &m.Lease }),
+	uintField("of", func(m *AllocRange) *uint64 { return &m.Offset }).maybe(),
+	structField("t", func(m *AllocRange) *Tensor { return &m.Tensor }, tensorFields),
+}
+
+// Op returns "range".
+func (*AllocRange) Op() string { return "range" }
+
+// Reply returns new(GrantReply), for the answer.
+func (*AllocRange) Reply() Reply { return new(GrantReply) }
+
+func (m *AllocRange) fields() fields { return allocRangeFields.of(m) }
+
+var returnedFields = record[Returned]{
+	uintField("l", func(m *Returned) *uint64 { return &m.Lease }),
+	uintsField("bf", func(m *Returned) *[]uint64 { return &m.Buffers }),
+}
+
+// Op returns "returned".
+func (*Returned) Op() string { return "returned" }
+
+// Reply returns new(ReturnedReply), for the answer.
+func (*Returned) Reply() Reply { return new(ReturnedReply) }
+
+func (m *Returned) fields() fields { return returnedFields.of(m) }
+
+var returnedReplyFields = record[ReturnedReply]{
+	uintsField("bf", func(m *ReturnedReply) *[]uint64 { return &m.Buffers }).maybe(),
+	structsField("wt", func(m *ReturnedReply) *[]Fence { return &m.Wait }, fenceFields).maybe(),
+}
+
+func (*ReturnedReply) reply() {}
+
+func (m *ReturnedReply) fields() fields { return returnedReplyFields.of(m) }
 
 var cancelFields = record[Cancel]{
 	uintField("rq", func(m *Cancel) *uint64 { return &m.Request }),

@@ -4,6 +4,7 @@ package wire
 const (
 	FeatureTimelines = "timelines"
 	FeatureChannels  = "channels"
+	FeatureRanges    = "ranges"
 )
 
 // What a [List] request can list.

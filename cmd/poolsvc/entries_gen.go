@@ -133,6 +133,7 @@ func jsonBufferInfo(e mempool.BufferInfo, l *listed) map[string]any {
 		"reads":        e.Reads,
 		"names":        e.Names,
 		"in_channel":   e.InChannel,
+		"whole":        e.Whole,
 	}
 	return out
 }

@@ -60,7 +60,10 @@ func (s *Service) recycleUnused(b *ledger.Buffer) {
 	if s.view != nil {
 		s.view.end(b)
 	}
-	s.ledger.RemoveBuffer(b)
+	if whole := s.ledger.RemoveBuffer(b); whole != nil {
+		s.recycleUnused(whole)
+		return
+	}
 	p := s.poolOf(b.Block.Pool)
 	p.room.broadcast()
 	p.recycle(b.Block)

@@ -36,7 +36,7 @@ func (s *Service) describe(l *ledger.Lease) mempool.Grant {
 	return mempool.Grant{
 		ID: l.ID, Buffer: b.ID, Generation: b.Generation, Write: l.Write,
 		Pool: b.Block.Pool.Info.ID, Block: b.Block.ID, BlockBytes: b.Block.Size,
-		Bytes: b.Bytes, Tensor: *b.Tensor, Wait: s.timelines.Unfinished(l.Wait), Event: s.ledger.Event(b),
+		Bytes: b.Bytes, Base: b.Base(), Tensor: *b.Tensor, Wait: s.timelines.Unfinished(l.Wait), Event: s.ledger.Event(b),
 	}
 }
 

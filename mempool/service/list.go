@@ -70,6 +70,9 @@ func (v View) Buffers(after string, most int, into []mempool.BufferInfo) (Page[m
 		if b.Writer != nil {
 			info.Writer = b.Writer.Session.ID
 		}
+		if whole := b.Whole(); whole != nil {
+			info.Whole = whole.ID
+		}
 		return info
 	})
 }

@@ -223,7 +223,7 @@ func (ch *channel) endLendingLocked(m *ledger.Member) error {
 	for _, l := range slices.Collect(maps.Values(m.Session.Leases)) {
 		switch b := l.Buffer; {
 		case !l.Write || b.Block.Pool != ch.Pool:
-		case lent.Needs(b.Block):
+		case lent.Needs(b.Block) && !b.Divided(): // of a divided buffer, the channel has ranges
 			lent.Keep(l)
 			ch.svc.endLeaseLocked(l, false, nil)
 		default:

@@ -198,8 +198,9 @@ func (v *view) countBuffers(most int) {
 		if id > last {
 			break
 		}
-		v.counted, v.uses = append(v.counted, id), append(v.uses, v.mapper(b.Block.Pool).lent(b, v.moving))
-		v.passed = id
+		if v.passed = id; b.Whole() == nil {
+			v.counted, v.uses = append(v.counted, id), append(v.uses, v.mapper(b.Block.Pool).lent(b, v.moving))
+		}
 		v.giveWay()
 	}
 }
@@ -219,7 +220,9 @@ func (v *view) recount() {
 		heap.Init(&m.largest)
 	}
 	for _, b := range v.ledger.Buffers.After(v.passed) {
-		v.mapper(b.Block.Pool).lent(b, v.moving)
+		if b.Whole() == nil {
+			v.mapper(b.Block.Pool).lent(b, v.moving)
+		}
 	}
 	for _, p := range v.ledger.Pools {
 		v.mapper(p).free()
@@ -228,7 +231,7 @@ func (v *view) recount() {
 
 // end notes that a buffer ends. The caller holds Service.mu.
 func (v *view) end(b *ledger.Buffer) {
-	if b.ID <= v.passed {
+	if b.ID <= v.passed && b.Whole() == nil {
 		v.ended = append(v.ended, b)
 	}
 }

@@ -137,21 +137,21 @@ static PyObject *fences_of(const struct pb_fence *from, const struct pb_flight *
     return fences;
 }
 
-static PyObject *blocks_of(Member *m) {
+static PyObject *buffers_of(Member *m) {
     const struct pb_producer *p = producer_core(m);
     size_t count = p->came_back;
     bool fine = true;
     struct pb_flight *back = copy_of(p->back, count * sizeof *back, &fine);
     struct pb_fence *from = copy_of(p->fences, count ? p->fence_count * sizeof *from : 0, &fine);
-    PyObject *blocks = fine ? PyList_New((Py_ssize_t)count) : PyErr_NoMemory();
-    for (size_t i = 0; blocks && i < count; i++) {
+    PyObject *buffers = fine ? PyList_New((Py_ssize_t)count) : PyErr_NoMemory();
+    for (size_t i = 0; buffers && i < count; i++) {
         PyObject *fences = fences_of(from, &back[i]);
-        PyObject *block = fences ? Py_BuildValue("KN", (unsigned long long)back[i].block, fences) : NULL;
-        if (!block || PyList_SetItem(blocks, (Py_ssize_t)i, block)) Py_CLEAR(blocks);
+        PyObject *buffer = fences ? Py_BuildValue("KN", (unsigned long long)back[i].buffer, fences) : NULL;
+        if (!buffer || PyList_SetItem(buffers, (Py_ssize_t)i, buffer)) Py_CLEAR(buffers);
     }
     free(back);
     free(from);
-    return blocks;
+    return buffers;
 }
 
 // reclaim(timeout=0.0, spin=None)
@@ -163,7 +163,7 @@ static PyObject *reclaim(Producer *self, PyObject *const *args, Py_ssize_t given
         !wait_for(&self->member, try_reclaim, &returned, &how, &r))
         return NULL;
     if (r && r != PB_TIMEOUT) return result_of(&self->member, r);
-    return blocks_of(&self->member);
+    return buffers_of(&self->member);
 }
 
 // await_back(timeout, roused)
@@ -214,7 +214,7 @@ static PyObject *in_flight(Producer *self, void *closure) {
     PyObject *found = fine ? PyList_New(0) : PyErr_NoMemory();
     for (size_t i = 0; found && i < count; i++) {
         const struct pb_flight *flight = &flights[i];
-        PyObject *pair = Py_BuildValue("KK", (unsigned long long)flight->number, (unsigned long long)flight->block);
+        PyObject *pair = Py_BuildValue("KK", (unsigned long long)flight->number, (unsigned long long)flight->buffer);
         if (!pair || PyList_Append(found, pair)) Py_CLEAR(found);
         Py_XDECREF(pair);
     }

@@ -297,7 +297,7 @@ enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *wh
         PB_FULL_BARRIER();
         pb_wake(pb_published(ch));
         if (!ch->queue) pb_wake(pb_freed(ch)); // another producer may wait for the block of the frame that left the channel
-        p->flights[p->in_flight++] = (struct pb_flight){.number = n, .block = what->block, .slot = what->slot};
+        p->flights[p->in_flight++] = (struct pb_flight){.number = n, .buffer = what->buffer, .slot = what->slot};
         if (what->slot) {
             what->slot->arena->sent++;
             what->slot->arena->users++;

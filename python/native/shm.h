@@ -110,9 +110,9 @@ struct pb_arena { // a buffer that is divided into slots of `stride` bytes
 };
 
 struct pb_flight { // a frame whose memory has not come back
-    uint64_t number, block;
+    uint64_t number, buffer;
     struct pb_slot *slot; // NULL: the frame has a buffer of its own
-    size_t first, fences; // after the block has come back: its first fence in `pb_producer.fences`, and the number of its fences
+    size_t first, fences; // after the memory has come back: its first fence in `pb_producer.fences`, and the number of its fences
     bool back;
 };
 

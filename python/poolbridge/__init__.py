@@ -34,6 +34,7 @@ import typing as _typing
 from poolbridge._array.leaseview import LeaseView as LeaseView
 from poolbridge._client.aclient import AsyncClient as AsyncClient
 from poolbridge._client.aconnect import connect_async as connect_async
+from poolbridge._client.arena import Arena as Arena, AsyncArena as AsyncArena, BaseArena as BaseArena
 from poolbridge._client.borrowed import AsyncBorrowedArrays as AsyncBorrowedArrays, BorrowedArrays as BorrowedArrays
 from poolbridge._client.channel import AsyncChannel as AsyncChannel, Channel as Channel
 from poolbridge._client.client import Client as Client

@@ -155,9 +155,9 @@ class Producer:
     def reclaim(
         self, timeout: float | None = 0.0, spin: float | None = None, /
     ) -> list[tuple[int, tuple[tuple[int, int, int], ...]]] | Condition:
-        """Return the blocks that came back, each with the fences (timeline, word, value) for its next writer.
+        """Return the buffers that came back, each with the fences (timeline, word, value) for its next writer.
 
-        With a timeout, `reclaim` waits until a block or a slot comes back, also if another thread takes it back. The
+        With a timeout, `reclaim` waits until a buffer or a slot comes back, also if another thread takes it back. The
         result can also be `EVICTED` or `UNKNOWN_MEMBER`.
         """
     def await_back(self, timeout: float | None, roused: int, /) -> Condition | None:
@@ -173,7 +173,7 @@ class Producer:
         """How often `rouse` was called."""
     @property
     def in_flight(self) -> list[tuple[int, int]]:
-        """Frame number and block id of each frame whose block has not come back."""
+        """Frame number and buffer id of each frame whose memory has not come back."""
     @property
     def behind(self) -> tuple[int, int] | None:
         """Member id and process id of the consumer that is furthest behind and blocks a broadcast; None: none does."""

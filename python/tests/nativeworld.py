@@ -31,7 +31,6 @@ class World:
         self.producers: dict[int, Producer] = {}
         self.consumers: dict[int, Consumer] = {}
         self.ids: dict[tuple[bool, int], int] = {}
-        self._count = 0
 
     def produce(self, slot: int = 0, *, timeline: int = 0) -> Producer:
         seat = self.channel.prepare(slot, producer=True, timeline=timeline)
@@ -60,8 +59,7 @@ class World:
         return member
 
     def publish(self, producer: Producer, block: int = 1, **meta_entries: str) -> int | Condition:
-        self._count += 1
-        return producer.publish(block, self._count, 64, 1, LINE, meta(meta_entries), 0, 0, None, 0.0)
+        return producer.publish(block, block, 64, 1, LINE, meta(meta_entries), 0, 0, None, 0.0)
 
     def close(self) -> None:
         for producer in self.producers.values():

@@ -149,6 +149,9 @@ class World:
     async def several(self):
         await done((await done(self.client.put({"a": np.arange(4)}, "several", replace=True))).release())
 
+    async def arena(self):
+        return await done(self.client.arena(4096))
+
     async def channel(self):
         return await done(self.client.create_channel("c", capacity=4))
 
@@ -209,6 +212,13 @@ CALLS = {
     "destroy_pool": ("p",),
     "trim": (),
     "allocate": (4,),
+    "arena": (4096,),
+    "empty": (4,),
+    "zeros": (4,),
+    "full": (4, 1),
+    "Arena.empty": (4,),
+    "Arena.zeros": (4,),
+    "Arena.full": (4, 1),
     "get": ("named",),
     "get_copy": ("named",),
     "watch": ("named", {"timeout": 0}),
@@ -251,8 +261,10 @@ OTHERS = {
     "Lease.check", "Lease.verify", "Lease.memoryview", "Lease.to_numpy", "Channel.close", "Publisher.close",
     "Subscription.close", "Frame.ack", "Frame.requeue", "Frame.used_on", "Frame.copy_from", "Frame.view", "Frame.check",
     "Frame.memoryview", "Frame.to_numpy", "Promise.complete", "Lease.keys", "Lease.items", "Frame.keys", "Frame.items",
+    "Arena.close",
 }  # fmt: skip
 MAKERS = {
+    "Arena": World.arena,
     "Lease": World.lease,
     "Channel": World.channel,
     "Subscription": World.subscription,
@@ -290,7 +302,7 @@ def public(kind):
 
 def test_every_public_function_is_called():
     found = public(poolbridge.Client)
-    for kind in ("Lease", "Channel", "Publisher", "Subscription", "Frame", "Promise"):
+    for kind in ("Arena", "Lease", "Channel", "Publisher", "Subscription", "Frame", "Promise"):
         found |= {f"{kind}.{name}" for name in public(getattr(poolbridge, kind))}
     assert found == set(CALLS) | OTHERS
 

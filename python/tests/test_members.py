@@ -517,7 +517,7 @@ def liar(client, channel, replace):
     """Publish a frame with a wrong record. `replace` returns the changed description of the frame."""
     producer = client._session.producers[channel.id]
     described = producer.describe
-    producer.describe = lambda description: replace(*described(description))
+    producer.describe = lambda *of: replace(*described(*of))
     try:
         publish(client, channel, 9)
     finally:

@@ -60,13 +60,13 @@ func PoolInfo(p wire.PoolInfo) mempool.PoolInfo {
 // WireGrant returns a grant in the form of package wire, without its export.
 func WireGrant(l mempool.Grant) wire.Grant {
 	return wire.Grant{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
-		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: WireTensor(l.Tensor), Wait: WireFences(l.Wait), Event: l.Event}
+		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Base: l.Base, Tensor: WireTensor(l.Tensor), Wait: WireFences(l.Wait), Event: l.Event}
 }
 
 // Grant returns the grant of a message.
 func Grant(l wire.Grant) *mempool.Grant {
 	return &mempool.Grant{ID: l.ID, Buffer: l.Buffer, Generation: l.Generation, Write: l.Write, Pool: l.Pool, Block: l.Block,
-		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Tensor: Tensor(l.Tensor), Wait: Fences(l.Wait), Event: l.Event}
+		BlockBytes: l.BlockBytes, Bytes: l.Bytes, Base: l.Base, Tensor: Tensor(l.Tensor), Wait: Fences(l.Wait), Event: l.Event}
 }
 
 // WireFence returns a fence in the form of package wire; nil if t is nil.

@@ -212,6 +212,7 @@ func BufferInfo(e wire.BufferInfo) mempool.BufferInfo {
 		Reads:      countOf(e.Reads),
 		Names:      countOf(e.Names),
 		InChannel:  e.InChannel,
+		Whole:      e.Whole,
 	}
 }
 
@@ -230,6 +231,7 @@ func WireBufferInfo(e mempool.BufferInfo) wire.BufferInfo {
 		Reads:      wireCount(e.Reads),
 		Names:      wireCount(e.Names),
 		InChannel:  e.InChannel,
+		Whole:      e.Whole,
 	}
 }
 

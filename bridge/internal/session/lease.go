@@ -159,7 +159,10 @@ func (b *Blocks) adopt(ctx context.Context, l *Lease, came wire.Grant) error {
 	if came.Event != nil {
 		l.ordering().Expect(came.Event, p.Info.Device.UUID)
 	}
-	if l.mem, l.memory, err = b.mapped(p, came); err != nil {
+	if l.mem, _, err = b.mapped(p, came); err != nil {
+		return err
+	}
+	if l.memory, err = l.reachLocked(); err != nil {
 		return err
 	}
 	for _, t := range l.info.Wait { // map the timelines now, because later calls may have no context
@@ -296,7 +299,11 @@ func (l *Lease) reachLocked() (mempool.Memory, error) {
 	if l.memory != nil {
 		return l.memory, nil
 	}
-	return l.mem.Memory(l.info.Write)
+	m, err := l.mem.Memory(l.info.Write)
+	if err == nil && l.info.Base > 0 {
+		m = mempool.PartOf(m, l.info.Base, l.info.Bytes)
+	}
+	return m, err
 }
 
 // ordering returns the lease's order, and makes the order if the lease has no order yet.

@@ -92,7 +92,7 @@ func (s *Session) Hello(ctx context.Context, program string) error {
 	go s.tasks.run(s.done)
 	var reply wire.HelloReply
 	err := s.Call(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: program,
-		Features: []string{wire.FeatureTimelines, wire.FeatureChannels}}, &reply)
+		Features: []string{wire.FeatureTimelines, wire.FeatureChannels, wire.FeatureRanges}}, &reply)
 	if err == nil && reply.Version != wire.Version {
 		err = typed.Errorf(convert.ErrVersion, "the service chose version %d, which this client did not offer", reply.Version)
 	}

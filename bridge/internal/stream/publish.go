@@ -53,7 +53,7 @@ func (ch *Channel) Publish(ctx context.Context, try session.Attempt, l *session.
 		sent.wait = append(sent.wait, *ready)
 	}
 	r := &sent.record
-	if err := r.place(&info, t, 0); err != nil {
+	if err := r.place(&info, t, info.Base); err != nil {
 		return 0, err
 	}
 	if err := r.fill(&o, ready, p.timeline); err != nil {

@@ -47,6 +47,68 @@ type buffers struct {
 	events  map[uint64][]byte // by id of a buffer: the handle of the interprocess event that came with the content
 
 	versions map[uint64]uint64 // by id of a buffer that has lost a name: the greatest version that such a name had
+
+	divisions map[uint64]*division // by id of a buffer that is a range, or has ranges
+}
+
+// division is what is known of a buffer that is a range: a part of the memory of another buffer, its whole. The whole stays as long as it has
+// ranges, and the block counts for the whole alone. A range has no ranges.
+type division struct {
+	whole  *Buffer // nil: the buffer is no range
+	base   uint64  // of a range: the byte of the whole at which the range begins
+	ranges int     // of a whole: how many ranges it has
+}
+
+func (b *Buffer) division() (d division) {
+	if of := b.Block.Pool.ledger.divisions[b.ID]; of != nil {
+		d = *of
+	}
+	return d
+}
+
+// Whole returns the buffer of whose memory b is a range; nil: b is no range.
+func (b *Buffer) Whole() *Buffer { return b.division().whole }
+
+// Base returns the byte of the block at which the buffer begins.
+func (b *Buffer) Base() uint64 { return b.division().base }
+
+// Divided says whether the buffer has ranges.
+func (b *Buffer) Divided() bool { return b.division().ranges > 0 }
+
+// AddRange makes a range of n bytes of the buffer `whole`, which is no range.
+func (l *Ledger) AddRange(whole *Buffer, base uint64, t *mempool.Tensor, n uint64, made uint32) *Buffer {
+	l.Last.Buffer++
+	b := &Buffer{ID: l.Last.Buffer, Generation: whole.Generation, Block: whole.Block, Tensor: t, Bytes: n, Account: whole.Account, Made: made}
+	l.putRange(b, whole, base)
+	return b
+}
+
+// putRange adds a range to the tables.
+func (t *buffers) putRange(b, whole *Buffer, base uint64) {
+	t.divisions[b.ID] = &division{whole: whole, base: base}
+	if t.divisions[whole.ID] == nil {
+		t.divisions[whole.ID] = new(division)
+	}
+	t.divisions[whole.ID].ranges++
+	t.putBuffer(b)
+}
+
+// MayDivide says whether a session may make a buffer of n bytes, from the byte `base` on, of a lease's buffer.
+//
+// Errors: [mempool.ErrInvalid], [mempool.ErrClosed] if the pool is being destroyed, [mempool.ErrLimit].
+func (l *Ledger) MayDivide(of *Lease, base, n uint64) error {
+	b := of.Buffer
+	switch {
+	case !of.Write:
+		return typed.Errorf(mempool.ErrInvalid, "lease %d is a read lease: only a write lease has ranges", of.ID)
+	case b.Whole() != nil:
+		return typed.Errorf(mempool.ErrInvalid, "buffer %d is a range of buffer %d: ask for a range of that one's lease", b.ID, b.Whole().ID)
+	case base > b.Bytes || n > b.Bytes-base:
+		return typed.Errorf(mempool.ErrInvalid, "%d bytes at %d reach beyond buffer %d, which has %d bytes", n, base, b.ID, b.Bytes)
+	case b.Block.Pool.Closing:
+		return b.Block.Pool.Ending()
+	}
+	return l.MayAllocate(of.Session)
 }
 
 // AddBuffer makes a buffer of n bytes in a leased block that counts for a.
@@ -61,25 +123,39 @@ func (l *Ledger) AddBuffer(b *Block, a *Account, t *mempool.Tensor, n uint64, ma
 func (t *buffers) putBuffer(b *Buffer) {
 	t.Buffers.Set(b.ID, b)
 	b.Block.Pool.Has.Buffers++
-	b.Block.Pool.Used += b.Bytes
+	if b.Whole() == nil {
+		b.Block.Pool.Used += b.Bytes
+	}
 }
 
 // Unused says whether nothing holds the buffer any more.
 func (b *Buffer) Unused() bool {
-	return b.Writer == nil && b.Readers.Len() == 0 && b.Names == 0 && b.Frames == 0
+	return b.Writer == nil && b.Readers.Len() == 0 && b.Names == 0 && b.Frames == 0 && !b.Divided()
 }
 
-// RemoveBuffer removes a buffer that nothing holds. Its block does not count for the buffer's account any more.
-func (l *Ledger) RemoveBuffer(b *Buffer) {
+// RemoveBuffer removes a buffer that nothing holds. If it is a range, RemoveBuffer returns its whole; otherwise its block does not count for the
+// buffer's account any more.
+func (l *Ledger) RemoveBuffer(b *Buffer) (whole *Buffer) {
 	p, t := b.Block.Pool, &l.buffers
+	whole = b.Whole()
+	delete(t.divisions, b.ID)
 	delete(l.whileUsed, b.ID)
 	t.Buffers.Remove(b.ID)
 	delete(t.reasons, b.ID)
 	delete(t.events, b.ID)
 	delete(t.versions, b.ID)
 	p.Has.Buffers--
+	if whole != nil {
+		if of := t.divisions[whole.ID]; of.ranges == 1 {
+			delete(t.divisions, whole.ID)
+		} else {
+			of.ranges--
+		}
+		return whole
+	}
 	p.Used -= b.Bytes
 	b.Account.remove(b.Block.Size)
+	return nil
 }
 
 // Fail marks a buffer as failed. The argument `reason` is the reason that the buffer's producer gave, or "" if the producer died.
@@ -112,6 +188,8 @@ func (t *buffers) Available(b *Buffer, write bool) error {
 	case write && b.Readers.Len() > 0:
 		return typed.Errorf(mempool.ErrBusy, "buffer %d has %s, which a write lease excludes: release them first, or write another buffer", b.ID,
 			count.Of(b.Readers.Len(), "read lease"))
+	case write && b.Divided():
+		return typed.Errorf(mempool.ErrBusy, "ranges of buffer %d are in use, which a write lease excludes: write another buffer", b.ID)
 	case write && b.Frames > 0:
 		return typed.Errorf(mempool.ErrBusy, "buffer %d is in a channel, whose consumers a write lease excludes: write another buffer", b.ID)
 	}
@@ -193,6 +271,15 @@ func (l *Ledger) putLease(of *Lease) {
 	l.addReferences(of.Session, of.Wait)
 }
 
+// Await notes that the session of a lease waits for more fences before it uses the memory of ranges, and no more for those that are over. It
+// returns the timelines that nobody can ask for any more, and removes them.
+func (l *Ledger) Await(of *Lease, more Fences, over func(mempool.Fence) bool) (gone []*Timeline) {
+	before := of.Wait
+	of.Wait = before.Union(nil).Drop(over).Union(more)
+	l.addReferences(of.Session, of.Wait)
+	return l.dropReferences(before)
+}
+
 // Demote makes a read lease of a write lease.
 func (of *Lease) Demote() {
 	of.Buffer.Writer, of.Write = nil, false
@@ -212,12 +299,7 @@ func (l *Ledger) EndLease(of *Lease) (gone []*Timeline) {
 	} else {
 		b.Readers.Remove(of)
 	}
-	for _, f := range wait {
-		if t := l.dropReference(l.Timelines[f.Timeline]); t != nil {
-			gone = append(gone, t)
-		}
-	}
-	return gone
+	return l.dropReferences(wait)
 }
 
 // Released returns the error of a lease that has ended.

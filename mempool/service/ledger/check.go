@@ -52,6 +52,7 @@ type sums struct {
 	leased, cached, held, used   uint64
 	blocks, loose                int
 	leases, buffers, names       int
+	wholes                       int // buffers that are no ranges
 	users                        Tally
 	stuck, charged, listed, free int
 	inUse, channels              int
@@ -271,6 +272,7 @@ func (c *checker) checkTimelines() {
 }
 
 func (c *checker) checkBuffers() {
+	ranges := make(map[uint64]int)
 	for id, b := range c.Buffers.After(0) {
 		c.want(b.ID == id && id <= c.Last.Buffer, "buffer %d is in the table as %d, and the last id is %d", b.ID, id, c.Last.Buffer)
 		block := b.Block
@@ -282,12 +284,20 @@ func (c *checker) checkBuffers() {
 		c.want(block.State == BlockLeased, "buffer %d uses block %d, which is %v", id, block.ID, block.State)
 		c.want(block.Generation == b.Generation, "buffer %d has generation %d of block %d, which is at %d", id, b.Generation, block.ID, block.Generation)
 		c.want(b.Bytes <= block.Size, "buffer %d has %d bytes in block %d of %d", id, b.Bytes, block.ID, block.Size)
-		c.want(c.used[block] == nil, "two buffers use block %d", block.ID)
-		c.used[block] = b
 		s.buffers++
-		s.used += b.Bytes
-		s.users.add(b.Account.uid, int(block.Size))
-		c.accounts[b.Account] += block.Size
+		if whole := b.Whole(); whole != nil {
+			ranges[whole.ID]++
+			c.want(c.Buffers.Get(whole.ID) == whole && whole.Whole() == nil && whole.Block == block && b.Account == whole.Account,
+				"buffer %d is a range of buffer %d, which is gone, a range, or in another block or account", id, whole.ID)
+			c.want(b.Base() <= whole.Bytes && b.Bytes <= whole.Bytes-b.Base(), "buffer %d reaches beyond buffer %d", id, whole.ID)
+		} else {
+			c.want(c.used[block] == nil, "two buffers use block %d", block.ID)
+			c.used[block] = b
+			s.wholes++
+			s.used += b.Bytes
+			s.users.add(b.Account.uid, int(block.Size))
+			c.accounts[b.Account] += block.Size
+		}
 		c.want(b.Account.pool == block.Pool, "buffer %d counts in another pool than its own", id)
 		equal(c, fmt.Sprintf("buffer %d", id), "the number of names", int(b.Names), c.names[b])
 		c.want(!b.Unused(), "nothing holds buffer %d", id)
@@ -301,6 +311,10 @@ func (c *checker) checkBuffers() {
 			c.want(!r.Write && r.Buffer == b && c.Leases.Get(r.ID) == r, "buffer %d has a reader without such a lease", id)
 		}
 		c.checkFences(b.Ready, "buffer", id)
+	}
+	for id, d := range c.divisions {
+		equal(c, fmt.Sprintf("buffer %d", id), "the number of ranges", d.ranges, ranges[id])
+		c.want(c.Buffers.Get(id) != nil && (d.whole == nil) != (d.ranges == 0), "there is a division of buffer %d, which is gone, or no range and has none", id)
 	}
 	for id := range c.reasons {
 		b := c.Buffers.Get(id)
@@ -418,7 +432,7 @@ func (c *checker) checkPools() {
 		equal(c, of, "the number of blocks", p.Blocks, s.blocks)
 		equal(c, of, "the number of leases", p.Has.Leases, s.leases)
 		equal(c, of, "the number of buffers", p.Has.Buffers, s.buffers)
-		equal(c, of, "the number of buffers, which is that of leased blocks", s.inUse, s.buffers)
+		equal(c, of, "the number of buffers with a block of their own, which is that of leased blocks", s.inUse, s.wholes)
 		equal(c, of, "the number of names", p.Has.Names, s.names)
 		equal(c, of, "the number of free blocks that no session maps", p.loose, s.loose)
 		equal(c, of, "the number of blocks that could not be freed", len(p.stuck), s.stuck)

@@ -16,6 +16,7 @@ type books struct {
 	pool            *Pool
 	writer, reader  *Session
 	written, shared *Buffer
+	ranged          *Buffer // a range of written
 	free, pending   *Block
 	kept            *Buffer
 	channel         *Channel
@@ -84,6 +85,8 @@ func newBooks(t testing.TB) *books {
 	b.gone.Leave(false)
 	b.channel.Keep(b.kept, []*Member{b.gone})
 	b.kept.Doubted = true
+	b.ranged = b.AddRange(b.written, 500, b.writer.Describe(mempool.Bytes(100)), 100, 3)
+	b.Grant(b.ranged, b.writer, true, nil, 4)
 	require.Empty(t, b.EndLease(b.kept.Writer))
 	require.False(t, b.EndTimeline(dead.Timeline), "its member still writes it")
 	b.kept.Block.Left(dead)
@@ -130,7 +133,11 @@ func TestACheckSaysWhatIsWrong(t *testing.T) {
 		"buffer 1 has 5000 bytes":                      func(b *books) { b.written.Bytes = 5000 },
 		"two buffers use block 1":                      func(b *books) { b.shared.Block = b.written.Block },
 		"the name \"drafts\" should have ended":        func(b *books) { b.Names.Get("drafts").Owner = b.writer },
-		"nothing holds buffer 1":                       func(b *books) { b.RemoveName(b.Names.Get("drafts")); b.written.Writer = nil },
+		"nothing holds buffer 2":                       func(b *books) { b.RemoveName(b.Names.Get("weights")); b.shared.Readers = SmallSet[*Lease]{} },
+		"buffer 1: the number of ranges is 2":          func(b *books) { b.divisions[1].ranges++ },
+		"buffer 6 is a range of buffer 1, which is":    func(b *books) { b.ranged.Account = b.reader.Account(b.pool) },
+		"buffer 6 reaches beyond buffer 1":             func(b *books) { b.divisions[6].base = 950 },
+		"there is a division of buffer 2, which":       func(b *books) { b.divisions[2] = new(division) },
 		"in no channel":                                func(b *books) { b.written.Doubted = true },
 		"has a writer and 2 readers":                   func(b *books) { b.shared.Writer = b.written.Writer },
 		"has a writer without such a lease":            func(b *books) { b.Leases.Remove(b.written.Writer.ID) },
@@ -181,7 +188,7 @@ func TestACheckSaysWhatIsWrong(t *testing.T) {
 		"is held by nobody":                            func(b *books) { b.free.State = BlockHeld },
 		"counts for 1 processes, and the pool's set":   func(b *books) { delete(b.pool.charged, b.pending) },
 		"is freed, and still in the table":             func(b *books) { b.free.State = BlockFreed },
-		"has ended, and has 2 leases":                  func(b *books) { b.EndSession(b.writer) },
+		"has ended, and has 3 leases":                  func(b *books) { b.EndSession(b.writer) },
 		"is known, and has no session":                 func(b *books) { b.keepers[keeperKey{4, 4}] = &Keeper{uid: 4, process: 4} },
 		"counts for another process":                   func(b *books) { b.reader.Peer.Process = 5 },
 		"keeps block 3, and is not an ended one":       func(b *books) { b.free.keeping().left.Add(b.writer) },
@@ -214,13 +221,14 @@ func TestABlockThatGrowsCountsUntilItIsThereOrFailed(t *testing.T) {
 func TestAPoolThatIsGoneLeavesNothingBehind(t *testing.T) {
 	b := newBooks(t)
 	b.RemoveName(b.Names.Get("weights"))
-	for _, l := range []*Lease{b.written.Writer, b.Leases.Get(2), b.Leases.Get(5)} {
+	for _, l := range []*Lease{b.ranged.Writer, b.written.Writer, b.Leases.Get(2), b.Leases.Get(5)} {
 		b.EndLease(l)
 		b.EndNames(l.Buffer)
 		if l.Buffer.Unused() {
-			b.RemoveBuffer(l.Buffer)
-			l.Buffer.Block.Fences = nil
-			require.True(t, l.Buffer.Block.TakeBack())
+			if whole := b.RemoveBuffer(l.Buffer); whole == nil {
+				l.Buffer.Block.Fences = nil
+				require.True(t, l.Buffer.Block.TakeBack())
+			}
 		}
 	}
 	require.True(t, b.channel.Release(b.kept))

@@ -109,6 +109,7 @@ type bufferEntry struct {
 	Reason           string
 	Event            []byte
 	Version          uint64
+	Whole, Base      uint64 // of a range; 0: it is none
 }
 
 type leaseEntry struct {
@@ -206,9 +207,13 @@ func (l *Ledger) Encode() ([]byte, error) {
 	}
 	slices.SortFunc(c.Keepers, func(a, b keeperEntry) int { return cmp.Compare(a.ID, b.ID) })
 	for id, b := range l.Buffers.After(0) {
-		c.Buffers = append(c.Buffers, bufferEntry{ID: id, Block: b.Block.ID, Bytes: b.Bytes, Generation: b.Generation, Tensor: *b.Tensor,
+		e := bufferEntry{ID: id, Block: b.Block.ID, Bytes: b.Bytes, Generation: b.Generation, Tensor: *b.Tensor,
 			Session: b.Account.session, UID: b.Account.uid, Frames: b.Frames, Ready: b.Ready, Failed: b.Failed, Doubted: b.Doubted, Made: b.Made,
-			Reason: l.reasons[id], Event: l.events[id], Version: l.versions[id]})
+			Reason: l.reasons[id], Event: l.events[id], Version: l.versions[id], Base: b.Base()}
+		if whole := b.Whole(); whole != nil {
+			e.Whole = whole.ID
+		}
+		c.Buffers = append(c.Buffers, e)
 	}
 	for id, of := range l.Leases.After(0) {
 		c.Leases = append(c.Leases, leaseEntry{id, of.Session.ID, of.Buffer.ID, of.Write, of.Began, of.Wait})
@@ -512,8 +517,12 @@ func (r *reader) readBuffers(c *content) {
 		}
 		b := &Buffer{ID: e.ID, Generation: e.Generation, Block: block, Tensor: last, Bytes: e.Bytes, Account: r.account(block.Pool, e.Session, e.UID),
 			Frames: e.Frames, Ready: e.Ready, Failed: e.Failed, Doubted: e.Doubted, Made: e.Made}
-		b.Account.add(block.Size)
-		r.putBuffer(b)
+		if e.Whole == 0 {
+			b.Account.add(block.Size)
+			r.putBuffer(b)
+		} else if whole, ok := named(r, "buffer", e.Whole, r.Buffers.Get); ok {
+			r.putRange(b, whole, e.Base)
+		}
 		if e.Reason != "" {
 			r.reasons[b.ID] = e.Reason
 		}

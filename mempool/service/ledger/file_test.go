@@ -35,6 +35,7 @@ func TestALedgerThatWasWrittenIsReadBack(t *testing.T) {
 	assert.Equal(t, []any{want.Reserved, want.Leased, want.Cached, want.Held, want.Used, want.Blocks, want.Has, want.loose, want.users},
 		[]any{have.Reserved, have.Leased, have.Cached, have.Held, have.Used, have.Blocks, have.Has, have.loose, have.users})
 	assert.EqualError(t, read.Incomplete(read.Buffers.Get(2)), b.Incomplete(b.shared).Error())
+	assert.Equal(t, []any{read.Buffers.Get(1), uint64(500)}, []any{read.Buffers.Get(6).Whole(), read.Buffers.Get(6).Base()})
 	assert.Equal(t, []byte{1, 2}, read.Event(read.Buffers.Get(2)))
 	assert.Equal(t, b.pending.ID, have.Own(read.Sessions.Get(1), 512).ID, "its process still has the block that its work uses")
 	assert.Equal(t, b.free.ID, have.Idle(b.free.Size).ID)
@@ -118,7 +119,7 @@ func TestEveryFieldOfARecordIsWrittenOrComputed(t *testing.T) {
 		record, entry any
 		computed      []string // or written under another name
 	}{
-		{Ledger{}, content{}, []string{"Ended", "PoolNames", "ChannelNames", "members", "mostTimelines", "namesOf", "poolsOf", "sessionsOf", "keepers", "reasons", "events", "versions", "whileUsed"}},
+		{Ledger{}, content{}, []string{"Ended", "PoolNames", "ChannelNames", "members", "mostTimelines", "namesOf", "poolsOf", "sessionsOf", "keepers", "reasons", "events", "versions", "divisions", "whileUsed"}},
 		{Session{}, sessionEntry{}, []string{"Leases", "Names", "Accounts", "Members", "Timeline", "most", "tensor"}},
 		{Pool{}, poolEntry{}, []string{"ledger", "Reserved", "Leased", "Cached", "Held", "Used", "Blocks", "Has", "Channels", "Producers", "growing", "cache", "loose", "pending",
 			"lastPending", "stuck", "users", "charged"}},

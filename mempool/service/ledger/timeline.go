@@ -74,6 +74,16 @@ func (all *timelines) dropReference(t *Timeline) *Timeline {
 	return nil
 }
 
+// dropReferences undoes addReferences. It returns the timelines that it removes.
+func (all *timelines) dropReferences(ts Fences) (gone []*Timeline) {
+	for _, f := range ts {
+		if t := all.dropReference(all.Timelines[f.Timeline]); t != nil {
+			gone = append(gone, t)
+		}
+	}
+	return gone
+}
+
 // MaySeal says whether the session has a timeline.
 //
 // Errors: [mempool.ErrClosed], [mempool.ErrInvalid].

@@ -27,13 +27,13 @@ def owner(session: Session, array: Any, address: int) -> LeaseState | None:
     while isinstance(base, np.ndarray):
         base = base.base
     if isinstance(base, Token):
-        return base.lease_state
+        return None if base.lease_state.division else base.lease_state  # only a range of an arena can be shared
     on_cpu = isinstance(array, np.ndarray)
     if on_cpu and base is None:
         return None  # NumPy's own memory
     for reference in list(session.lease_states.values()):
         state = reference()
-        if state is None or state.released or (on_cpu and not state.memory.pool.on_cpu):
+        if state is None or state.released or state.division or (on_cpu and not state.memory.pool.on_cpu):
             continue
         if offset_in(state, address) is not None:
             return state

@@ -355,7 +355,7 @@ def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Descripti
     -------
     tuple or None
         The lease's state, and the description of `given` in the lease's buffer; None if there is no such lease. The
-        caller must then copy `given`.
+        caller must then copy `given`. If the lease is of an arena, the caller takes a range of it; see `share`.
 
     Raises
     ------
@@ -378,6 +378,8 @@ def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Descripti
             continue
         was = state.description
         offset = source.address - first
+        if state.division and not (source.contiguous and offset % source.element.itemsize == 0):
+            return None
         element = element_at(was, source, offset)
         if (source.shape, source.strides, offset, element) == (was.shape, was.strides, was.offset, was.element):
             return state, was

@@ -10,6 +10,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self, TypeVar, overload
 
 from poolbridge._client import makers as _makers, operations as _operations
+from poolbridge._client.arena import AsyncArena
 from poolbridge._client.channel import AsyncChannel
 from poolbridge._client.client_state import ClientState
 from poolbridge._client.entries import PoolInfo, ServiceStats
@@ -61,6 +62,7 @@ class AsyncClient(AsyncLists, ClientState):
     """
 
     _channel_type: ClassVar = AsyncChannel
+    _arena_type: ClassVar = AsyncArena
 
     def __init__(self, session: Session, reader: LoopReader, path: str, timeout: float) -> None:
         super().__init__(session, path, timeout)
@@ -130,6 +132,47 @@ class AsyncClient(AsyncLists, ClientState):
         """Allocate a buffer and lease it for writing; see `Client.allocate`."""
         flow = self._allocate(shape, dtype, pool=pool, metadata=metadata, timeout=timeout)
         return AsyncLease(self._run, await self._run(flow))
+
+    async def arena(
+        self, nbytes: int | str, *, pool: PoolInfo | str | None = None, timeout: float | None = 0.0
+    ) -> AsyncArena:
+        """Make an arena; see `Client.arena`."""
+        made: AsyncArena = await self._run(self._arena(nbytes, pool, timeout))
+        return made
+
+    async def empty(
+        self,
+        shape: int | Iterable[int],
+        dtype: Any = "float32",
+        *,
+        pool: PoolInfo | str | None = None,
+        timeout: float | None = 0.0,
+    ) -> np.ndarray[Any, Any]:
+        """Make an array whose content is undefined; see `Client.empty`."""
+        return await self._run(self._array(shape, dtype, pool, timeout))
+
+    async def zeros(
+        self,
+        shape: int | Iterable[int],
+        dtype: Any = "float32",
+        *,
+        pool: PoolInfo | str | None = None,
+        timeout: float | None = 0.0,
+    ) -> np.ndarray[Any, Any]:
+        """Make an array of zeros; see `Client.empty`."""
+        return await self._run(self._array(shape, dtype, pool, timeout, 0))
+
+    async def full(
+        self,
+        shape: int | Iterable[int],
+        fill_value: Any,
+        dtype: Any = "float32",
+        *,
+        pool: PoolInfo | str | None = None,
+        timeout: float | None = 0.0,
+    ) -> np.ndarray[Any, Any]:
+        """Make an array that is filled with a value; see `Client.empty`."""
+        return await self._run(self._array(shape, dtype, pool, timeout, fill_value))
 
     async def get(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from poolbridge._array import sources as _sources
+from poolbridge._client.arena import share
 from poolbridge._client.copies import named_arrays
 from poolbridge._client.operations import (
     check_count,
@@ -146,7 +146,7 @@ def publish(
     packed = pack_meta(meta)
     timeout = check_timeout(timeout)
     arrays = None if type(given) is np.ndarray else named_arrays(given)
-    found = None if arrays is not None else _sources.find(session, channel.pool, given)
+    found = None if arrays is not None else (yield from share(session, channel.pool, given))
     if found is None and event is not None:
         raise InvalidArgumentError(
             "this array has to be copied, and an event is possible only for an array that is transferred in place: "

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, overload
 
 from poolbridge._client import makers as _makers, operations as _operations
+from poolbridge._client.arena import Arena
 from poolbridge._client.channel import Channel
 from poolbridge._client.client_state import ClientState
 from poolbridge._client.entries import PoolInfo, ServiceStats
@@ -43,6 +44,7 @@ class Client(Lists, ClientState):
     """
 
     _channel_type: ClassVar = Channel
+    _arena_type: ClassVar = Arena
 
     def __init__(self, session: Session, reader: SocketReader, path: str, timeout: float) -> None:
         super().__init__(session, path, timeout)
@@ -259,6 +261,86 @@ class Client(Lists, ClientState):
         """
         flow = self._allocate(shape, dtype, pool=pool, metadata=metadata, timeout=timeout)
         return Lease(self._run, self._run(flow))
+
+    def arena(self, nbytes: int | str, *, pool: PoolInfo | str | None = None, timeout: float | None = 0.0) -> Arena:
+        """Make an arena: memory of a pool that the program divides by itself, without a request for each array.
+
+        Parameters
+        ----------
+        nbytes
+            Bytes of its first block, and of further blocks: a number, or a size such as ``"64MiB"``.
+        pool
+            The pool or its name; None: the default pool, see `allocate`.
+        timeout
+            Seconds to wait for free memory in the pool; 0: do not wait; None: no limit.
+
+        Returns
+        -------
+        Arena
+            The arena. What it makes, `put` and `Channel.publish` share without a copy.
+
+        Raises
+        ------
+        PoolLimitError, DeviceMemoryError, NotFoundError, AccessDeniedError
+            See `allocate`.
+        UnsupportedError
+            The service is too old.
+        InvalidArgumentError
+            `nbytes` is no size, or `pool` is None and there is no default pool.
+        """
+        made: Arena = self._run(self._arena(nbytes, pool, timeout))
+        return made
+
+    def empty(
+        self,
+        shape: int | Iterable[int],
+        dtype: Any = "float32",
+        *,
+        pool: PoolInfo | str | None = None,
+        timeout: float | None = 0.0,
+    ) -> np.ndarray[Any, Any]:
+        """Make a NumPy array in an arena of this client, whose content is undefined.
+
+        `put` and `Channel.publish` share the array, or a contiguous part of it, without a copy; then the program must
+        not write it any more. See `BaseArena`. The arena has blocks of up to 64 MiB, at most an eighth of the pool.
+        `trim` gives the last one back if it is empty.
+
+        Parameters
+        ----------
+        shape, dtype, timeout
+            See `Arena.empty`, also for the errors.
+        pool
+            The pool or its name; None: the default pool, see `allocate`.
+
+        Returns
+        -------
+        numpy.ndarray
+            A C-contiguous array.
+        """
+        return self._run(self._array(shape, dtype, pool, timeout))
+
+    def zeros(
+        self,
+        shape: int | Iterable[int],
+        dtype: Any = "float32",
+        *,
+        pool: PoolInfo | str | None = None,
+        timeout: float | None = 0.0,
+    ) -> np.ndarray[Any, Any]:
+        """Make an array of zeros; see `empty`."""
+        return self._run(self._array(shape, dtype, pool, timeout, 0))
+
+    def full(
+        self,
+        shape: int | Iterable[int],
+        fill_value: Any,
+        dtype: Any = "float32",
+        *,
+        pool: PoolInfo | str | None = None,
+        timeout: float | None = 0.0,
+    ) -> np.ndarray[Any, Any]:
+        """Make an array that is filled with a value; see `empty`, and `Arena.full`."""
+        return self._run(self._array(shape, dtype, pool, timeout, fill_value))
 
     def get(
         self,

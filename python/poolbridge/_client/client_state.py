@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from poolbridge._client import channel_operations as _channel_operations, operations as _operations
+from poolbridge._client.arena import array, begin, collect, own
 from poolbridge._client.copies import describe_buffer, put
 from poolbridge._client.entries import PoolInfo
 from poolbridge._client.load import load
@@ -33,14 +34,17 @@ from poolbridge.errors import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from poolbridge._order.event import Event
+    from poolbridge._session.division import Division
     from poolbridge._session.flow import Flow
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
     from poolbridge._sys.literals import ChannelMode, FullPolicy
     from poolbridge._wire import messages as _messages
 
-FEATURES = ("timelines", *(("channels",) if NATIVE is not None else ()))
+FEATURES = ("timelines", *(("channels",) if NATIVE is not None else ()), "ranges")
 DEFAULT_TIMEOUT = 10.0
 
 
@@ -78,6 +82,7 @@ class ClientState:
     """
 
     _channel_type: ClassVar[Any]
+    _arena_type: ClassVar[Any]
     _close_timeout = 1.0  # how many seconds `close` waits for the service
     _run: Any
 
@@ -85,6 +90,7 @@ class ClientState:
         self._session = session
         self._default_pool: PoolInfo | None = None
         self._pools: dict[str, PoolInfo] = {}
+        self._arenas: dict[int, Division] = {}  # for `empty` and its kin, by pool id
         self.path = path
         self.timeout = timeout
         session.patience = timeout
@@ -194,7 +200,23 @@ class ClientState:
         return found
 
     def _trim(self, pool: PoolInfo | str | None, keep_bytes: int | str) -> Flow[int]:
-        return (yield from _operations.trim((yield from self._pool(pool)), keep_bytes=keep_bytes))
+        chosen = yield from self._pool(pool)
+        if (own_arena := self._arenas.get(chosen.id)) is not None:
+            yield from collect(own_arena)
+            own_arena.let_go(close=False)
+        return (yield from _operations.trim(chosen, keep_bytes=keep_bytes))
+
+    def _arena(self, nbytes: int | str, pool: PoolInfo | str | None, timeout: float | None) -> Flow[Any]:
+        chosen = yield from self._pool(pool)
+        division = yield from begin(self._session, chosen, nbytes, timeout=timeout)
+        return self._arena_type(self._run, division, chosen.name)
+
+    def _array(
+        self, shape: Any, dtype: Any, pool: PoolInfo | str | None, timeout: float | None, *fill: Any
+    ) -> Flow[np.ndarray[Any, Any]]:
+        chosen = yield from self._pool(pool)
+        division = self._arenas.get(chosen.id) or self._arenas.setdefault(chosen.id, own(self._session, chosen))
+        return (yield from array(division, shape, dtype, timeout, *fill))
 
     @traced(_allocates, _leased)
     def _allocate(

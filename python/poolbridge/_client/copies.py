@@ -19,6 +19,7 @@ from poolbridge._array import sources as _sources
 from poolbridge._array.arrays import description_of
 from poolbridge._array.copies import copy_into
 from poolbridge._client import digests as _digests
+from poolbridge._client.arena import share
 from poolbridge._client.lease import BaseLease
 from poolbridge._client.operations import (
     allocate,
@@ -213,8 +214,11 @@ def put(
 ) -> Flow[LeaseState]:
     """Copy an array, or a dict of arrays, into a new buffer of the pool whose id is `pool`, and publish the buffer."""
     name, timeout, metadata = check_name(name, "buffer"), check_timeout(timeout), check_metadata(metadata)
-    arrays = named_arrays(given)
+    digests, arrays = check_flag(digests, "digests"), named_arrays(given)
     if arrays is None:
+        if not (metadata or digests) and (found := (yield from share(session, pool, given, leases=False))) is not None:
+            yield from publish(found[0], name, keep=keep, replace=replace, version=version, stream=None)
+            return found[0]
         source = _sources.source_of(given)
         _sources.check_not_sent(session, source)
         description = _tensor.describe(source.shape, source.element.name)
@@ -225,7 +229,7 @@ def put(
         description = _pack(kinds, tied)
         placed = zip(description.named.items(), arrays.values(), strict=True)
         copied = [(one, part) for (array, part), one in placed if array not in tied]
-    if check_flag(digests, "digests"):
+    if digests:
         metadata |= _digests.unknown(description)
     description = _layout.for_buffer(description, metadata)
     state = yield from allocate(session, description, pool, timeout=timeout)

@@ -480,6 +480,8 @@ class BufferInfo(Shown):
         Number of names of the buffer.
     in_channel
         Whether it is in a channel whose producer has left.
+    whole
+        Buffer of whose memory it is a range; None: it has a block of its own.
     """
 
     id: int
@@ -496,6 +498,7 @@ class BufferInfo(Shown):
     reads: int
     names: int
     in_channel: bool
+    whole: int | None
 
 
 def buffer_info(of: _messages.BufferInfo) -> BufferInfo:
@@ -515,6 +518,7 @@ def buffer_info(of: _messages.BufferInfo) -> BufferInfo:
         reads=of.reads,
         names=of.names,
         in_channel=of.in_channel,
+        whole=of.whole or None,
     )
 
 

@@ -454,7 +454,11 @@ class Core:
                 own.close()
         if block is None:
             raise ProtocolError(f"lease {grant.id} is on block {grant.block}, whose export was never sent")
-        if block.pool != grant.pool or block.size != grant.block_nbytes or grant.nbytes > grant.block_nbytes:
+        if (
+            block.pool != grant.pool
+            or block.size != grant.block_nbytes
+            or grant.base + grant.nbytes > grant.block_nbytes
+        ):
             raise ProtocolError(f"lease {grant.id} contradicts what is known of block {grant.block}")
         block.leases += 1
         self.granted.add(grant.id)

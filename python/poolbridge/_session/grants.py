@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from poolbridge._memory import dlpack as _dlpack, tensor as _tensor
+from poolbridge._memory.kinds import BlockPart
 from poolbridge._order import timelines as _timelines
 from poolbridge._session import lease_state as _lease_state
 from poolbridge._session.flow import Do, Flow, ask
@@ -67,6 +68,8 @@ def held(session: Session, grant: Grant, consumer: Taker | None = None) -> Lease
             return None
         if consumer is not None:
             memory = consumer.part(grant, memory)
+        elif grant.base:
+            memory = BlockPart(memory, grant.base)
         return LeaseState(session, grant, pool, memory, consumer=consumer)
     except BaseException as error:
         if consumer is not None and isinstance(error, ProtocolError):
@@ -95,6 +98,8 @@ def take(session: Session, grant: Grant, consumer: Taker | None = None) -> Flow[
             yield from know_timeline(session, 0)
         if consumer is not None:
             memory = consumer.part(grant, memory)
+        elif grant.base:
+            memory = BlockPart(memory, grant.base)
         return LeaseState(session, grant, pool, memory, consumer=consumer)
     except BaseException as error:
         if consumer is not None and isinstance(error, (ProtocolError, NotFoundError)):

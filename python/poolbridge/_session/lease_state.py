@@ -70,6 +70,18 @@ class Taker(Protocol):
         """Release a frame."""
 
 
+class Divider(Protocol):
+    """What divides the block of an arena; see `poolbridge._session.division.Division`."""
+
+    lock: Any
+
+    def put_back(self, parts: list[tuple[Any, int, int]]) -> None:
+        """Make a part free."""
+
+    def forget(self) -> None:
+        """Let the arrays go that are only kept for readers."""
+
+
 class LeaseState(Uncopied):
     """The state of a session's lease on one buffer.
 
@@ -98,6 +110,7 @@ class LeaseState(Uncopied):
     # The name, the buffer and the metadata of which the content is a copy; None: it is none.
     copied: tuple[str, int, Mapping[str, str]] | None = None
     sent = False  # whether another object, such as a channel, has the lease now; this state only keeps the block mapped
+    division: ref[Divider] | None = None  # of the lease of an arena's block: what divides it
     counted = False  # whether the block counts one lease more for this state, besides the lease itself
 
     def __init__(
@@ -326,6 +339,8 @@ class LeaseState(Uncopied):
 
     def close(self) -> None:
         """End the lease because the client closes, unless arrays still need the memory."""
+        if self.division and (division := self.division()) is not None:
+            division.forget()
         if not self.released and not self.tokens and not self.unaccounted:
             try:
                 self.release(failed=self.consumer is not None and self.consumer.goes_back(self.grant))

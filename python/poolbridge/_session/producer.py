@@ -46,7 +46,7 @@ class Producer(Membership):
     Attributes
     ----------
     loans
-        The leases of published blocks that have not come back from the consumers, by block id. Each lease has the
+        The leases of published blocks that have not come back from the consumers, by buffer id. Each lease has the
         fences that the next writer of the block must wait for.
     over
         Whether the channel was closed. If so, the producer leaves when all blocks in `loans` have come back.
@@ -62,7 +62,7 @@ class Producer(Membership):
         self.over = False
         self.left = False
         self._reclaimed: list[Any] = []  # results of the native `reclaim` that `collect` has not used up
-        self._descriptions: dict[Description, tuple[int, bytes]] = {}
+        self._descriptions: dict[tuple[Description, int], tuple[int, bytes]] = {}
         self._ids = count(1)
         self._publishers = count(1)
         self._last: tuple[Description | None, tuple[int, bytes]] = (None, (0, b""))
@@ -70,16 +70,21 @@ class Producer(Membership):
     def _add(self, slot: int, member: int, fd: int) -> None:
         self.native.add_cursor(slot, member, fd)
 
-    def describe(self, description: Description) -> tuple[int, bytes]:
-        """Return a description's id, and its bytes as they stand in the producer's shared file, the track."""
+    def describe(self, description: Description, base: int = 0) -> tuple[int, bytes]:
+        """Return a description's id, and its bytes as they stand in the producer's shared file, the track.
+
+        `base` says at which byte of its block the frame's memory begins.
+        """
         last = self._last
-        if last[0] is description:
+        if last[0] is description and not base:
             return last[1]
-        known = self._descriptions.get(description)
+        known = self._descriptions.get((description, base))
         if known is None:
             if len(self._descriptions) >= _MOST_DESCRIPTIONS:
                 self._descriptions.clear()
-            known = self._descriptions[description] = next(self._ids), _pack_description(description)
+            known = self._descriptions[description, base] = next(self._ids), _pack_description(description, base)
+        if base:
+            return known
         self._last = description, known
         return known
 
@@ -118,14 +123,14 @@ class Producer(Membership):
             came = reclaimed[0]
             condition = None if came.__class__ is list else came
             while condition is None and came:
-                block, fences = came[0]
-                returned = self.loans.get(block)
+                buffer, fences = came[0]
+                returned = self.loans.get(buffer)
                 if returned is not None:  # otherwise this producer has left the channel meanwhile
                     if fences:
                         returned.fences = (*returned.fences, *(Fence(*fence) for fence in fences))
                     settles |= returns.came_back(returned, over=self.over)
                 del came[0]  # no signal handler runs between the end of `came_back` and the end of `pop`
-                self.loans.pop(block, None)
+                self.loans.pop(buffer, None)
             del reclaimed[0]
         if settles:
             returns.settle()
@@ -133,9 +138,9 @@ class Producer(Membership):
 
     def has(self, loan: Returned) -> bool:
         """Whether this producer has published the frame of a loan. The caller holds the session's lock."""
-        block = loan.grant.block
+        buffer = loan.grant.buffer
         try:
-            return self.loans.get(block) is not loan or any(one == block for _, one in self.native.in_flight)
+            return self.loans.get(buffer) is not loan or any(one == buffer for _, one in self.native.in_flight)
         except (ClosedError, ForkError):
             return False
 
@@ -182,7 +187,7 @@ class _LeaseSending(Sending):
         self._fence = fence
         self._meta = meta
         self._event = event or None
-        self._described = producer.describe(description)
+        self._described = producer.describe(description, state.grant.base)
 
     def attempt(self, seconds: float | None = 0.0) -> Any:
         """See `Sending.attempt`."""
@@ -197,7 +202,7 @@ class _LeaseSending(Sending):
         apart = bool(state.tokens) or state.unaccounted or state.promise is not None
         arrays = ref(state) if apart else None
         # Add the loan before the frame is published, because another thread may get the block back at once.
-        loan = producer.loans[grant.block] = Returned(grant, fences, allocated=allocated, arrays=arrays)
+        loan = producer.loans[grant.buffer] = Returned(grant, fences, allocated=allocated, arrays=arrays)
         result: Any = None
         try:
             if apart:
@@ -218,7 +223,7 @@ class _LeaseSending(Sending):
                 producer.session.lent(state, fence, apart=apart)
             else:
                 with producer.session.lock:
-                    producer.loans.pop(grant.block, None)
+                    producer.loans.pop(grant.buffer, None)
                     producer.session.unown(state)
         return result
 
@@ -328,10 +333,10 @@ def _why(producer: Producer) -> str:
 # The formats of a track
 
 
-def _pack_description(description: Description) -> bytes:
+def _pack_description(description: Description, base: int) -> bytes:
     tensor = description.to_wire()
     layout = _layout.encode(description)
     head = struct.pack("<QHHI16s", tensor.offset, len(tensor.shape), bool(tensor.strides), 0, tensor.dtype.encode())
     shape = struct.pack(f"<{len(tensor.shape)}Q", *tensor.shape).ljust(256, b"\0")
-    fixed = (head + shape + struct.pack(f"<{len(tensor.strides)}q", *tensor.strides)).ljust(552, b"\0")
-    return (fixed + struct.pack("<Q", len(layout))).ljust(576, b"\0") + layout
+    fixed = (head + shape + struct.pack(f"<{len(tensor.strides)}q", *tensor.strides)).ljust(544, b"\0")
+    return (fixed + struct.pack("<QQ", base, len(layout))).ljust(576, b"\0") + layout

@@ -547,13 +547,13 @@ class Returns:
 
     def leave_behind(self, producer: Producer) -> None:
         """Take over the leases whose frames have not come back to `producer`, which leaves: see `left`."""
-        for block, one in list(producer.loans.items()):
+        for buffer, one in list(producer.loans.items()):
             # Another thread that fails to publish may remove a loan meanwhile. No thread and no signal handler runs
             # between the next steps, because they call nothing.
-            if block in producer.loans:
+            if buffer in producer.loans:
                 one.producer = producer
                 self._leaving[one.grant.id] = one
-                del producer.loans[block]
+                del producer.loans[buffer]
 
     def disown(self, one: Arena | Returned) -> None:
         """Give up a lease. The block stays mapped until this session's streams have done their work on the block."""

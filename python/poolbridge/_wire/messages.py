@@ -133,7 +133,8 @@ class Grant(Struct, omit_defaults=True, gc=False, kw_only=True):
     pool: U = field(name="pl")  # pool id
     block: U = field(name="bl")  # block id
     block_nbytes: U = field(name="bs")  # bytes of the block
-    nbytes: U = field(default=0, name="n")  # bytes of the buffer, which starts at the block's first byte
+    nbytes: U = field(default=0, name="n")  # bytes of the buffer
+    base: U = field(default=0, name="ba")  # byte of the block at which the buffer begins
     tensor: Tensor = field(name="t")  # content of the buffer
     # how to map the block; with the session's first lease on the block, and again after a `recall`
     export: Export | UnsetType = field(default=UNSET, name="x")
@@ -260,6 +261,7 @@ class BufferInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     reads: U = field(default=0, name="rs")  # number of read leases
     names: U = field(default=0, name="nn")  # number of names of the buffer
     in_channel: bool = field(default=False, name="ch")  # whether it is in a channel whose producer has left
+    whole: U = field(default=0, name="wh")  # buffer of whose memory it is a range; left out: it has a block of its own
 
 
 class LeaseInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
@@ -446,6 +448,27 @@ class Release(Request, kw_only=True, tag="release"):
     also: tuple[U, ...] = field(default=(), name="al")
     # only in tests: the client's description, which the service compares
     seen: Grant | UnsetType = field(default=UNSET, name="se")
+
+
+class AllocRange(Request, kw_only=True, tag="range"):
+    """Makes a buffer of a part of the memory of a write lease, with a write lease of its own.
+
+    `GrantReply` answers it.
+    """
+
+    lease: U = field(name="l")  # id of a write lease
+    offset: U = field(default=0, name="of")  # first byte of the part in the lease's buffer
+    tensor: Tensor = field(name="t")  # content of the new buffer
+
+
+class Returned(Request, kw_only=True, tag="returned"):
+    """Asks which ranges of a write lease are gone.
+
+    `ReturnedReply` answers it.
+    """
+
+    lease: U = field(name="l")  # id of the write lease
+    buffers: tuple[U, ...] = field(name="bf")  # buffer ids of ranges
 
 
 class Cancel(Request, kw_only=True, tag="cancel"):
@@ -674,7 +697,7 @@ class TrimReply(Reply, kw_only=True):
 class GrantReply(Reply, kw_only=True):
     """Has the grant of a lease.
 
-    Answers `Alloc`, `Get` and `LeaseBuffer`.
+    Answers `Alloc`, `Get`, `LeaseBuffer` and `AllocRange`.
     """
 
     grant: Grant = field(name="l")  # the grant
@@ -688,6 +711,16 @@ class PublishReply(Reply, kw_only=True):
     """
 
     version: U = field(default=0, name="v")  # version of the content
+
+
+class ReturnedReply(Reply, kw_only=True):
+    """Says which ranges are gone.
+
+    Answers `Returned`.
+    """
+
+    buffers: tuple[U, ...] = field(default=(), name="bf")  # those that are gone
+    wait: tuple[Fence, ...] = field(default=(), name="wt")  # fences to wait for before their memory is used
 
 
 class StatsReply(Reply, kw_only=True):
@@ -841,6 +874,8 @@ AnyRequest = (
     | Get
     | LeaseBuffer
     | Release
+    | AllocRange
+    | Returned
     | Cancel
     | Dropped
     | StatsRequest
@@ -875,6 +910,8 @@ ANSWERS: dict[type[Request], type[Reply]] = {
     Get: GrantReply,
     LeaseBuffer: GrantReply,
     Release: Reply,
+    AllocRange: GrantReply,
+    Returned: ReturnedReply,
     Cancel: Reply,
     Dropped: Reply,
     StatsRequest: StatsReply,

@@ -1,0 +1,291 @@
+"""Defines arenas: memory that a program divides by itself, and from which it publishes arrays without a copy."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, cast
+from weakref import ref
+
+import numpy as np
+
+from poolbridge._array import sources as _sources
+from poolbridge._client.operations import allocate, check_bytes, check_timeout
+from poolbridge._client.shown import html_of
+from poolbridge._memory import tensor as _tensor
+from poolbridge._order import fences as _fences
+from poolbridge._session.division import ALIGN, Division, Part
+from poolbridge._session.flow import Ask, Do, Flow, ask
+from poolbridge._session.grants import held, know_timeline, take
+from poolbridge._sys.error_texts import from_signal, shown
+from poolbridge._wire.messages import AllocRange, Fence, GrantReply, Returned, ReturnedReply
+from poolbridge.errors import (
+    BusyError,
+    DeviceMemoryError,
+    InvalidArgumentError,
+    LeaseReleasedError,
+    PoolLimitError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from poolbridge._client.entries import PoolInfo
+    from poolbridge._memory.tensor import Description
+    from poolbridge._session.flow import AsyncRun, Run
+    from poolbridge._session.lease_state import LeaseState
+    from poolbridge._session.session import Session
+
+FEATURE = "ranges"
+# A client's own arena of a pool has blocks of at most `_STEP` bytes, and of a `_SHARE`th of the pool.
+_STEP, _SHARE = 64 << 20, 8
+# While the pool has no room, a call that waits looks after this number of seconds whether ranges have come back.
+_PAUSE = 50e-3
+_NOTHING = object()
+
+
+def begin(session: Session, pool: PoolInfo, nbytes: Any, *, timeout: float | None) -> Flow[Division]:
+    """Lease the first block of an arena."""
+    size = check_bytes(nbytes, "nbytes", least=1)
+    division = Division(session, pool.id, -(-size // ALIGN) * ALIGN)
+    yield from _grow(division, 0, check_timeout(timeout))
+    return division
+
+
+def own(session: Session, pool: PoolInfo) -> Division:
+    """Make the arena for arrays of a client, which leases its first block for the first array."""
+    return Division(session, pool.id, min(_STEP, -(-pool.max_bytes // (_SHARE * ALIGN)) * ALIGN))
+
+
+def part(division: Division, nbytes: int, timeout: float | None) -> Flow[Part]:
+    """Take a part of an arena. If no block has room, ask which ranges are gone; then lease a further block."""
+    size = max(-(-nbytes // ALIGN), 1) * ALIGN
+    deadline = None if timeout is None else time.monotonic() + timeout
+    found = division.take(size)
+    while found is None:
+        yield from collect(division)
+        found = division.take(size)
+        left = _PAUSE if deadline is None else deadline - time.monotonic()
+        try:
+            found = found or (yield from _grow(division, size, min(max(left, 0.0), _PAUSE)))
+        except (PoolLimitError, DeviceMemoryError):
+            if left <= 0:
+                raise
+    return found
+
+
+def _grow(division: Division, size: int, timeout: float | None) -> Flow[Part | None]:
+    """Lease a further block, of the arena's size if the pool has room for that."""
+    session = division.session
+    if FEATURE not in session.core.features:
+        raise UnsupportedError("this service is too old for arenas: start a newer poolsvc")
+    wanted = max(size, division.step)
+    try:
+        state = yield from _block(division, wanted, timeout if size in {0, wanted} else 0.0)
+    except (PoolLimitError, DeviceMemoryError):
+        if size in {0, wanted}:
+            raise
+        state = yield from _block(division, size, timeout)
+    try:
+        yield Do(partial(_fences.before_cpu, state))
+        return division.add(state, size)
+    except BaseException:
+        state.end()
+        raise
+
+
+def _block(division: Division, nbytes: int, timeout: float | None) -> Flow[LeaseState]:
+    return allocate(division.session, _tensor.describe(nbytes, "uint8"), division.pool, timeout=timeout)
+
+
+def collect(division: Division) -> Flow[None]:
+    """Ask the service which ranges are gone, and let their arrays go when the work of the readers is done."""
+    session = division.session
+
+    def reached(fence: Fence) -> bool:
+        page = session.timelines.page(fence.timeline)
+        return page is None or page.reached(fence.word, fence.value)
+
+    for block, ids in division.lent():
+        try:
+            reply = yield from ask(Returned(lease=block.state.grant.id, buffers=ids), ReturnedReply)
+        except (LeaseReleasedError, BusyError):  # the block went back, or there are too many fences to wait for
+            continue
+        for timeline in session.timelines.unknown(session.core.epoch, reply.wait):
+            yield from know_timeline(session, timeline)
+        division.returned(block, reply.buffers, reply.wait, reached)
+
+
+def array(
+    division: Division, shape: Any, dtype: Any, timeout: float | None, fill: Any = _NOTHING
+) -> Flow[np.ndarray[Any, Any]]:
+    """Make an array in an arena. Without `fill`, its content is undefined."""
+    description, timeout = _tensor.describe(shape, dtype), check_timeout(timeout)
+    if not description.element.in_numpy:
+        raise InvalidArgumentError(f"NumPy has no {description.element.name}: use allocate, and a library that has it")
+    found = yield from part(division, description.nbytes, timeout)
+    if not found.lease_state.memory.pool.on_cpu:
+        raise InvalidArgumentError(
+            f"pool {found.lease_state.pool.name!r} is memory of a GPU, which NumPy cannot use: use allocate"
+        )
+    made = found.array(description)
+    if fill is not _NOTHING:
+        try:
+            np.copyto(made, fill, casting="unsafe")
+        except Exception as error:
+            if from_signal(error):
+                raise
+            raise InvalidArgumentError(f"{shown(fill)} cannot fill {description.text}: {error}") from None
+    return made
+
+
+def share(
+    session: Session, pool: int, given: Any, *, leases: bool = True
+) -> Flow[tuple[LeaseState, Description] | None]:
+    """Find the lease that has `given`, as `sources.find` does. If that is an arena's, lease the range of the array.
+
+    Until the range is gone, the arena keeps `given`. If `leases` is false, find only arrays of arenas.
+    """
+    found = _sources.find(session, pool, given)
+    if found is None or found[0].division is None:
+        return found if leases else None
+    (whole, place), division = found, cast("Division | None", found[0].division())
+    block = next((one for one in division.blocks if one.state is whole), None) if division else None
+    if division is None or block is None:
+        return None
+    description = _tensor.describe(place.shape, place.element.name)
+    request = AllocRange(lease=whole.grant.id, offset=place.offset, tensor=description.to_wire())
+    reply = yield Ask(request, GrantReply)
+    state = held(session, reply.grant) or (yield from take(session, reply.grant))
+    with division.lock:
+        block.lent[state.grant.buffer] = given
+    if isinstance(given, np.ndarray):
+        state.written[id(given)] = ref(given)  # read-only when it is published
+    return state, state.description
+
+
+class BaseArena:
+    """Memory of a pool that the program divides by itself. `Client.arena` makes an arena; programs do not call this.
+
+    Arrays of the arena are NumPy arrays. `put` and `publish` share such an array, or a contiguous part of it, without a
+    copy. From then on, the program must not write it. Its memory is used again when the array and its views are gone,
+    and no lease, name or channel needs it any more. A program that gets one array can read the whole arena.
+
+    If the arena is full, it asks the service which shared arrays are not needed any more, and then leases further
+    blocks. Each of them goes back when it is empty, and all of them when the arena is closed, or it and its arrays are
+    gone. Thread-safe.
+    """
+
+    def __init__(self, run: Any, division: Division, pool: str) -> None:
+        self._run = run
+        self._division = division
+        self._pool_name = pool
+
+    @property
+    def pool(self) -> str:
+        """Name of the arena's pool."""
+        return self._pool_name
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks of the arena."""
+        return sum(block.size for block in list(self._division.blocks))
+
+    @property
+    def used_nbytes(self) -> int:
+        """Bytes of the arrays that are alive or shared, each rounded up to 512 bytes."""
+        return sum(block.used for block in list(self._division.blocks))
+
+    def close(self) -> None:
+        """Make no more arrays. The memory goes back when the arrays are gone. Idempotent; no coroutine."""
+        self._division.let_go(close=True)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._division.closed else f"{self.used_nbytes} of {self.nbytes} bytes in use"
+        return f"<poolbridge.{type(self).__name__} in pool {self.pool!r}, {state}>"
+
+    def _repr_html_(self) -> str:
+        return html_of([("pool", self.pool), ("bytes", f"{self.nbytes:,}"), ("in use", f"{self.used_nbytes:,}")])
+
+
+class Arena(BaseArena):
+    """An arena of a blocking `Client`; see `BaseArena`. The end of its ``with`` block closes the arena."""
+
+    _run: Run
+
+    def empty(
+        self, shape: int | Iterable[int], dtype: Any = "float32", *, timeout: float | None = 0.0
+    ) -> np.ndarray[Any, Any]:
+        """Make an array whose content is undefined.
+
+        Parameters
+        ----------
+        shape, dtype
+            Shape and element type, see `Client.allocate`. Memory of kind ``host`` or ``pinned`` is needed.
+        timeout
+            Seconds to wait for free memory; 0: do not wait; None: no limit.
+
+        Returns
+        -------
+        numpy.ndarray
+            A C-contiguous array. Its address is a multiple of 512.
+
+        Raises
+        ------
+        PoolLimitError, DeviceMemoryError
+            The arena is full, and the pool has no room for a further block.
+        ClosedError
+            The arena was closed.
+        InvalidArgumentError
+            The shape or dtype is not possible, or the pool is memory of a GPU.
+        """
+        return self._run(array(self._division, shape, dtype, timeout))
+
+    def zeros(
+        self, shape: int | Iterable[int], dtype: Any = "float32", *, timeout: float | None = 0.0
+    ) -> np.ndarray[Any, Any]:
+        """Make an array of zeros; see `empty`."""
+        return self._run(array(self._division, shape, dtype, timeout, 0))
+
+    def full(
+        self, shape: int | Iterable[int], fill_value: Any, dtype: Any = "float32", *, timeout: float | None = 0.0
+    ) -> np.ndarray[Any, Any]:
+        """Make an array that is filled with a value; see `empty`. The value is cast as `numpy.full` does it."""
+        return self._run(array(self._division, shape, dtype, timeout, fill_value))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+class AsyncArena(BaseArena):
+    """An arena of an `AsyncClient`; see `Arena`. The end of its ``async with`` block closes the arena."""
+
+    _run: AsyncRun
+
+    async def empty(
+        self, shape: int | Iterable[int], dtype: Any = "float32", *, timeout: float | None = 0.0
+    ) -> np.ndarray[Any, Any]:
+        """Make an array whose content is undefined; see `Arena.empty`."""
+        return await self._run(array(self._division, shape, dtype, timeout))
+
+    async def zeros(
+        self, shape: int | Iterable[int], dtype: Any = "float32", *, timeout: float | None = 0.0
+    ) -> np.ndarray[Any, Any]:
+        """Make an array of zeros; see `Arena.empty`."""
+        return await self._run(array(self._division, shape, dtype, timeout, 0))
+
+    async def full(
+        self, shape: int | Iterable[int], fill_value: Any, dtype: Any = "float32", *, timeout: float | None = 0.0
+    ) -> np.ndarray[Any, Any]:
+        """Make an array that is filled with a value; see `Arena.full`."""
+        return await self._run(array(self._division, shape, dtype, timeout, fill_value))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        self.close()

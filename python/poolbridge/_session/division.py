@@ -1,0 +1,235 @@
+"""Divides leased blocks for the arrays of a program, without a request to the service for each array."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
+
+import numpy as np
+
+from poolbridge._session.lease_state import Token
+from poolbridge._sys import process as _process
+from poolbridge._sys.deferred import DeferringLock
+from poolbridge._sys.finaliser import while_running
+from poolbridge._wire.limits import MAX_ELEMENTS
+from poolbridge.errors import (
+    ClosedError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from poolbridge._memory.tensor import Description
+    from poolbridge._session.lease_state import LeaseState
+    from poolbridge._session.session import Session
+    from poolbridge._wire.messages import Fence
+
+# The offset and the size of every part are multiples of this number of bytes.
+ALIGN: Final = 512
+
+
+class Block:
+    """A leased block of an arena. The division's lock guards it.
+
+    Attributes
+    ----------
+    state
+        The state of the block's lease.
+    used
+        Bytes of the parts that are in use.
+    lent
+        The arrays of which ranges are leased, by the ids of the ranges' buffers. They keep their parts.
+    late
+        Arrays whose ranges are gone, and the fences of the readers' work on them.
+    """
+
+    __slots__ = ("__weakref__", "_free", "_ready", "late", "lent", "size", "state", "used")
+
+    def __init__(self, state: LeaseState) -> None:
+        self.state = state
+        self.size = state.grant.nbytes
+        self.used = 0
+        self.lent: dict[int, object] = {}
+        self.late: list[tuple[tuple[Fence, ...], list[object]]] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self._free: list[tuple[int, int]] = [(0, self.size)]  # offset and size of free parts, by offset
+        self._ready: dict[int, list[int]] = {}  # offsets of further free parts, by size, for the next of the same size
+
+    def take(self, size: int) -> int | None:
+        """Return the offset of a part of `size` bytes; None: there is none."""
+        offset = None
+        if ready := self._ready.get(size):
+            offset = ready.pop()
+        else:
+            for i, (start, room) in enumerate(self._free):
+                if room >= size:
+                    self._free[i : i + 1] = [(start + size, room - size)] if room > size else []
+                    offset = start
+                    break
+        if offset is not None:
+            self.used += size
+        return offset
+
+    def put_back(self, offset: int, size: int) -> None:
+        """Make a part free."""
+        self.used -= size
+        if self.used:
+            self._ready.setdefault(size, []).append(offset)
+        else:
+            self._clear()
+
+    def join(self) -> None:
+        """Join free parts that lie side by side."""
+        free = sorted([*self._free, *((offset, size) for size, some in self._ready.items() for offset in some)])
+        self._ready.clear()
+        self._free = free[:1]
+        for offset, size in free[1:]:
+            start, room = self._free[-1]
+            if start + room == offset:
+                self._free[-1] = start, room + size
+            else:
+                self._free.append((offset, size))
+
+
+class Part(Token):
+    """Represents one array of an arena, which refers to the part. When the array and its views are gone, so is it.
+
+    A part keeps the lease of its block, but neither the block nor the division: `Block.lent` may have its array, and
+    Python's collector of reference cycles does not look into NumPy's arrays.
+    """
+
+    __slots__ = ("_block", "offset", "size")
+
+    def __init__(self, block: Block, offset: int, size: int) -> None:
+        super().__init__(block.state)
+        self.offset, self.size = offset, size
+        self._block = ref(block)  # the last step: see `__del__`
+
+    @property
+    def address(self) -> int:
+        """The address of the part."""
+        return self.lease_state.memory.address(write=True) + self.offset
+
+    def array(self, description: Description) -> np.ndarray[Any, Any]:
+        """Make a NumPy array of the part, which keeps it."""
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": description.shape,
+            "typestr": description.element.typestr,
+            "data": (self.address, False),
+        }
+        return np.asarray(self)
+
+    @while_running
+    def __del__(self) -> None:
+        try:
+            state = self.lease_state
+            state.tokens.discard(id(self))
+            block = self._block()
+        except AttributeError:
+            return  # the constructor failed
+        division = None if state.division is None else state.division()
+        if division is not None and block is not None and _process.pid == state.session.pid:
+            division.lock.later(partial(division.put_back, [(block, self.offset, self.size)]))
+
+
+class Division:
+    """The blocks of an arena. Thread-safe; parts come back in finalisers, which never wait for the lock.
+
+    Parameters
+    ----------
+    session, pool
+        The session, and the id of the pool of the blocks.
+    step
+        Bytes of each block, at least.
+    """
+
+    def __init__(self, session: Session, pool: int, step: int) -> None:
+        self.session = session
+        self.pool = pool
+        self.step = step
+        self.blocks: list[Block] = []  # the first stays; the others go back when they are empty
+        self.closed = False
+        self.lock = DeferringLock()
+
+    def take(self, size: int) -> Part | None:
+        """Take a part of `size` bytes; None: no block has room.
+
+        Raises
+        ------
+        ClosedError
+            The arena was closed, or the client.
+        """
+        if self.closed or self.session.closed:
+            self.session.check_usable()
+            raise ClosedError("this arena was closed: make another one")
+        with self.lock:
+            for joined in (False, True):
+                for block in self.blocks:
+                    if joined:
+                        block.join()
+                    if (offset := block.take(size)) is not None:
+                        return self._part(block, offset, size)
+        return None
+
+    def _part(self, block: Block, offset: int, size: int) -> Part:
+        try:
+            return Part(block, offset, size)
+        except BaseException:
+            block.put_back(offset, size)
+            raise
+
+    def add(self, state: LeaseState, size: int) -> Part | None:
+        """Add the block of a new lease, and take a part of `size` bytes of it, if `size` is not 0."""
+        block = Block(state)
+        state.division = ref(self)
+        with self.lock:
+            self.blocks.append(block)
+            return self._part(block, block.take(size) or 0, size) if size else None
+
+    def put_back(self, parts: list[tuple[Block, int, int]]) -> None:
+        """Make a part free, and let its block go if the block is empty. The caller holds the lock."""
+        while parts:
+            block, offset, size = parts.pop()  # a second call, after a signal, finds nothing
+            block.put_back(offset, size)
+            if not block.used and (self.closed or block is not self.blocks[0]):
+                self.blocks.remove(block)
+                block.state.end()
+
+    def let_go(self, *, close: bool) -> None:
+        """Let the empty blocks go. If `close` is true, take no more parts, and let each block go when it is empty."""
+        with self.lock:
+            self.closed |= close
+            for block in [one for one in self.blocks if not one.used]:
+                self.blocks.remove(block)
+                block.state.end()
+
+    def forget(self) -> None:
+        """Let the arrays go that are only kept for readers: the client closes, and nobody uses their memory again."""
+        with self.lock:
+            self.closed = True
+            kept = [(block.lent, block.late) for block in self.blocks]
+            for block in self.blocks:
+                block.lent, block.late = {}, []
+        del kept  # not under the lock
+
+    def lent(self) -> Iterator[tuple[Block, tuple[int, ...]]]:
+        """Yield the blocks and ids of ranges that were leased, as many at a time as a request takes."""
+        for block in list(self.blocks):
+            ids = tuple(block.lent)
+            for i in range(0, len(ids), MAX_ELEMENTS):
+                yield block, ids[i : i + MAX_ELEMENTS]
+
+    def returned(
+        self, block: Block, gone: tuple[int, ...], fences: tuple[Fence, ...], reached: Callable[[Fence], bool]
+    ) -> None:
+        """Let the arrays of ranges go that are gone, when the readers' work before `fences` is done."""
+        with self.lock:
+            arrays = [block.lent.pop(one) for one in gone if one in block.lent]
+            late = [*block.late, (fences, arrays)]
+            block.late = [one for one in late if not all(map(reached, one[0]))]
+            over = [one for one in late if all(map(reached, one[0]))]
+        del arrays, late, over  # not under the lock: libraries free their memory in destructors

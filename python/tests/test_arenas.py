@@ -1,0 +1,352 @@
+"""Tests arenas: arrays in memory that a program divides by itself, and that it shares without a copy."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from realservice import leases, until
+from test_members import service as service  # noqa: PLC0414 - a fixture
+
+import poolbridge
+from poolbridge import ClosedError, InvalidArgumentError, PoolLimitError
+from poolbridge._session.division import ALIGN, Block
+from poolbridge._session.flow import Ask
+from poolbridge._session.lease_state import LeaseState
+
+KIB = 1 << 10
+
+
+@pytest.fixture
+def requests(client, monkeypatch):
+    """Return the names of the requests that `client` makes."""
+    made: list[str] = []
+    perform = client._perform
+
+    def note(step: Any) -> Any:
+        if isinstance(step, Ask):
+            made.append(type(step.request).__name__)
+        return perform(step)
+
+    monkeypatch.setattr(client, "_perform", note)
+    return made
+
+
+def writeable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a view that stays writeable when `array` is published, to see whether others have the same memory."""
+    return array.view()
+
+
+def reserved(client: poolbridge.Client) -> int:
+    return client.stats().pools[0].reserved
+
+
+def test_arrays_of_an_arena_take_no_requests(client, requests):
+    with client.arena("64KiB") as arena:
+        before = list(requests)
+        kept = [arena.full(1000, n, "uint8") for n in range(20)]
+        for _ in range(1000):
+            arena.empty((10, 10))
+        assert requests == before
+        assert [int(array.sum()) for array in kept] == [1000 * n for n in range(20)]
+        assert not any(array.ctypes.data % ALIGN for array in kept)
+        assert (arena.zeros(3) == 0).all()
+        assert (arena.nbytes, arena.used_nbytes, arena.pool) == (64 * KIB, 20 * 1024, "frames")
+        assert repr(arena) == "<poolbridge.Arena in pool 'frames', 20480 of 65536 bytes in use>"
+        assert "<td>65,536</td>" in arena._repr_html_()
+
+
+@pytest.mark.parametrize("kind", ["arena", "client"])
+def test_put_shares_an_array_of_an_arena_without_a_copy(client, other, kind):
+    maker = client.arena("64KiB") if kind == "arena" else client
+    array = maker.full((3, 4), 1.5)
+    again = writeable(array)
+    before = reserved(client)
+    lease = client.put(array, "whole")
+    part = client.put(array[1:], "part", replace=True)
+    found, found_part = other.get_array("whole"), other.get_array("part")
+    assert (found == 1.5).all()
+    again[1] = 7
+    assert (found[1] == 7).all()
+    assert (found_part == again[1:]).all()
+    assert (found_part.shape, found.shape) == ((2, 4), (3, 4))
+    assert reserved(client) == before
+    assert (lease.nbytes, part.nbytes) == (48, 32)
+    assert not array.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
+
+
+def test_a_channel_shares_arrays_of_an_arena_without_a_copy(client, other):
+    channel = client.create_channel("c", capacity=4, mode="queue")
+    frames = other.subscribe("c")
+    arena = client.arena("64KiB")
+    arrays = [arena.full(100, n, "int32") for n in range(3)]
+    again = [writeable(array) for array in arrays]
+    for array in arrays:
+        channel.publish(array)
+    taken = [frames.receive(60) for _ in arrays]
+    for n, (frame, view) in enumerate(zip(taken, again, strict=True)):
+        assert (np.asarray(frame) == n).all()
+        view[:] = 50 + n
+        assert (np.asarray(frame) == 50 + n).all()
+    for frame in taken:
+        frame.release()
+    del arrays, array, again, view
+    until(lambda: leases(client) == 1)
+
+
+def test_a_range_lives_until_its_last_reader_is_done_also_when_the_array_is_gone(client, other):
+    arena = client.arena(4 * KIB)
+    array = arena.full(512, 7, "uint8")
+    client.put(array, "x").release()
+    lease = other.get("x")
+    client.unpublish("x")
+    del array
+    gc.collect()
+    assert arena.used_nbytes == 512
+    rest = arena.full(4 * KIB - 512, 1, "uint8")
+    further = arena.empty(512, "uint8")
+    assert arena.nbytes == 8 * KIB, "a reader has the first range"
+    assert (np.asarray(lease) == 7).all()
+    lease.release()
+    del rest, further
+    assert arena.empty(4 * KIB, "uint8").size == arena.nbytes, "it has come back"
+
+
+def test_an_arena_uses_the_memory_of_ranges_again_that_came_back(client, other, requests):
+    arena = client.arena(2 * KIB)
+    for n in range(10):
+        array = arena.full(2 * KIB, n, "uint8")
+        client.put(array, "x", replace=True).release()
+        lease = other.get("x")
+        assert (np.asarray(lease) == n).all()
+        lease.release()
+        client.unpublish("x")
+        del array
+    assert arena.nbytes == 2 * KIB
+    assert requests.count("Returned") == 9
+
+
+def test_further_blocks_come_and_go(client):
+    arena = client.arena(4 * KIB)
+    arrays = [arena.full(KIB, n, "uint8") for n in range(16)]
+    assert arena.nbytes == 16 * KIB
+    large = arena.empty(100 * KIB, "uint8")
+    assert arena.nbytes == 116 * KIB
+    del large
+    assert arena.nbytes == 16 * KIB
+    assert [set(array) for array in arrays] == [{n} for n in range(16)]
+    del arrays
+    assert (arena.nbytes, arena.used_nbytes, leases(client)) == (4 * KIB, 0, 1)
+
+
+def test_a_closed_arena_goes_back_with_its_last_array(client):
+    with client.arena(KIB) as arena:
+        array = arena.zeros(10)
+        view = array[2:4]
+    with pytest.raises(ClosedError, match="arena was closed"):
+        arena.empty(1)
+    assert leases(client) == 1
+    del array
+    assert leases(client) == 1
+    del view
+    assert leases(client) == 0
+    client.arena(KIB)
+    assert leases(client) == 0, "nothing refers to it"
+
+
+def test_an_arena_does_not_outlive_its_client_but_its_arrays_do(service):
+    client = poolbridge.connect(service.path, timeout=60)
+    client.create_pool("frames", max_bytes="1MiB")
+    with poolbridge.connect(service.path) as other:
+        arena = client.arena(KIB)
+        array = arena.full(10, 3.0)
+        client.close()
+        with pytest.raises(ClosedError):
+            arena.empty(1)
+        assert (array == 3).all()
+        assert leases(other) == 1
+        del array
+        until(lambda: leases(other) == 0)
+
+
+def test_other_arrays_of_an_arena_are_copied(client, other):
+    channel = client.create_channel("c", capacity=4)
+    arena = client.arena("64KiB")
+    array = arena.full((4, 4), 1, "int32")
+    for given_array in (array[:, 1:], array.T[1:], array[::-1]):
+        client.put(given_array, "x", replace=True)
+        assert np.asarray(other.get("x")).tolist() == given_array.tolist()
+        channel.publish(given_array)
+    client.put({"a": array}, "several")
+    assert (other.get_dict("several")["a"] == 1).all()
+    assert array.flags.writeable
+    client.create_pool("q", max_bytes="1MiB")
+    assert client.put(array, "y", pool="q").pool == "q"
+    with pytest.raises(InvalidArgumentError):
+        client.put(array, "z", metadata={"a": "b"})
+
+
+def test_the_same_array_is_shared_several_times(client, other):
+    arena = client.arena("64KiB")
+    array = arena.full(100, 5, "uint8")
+    for name in "abc":
+        client.put(array, name)
+    assert all((other.get_array(name) == 5).all() for name in "abc")
+    assert arena.nbytes == 64 * KIB
+
+
+def test_an_arena_waits_for_readers_when_the_pool_is_full(client, other):
+    arena = client.arena("4MiB")
+    array = arena.zeros(4 << 20, "uint8")
+    client.put(array, "x", keep="used").release()
+    del array
+    gc.collect()
+    arena.zeros(4 << 20, "uint8", timeout=60)  # nobody has read it
+    array = arena.zeros(4 << 20, "uint8")
+    mine = client.put(array, "x")
+    lease = other.get("x")
+    mine.release()
+    client.unpublish("x")
+    del array
+    with pytest.raises(PoolLimitError):
+        arena.zeros(4 << 20, "uint8")
+    made: list[Any] = []
+    waits = threading.Thread(target=lambda: made.append(arena.full(4 << 20, 9, "uint8", timeout=60)))
+    waits.start()
+    lease.release()
+    waits.join()
+    assert made[0][-1] == 9
+
+
+def test_several_threads_allocate_and_free(client):
+    arena = client.arena("256KiB")
+
+    def work(number: int) -> None:
+        for step in range(200):
+            array = arena.full(100 + 300 * (step % 7), number, "uint8")
+            assert set(array) == {number}
+            del array
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (arena.used_nbytes, arena.nbytes) == (0, 256 * KIB)
+
+
+def test_a_forked_child_frees_nothing(client):
+    arena = client.arena("64KiB")
+    array = arena.full(10, 3.0)
+    child = os.fork()
+    if child == 0:
+        del array
+        gc.collect()
+        os._exit(arena.used_nbytes != ALIGN)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (array == 3).all()
+
+
+def test_what_a_killed_program_shared_stays_and_the_rest_goes(service, client, other):
+    started, done = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        with poolbridge.connect(service.path) as own:
+            own.open_pool("frames")
+            arena = own.arena("64KiB")
+            own.put(arena.full(10, 3, "uint8"), "kept", keep=True)
+            own.put(arena.full(10, 4, "uint8"), "lost")
+            os.write(started[1], b"x")
+            os.read(done[0], 1)
+    os.read(started[0], 1)
+    lease = other.get("lost")
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    until(lambda: [one.name for one in client.names()] == ["kept"])
+    assert (np.asarray(lease) == 4).all()
+    assert client.stats().pools[0].leased == 64 * KIB
+    lease.release()
+    assert (other.get_array("kept") == 3).all()
+    client.unpublish("kept")
+    until(lambda: client.stats().pools[0].leased == 0)
+    for fd in (*started, *done):
+        os.close(fd)
+
+
+def test_bad_arguments_of_arenas_are_refused(client):
+    arena = client.arena(KIB)
+    for shape, dtype in (((-1,), "uint8"), (3, "bfloat16"), (3, object), ((1 << 40, 1 << 40), "uint8")):
+        with pytest.raises(InvalidArgumentError):
+            arena.empty(shape, dtype)
+    for value in ("x", [1, 2], object()):
+        with pytest.raises(InvalidArgumentError, match="cannot fill"):
+            arena.full(3, value)
+    with pytest.raises(InvalidArgumentError, match="nbytes"):
+        client.arena(0)
+    with pytest.raises(PoolLimitError):
+        client.arena("8MiB")
+    assert arena.used_nbytes == 0
+
+
+def test_trim_gives_the_arena_of_a_client_back(client):
+    array = client.empty(10)
+    assert leases(client) == 1
+    client.trim()
+    assert leases(client) == 1
+    del array
+    assert leases(client) == 1
+    client.trim()
+    assert (leases(client), reserved(client)) == (0, 0)
+    client.zeros(10)
+
+
+def test_asyncio_has_arenas_too(service, client, other):
+    async def main() -> None:
+        async with await poolbridge.connect_async(service.path) as own:
+            await own.open_pool("frames")
+            async with await own.arena(KIB) as arena:
+                array = await arena.full(4, 2)
+                lease = await own.put(array, "x")
+                assert (other.get_array("x") == 2).all()
+                await lease.release()
+            assert ((await own.full(2, 5)).sum(), (await own.zeros(2)).sum()) == (10, 0)
+            assert (await own.empty(3)).shape == (3,)
+            with pytest.raises(ClosedError):
+                await arena.zeros(1)
+
+    asyncio.run(main())
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 5)), max_size=60))
+def test_parts_never_overlap_and_free_parts_are_joined(steps):
+    block = Block(cast("LeaseState", SimpleNamespace(grant=SimpleNamespace(nbytes=64 * ALIGN))))
+    parts: list[tuple[int, int]] = []
+    for size, freed in steps:
+        offset = block.take(size * ALIGN)
+        if offset is None:
+            block.join()
+            offset = block.take(size * ALIGN)
+        if offset is None:
+            free = sorted(block._free)
+            assert all(room < size * ALIGN for _, room in free)
+            assert all(a + n < b for (a, n), (b, _) in pairwise(free)), "neighbours are joined"
+        else:
+            assert offset + size * ALIGN <= block.size
+            assert all(offset >= at + n or offset + size * ALIGN <= at for at, n in parts)
+            parts.append((offset, size * ALIGN))
+        for _ in range(min(freed, len(parts))):
+            block.put_back(*parts.pop(freed % len(parts)))
+        assert block.used == sum(n for _, n in parts)
+    for part in parts:
+        block.put_back(*part)
+    assert block.take(block.size) == 0
