@@ -34,8 +34,7 @@ type Grant struct {
 	Block, BlockBytes uint64
 	// Bytes is the size of the buffer, which begins at the byte Base of its block.
 	Bytes, Base uint64
-
-	Tensor Tensor
+	Tensor      Tensor
 	// Wait has the fences that were not reached when the service granted the lease. All these fences must be reached before the session uses
 	// the memory.
 	Wait []Fence

@@ -40,7 +40,7 @@ func (r *rig) as(t *testing.T, uid uint32) *raw {
 		_ = client.Conn.Close()
 		<-ended
 	})
-	client.Ask(1, &wire.Hello{Versions: []uint64{1}, Features: []string{wire.FeatureTimelines, wire.FeatureChannels}}, &wire.HelloReply{})
+	client.Ask(1, &wire.Hello{Versions: []uint64{1}, Features: []string{wire.FeatureTimelines, wire.FeatureChannels, wire.FeatureRanges}}, &wire.HelloReply{})
 	client.Ask(2, &wire.GetTimeline{}, &wire.TimelineReply{})
 	client.Ask(3, &wire.Seal{}, &wire.EmptyReply{})
 	return client
@@ -96,6 +96,12 @@ var hidden = map[string]func(id uint64) []wire.Request{
 	},
 	"release": func(id uint64) []wire.Request {
 		return []wire.Request{&wire.Release{Lease: id}, &wire.Release{Lease: id, Done: []wire.Fence{{Timeline: id, Value: 1}}}}
+	},
+	"range": func(id uint64) []wire.Request {
+		return []wire.Request{&wire.AllocRange{Lease: id, Tensor: bytesTensor(1)}}
+	},
+	"returned": func(id uint64) []wire.Request {
+		return []wire.Request{&wire.Returned{Lease: id, Buffers: []uint64{id}}, &wire.Returned{Lease: ownThings, Buffers: []uint64{id}}}
 	},
 	"cancel":  func(id uint64) []wire.Request { return []wire.Request{&wire.Cancel{Request: id}} },
 	"dropped": func(id uint64) []wire.Request { return []wire.Request{&wire.Dropped{Blocks: []uint64{id}}} },

@@ -81,7 +81,7 @@ HOW = {  # page, and words that only one block of the page has: how the test run
     ("engines.md", "def weights("): (TYPED, ""),
     ("training.md", "TensorDataset"): (TYPED, ""),
     ("training.md", "ChannelDataset"): (TYPED, ""),
-    ("pools.md", "multiprocessing"): (ALONE, "15.0"),
+    ("pools.md", "arena.empty"): (TYPED, ""),
     ("pools.md", "begin again:"): (LOOP, ""),
 }
 

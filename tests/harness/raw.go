@@ -46,8 +46,8 @@ func Streaming(t testing.TB, path string) (*Raw, uint64) {
 	t.Helper()
 	r := DialRaw(t, path)
 	var hello wire.HelloReply
-	r.Ask(1, &wire.Hello{Versions: []uint64{1}, Features: []string{wire.FeatureTimelines, wire.FeatureChannels, "telepathy"}}, &hello)
-	require.Equal(t, []string{wire.FeatureTimelines, wire.FeatureChannels}, hello.Features)
+	r.Ask(1, &wire.Hello{Versions: []uint64{1}, Features: []string{wire.FeatureTimelines, wire.FeatureChannels, wire.FeatureRanges, "telepathy"}}, &hello)
+	require.Equal(t, []string{wire.FeatureTimelines, wire.FeatureChannels, wire.FeatureRanges}, hello.Features)
 	var tl wire.TimelineReply
 	r.Ask(2, &wire.GetTimeline{}, &tl)
 	require.EqualValues(t, wire.TimelineWords, tl.Words)
