@@ -47,6 +47,9 @@ type Dialer struct {
 	Tracer Tracer
 	// Wait says that Dial waits for a service that has not started yet.
 	Wait bool
+	// Watch says that the client only asks for statistics, lists and events. A service that ends when no client uses it does not wait for such
+	// a client.
+	Watch bool
 }
 
 // Dial opens a session with the service that listens at path.
@@ -68,7 +71,11 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	c := &Client{tracing: tracing{tracer: d.Tracer, blocks: &s.Blocks}, session: s, streams: stream.New(s)}
 	s.Refused, s.Blocks.Device = remoteError, d.Device
 	_, s.Blocks.Checked = os.LookupEnv("POOLBRIDGE_CHECK_LEASES")
-	err = s.Hello(ctx, filepath.Base(os.Args[0]))
+	var more []string
+	if d.Watch {
+		more = append(more, wire.FeatureWatch)
+	}
+	err = s.Hello(ctx, filepath.Base(os.Args[0]), more...)
 	if errors.Is(err, ErrVersion) {
 		err = fmt.Errorf("%w; this client is of poolbridge %s and speaks version %d: %s", err, program.Version(), wire.Version, useOneVersion)
 	}

@@ -8,7 +8,7 @@ import (
 
 // ServiceStats counts what a session sees.
 type ServiceStats struct {
-	// Number of sessions that have not ended: of the asking user; for the service's own user and root all, with the one of `poolsvc serve`.
+	// Number of sessions that have not ended: of the asking user; for the service's own user and root all.
 	Sessions int
 	Leases   int // number of leases
 	Buffers  int // number of buffers

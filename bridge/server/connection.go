@@ -20,7 +20,7 @@ import (
 )
 
 // connection is the server's end of the connection of one client. Only the goroutine that runs serve sets the fields session, denied,
-// leaves, looked, used and features.
+// leaves and features.
 type connection struct {
 	sender
 	server   *Server
@@ -29,8 +29,6 @@ type connection struct {
 	session  *service.Session
 	denied   bool            // the peer may not have a session
 	leaves   bool            // the client has said bye
-	looked   bool            // the client has made a request that only looks at the service
-	used     bool            // the client has made another request, bye aside
 	features map[string]bool // features that both the client and the service have; hello sets them
 
 	work       sync.WaitGroup // the sender of notices, and the requests that wait
@@ -243,8 +241,8 @@ func (c *connection) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 		return err
 	}
 	c.session = session
-	c.server.opened(c)
 	features := c.agree(h.Features)
+	c.server.opened(c)
 	c.setReadDeadline(time.Time{})
 	c.work.Go(c.sendNotices)
 	c.reply(q, &wire.HelloReply{Version: wire.Version, Epoch: wire.Epoch(c.server.svc.Epoch()), Session: session.ID(),

@@ -9,15 +9,18 @@ import (
 
 // agree returns the features that the session has: those that the client offers and that work on this machine.
 func (c *connection) agree(offered []string) (both []string) {
-	if !slices.Contains(offered, wire.FeatureTimelines) || service.ProbeTimelines() != nil {
-		return both
+	offers := func(feature string) bool { return slices.Contains(offered, feature) }
+	if offers(wire.FeatureTimelines) && service.ProbeTimelines() == nil {
+		both = append(both, wire.FeatureTimelines)
+		if offers(wire.FeatureChannels) {
+			both = append(both, wire.FeatureChannels)
+		}
+		if offers(wire.FeatureRanges) {
+			both = append(both, wire.FeatureRanges)
+		}
 	}
-	both = append(both, wire.FeatureTimelines)
-	if slices.Contains(offered, wire.FeatureChannels) {
-		both = append(both, wire.FeatureChannels)
-	}
-	if slices.Contains(offered, wire.FeatureRanges) {
-		both = append(both, wire.FeatureRanges)
+	if offers(wire.FeatureWatch) {
+		both = append(both, wire.FeatureWatch)
 	}
 	for _, feature := range both {
 		c.features[feature] = true

@@ -13,7 +13,6 @@ type operation struct {
 	name    string
 	feature string // feature that the session must have; "" if it needs no feature
 	slow    bool   // with much memory the driver may take long, so the client gets notices that the request still runs
-	looks   bool   // the request only looks at the service, so it does not count as use: see Config.Unused
 	run     func(c *connection, q uint32, r wire.Request)
 }
 
@@ -35,9 +34,9 @@ var operations = byName(
 	on((*connection).cancelRequest),
 	done(func(s *service.Session, r *wire.Dropped) error { return s.Dropped(r.Blocks) }).slowly(),
 
-	on((*connection).stats).onlyLooks(),
-	on((*connection).list).onlyLooks(),
-	on((*connection).events).onlyLooks(),
+	on((*connection).stats),
+	on((*connection).list),
+	on((*connection).events),
 	on((*connection).endSession),
 	on((*connection).bye),
 
@@ -77,9 +76,6 @@ func (c *connection) handle(q uint32, r wire.Request) {
 	if o.slow {
 		defer c.tellWorking(0)()
 	}
-	if _, bye := r.(*wire.Bye); !bye {
-		c.looked, c.used = c.looked || o.looks, c.used || !o.looks
-	}
 	defer c.unanswered.begins(q, o.name)()
 	if _, lists := r.(*wire.List); !lists {
 		c.server.lists.others.Add(1)
@@ -102,12 +98,6 @@ func done[R wire.Request](do func(s *service.Session, r R) error) operation {
 // slowly returns a copy of o with `slow` set.
 func (o operation) slowly() operation {
 	o.slow = true
-	return o
-}
-
-// onlyLooks returns a copy of o with `looks` set.
-func (o operation) onlyLooks() operation {
-	o.looks = true
 	return o
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
+	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -27,9 +28,8 @@ type Config struct {
 	MaxSessions int
 	// MaxWaits is how many requests may wait at a time, in all sessions together; 0 means 65,536.
 	MaxWaits int
-	// Unused is a time: if no client was connected for this time, the server closes the channel of [Server.Unused]. The time begins when the
-	// server starts, and again when a client leaves that did more than ask for lists, statistics and events: programs that look at the
-	// service again and again do not keep it. If Unused is 0, the server never closes the channel.
+	// Unused is a time: if no client was connected for this time, watchers aside, the server closes the channel of [Server.Unused]. The time
+	// begins when the server starts, and again when a client leaves. If Unused is 0, the server never closes the channel.
 	Unused time.Duration
 	// The server calls Answered after each request that the server has carried out, from several goroutines at a time. `operation` is the name
 	// of the request. `result` is "ok", the code of the error, or "unanswered" if the client wanted no answer. `took` is the time since the
@@ -63,12 +63,13 @@ type Server struct {
 
 	mu        sync.Mutex
 	conns     map[*connection]struct{} // connections that count as sessions
+	watchers  int                      // those of conns that have the feature "watch"
 	sessions  map[uint64]*connection   // connections that have a session, by the session's id
 	users     map[uint32]int           // how many sessions each user has, including lingering ones
 	lingering int                      // ended sessions whose processes may still use memory; they still count as sessions
 	outside   int                      // connections of peers that may not have a session
-	left      time.Time                // when the server started, or the last client left that did more than look
-	idle      *time.Timer              // runs while no client is connected
+	left      time.Time                // when the server started, or the last client left that was no watcher
+	idle      *time.Timer              // runs while no client is connected that is no watcher
 	unused    chan struct{}
 
 	waits atomic.Int64 // number of requests that wait
@@ -116,7 +117,7 @@ func begin(svc *service.Service, c Config, listen func(seqpacket.ListenConfig) (
 		return nil, err
 	}
 	s.idle = time.AfterFunc(math.MaxInt64, s.noteUnused)
-	s.startIdle()
+	s.startIdleLocked()
 	go s.accept()
 	return s, nil
 }
@@ -230,11 +231,15 @@ func (s *Server) countLocked(c *connection, n int) {
 	}
 }
 
-// opened records that the connection has a session now.
+// opened records that the connection has a session and its features now.
 func (s *Server) opened(c *connection) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sessions[c.session.ID()] = c
+	if c.features[wire.FeatureWatch] {
+		s.watchers++
+		s.startIdleLocked()
+	}
 }
 
 // connOf returns the connection of a session, or nil if no client has the session.
@@ -260,18 +265,18 @@ func (s *Server) dismissLocked(c *connection) {
 	if c.session != nil {
 		delete(s.sessions, c.session.ID())
 	}
-	if c.used || !c.looked {
+	if c.session != nil && c.features[wire.FeatureWatch] {
+		s.watchers--
+	} else {
 		s.left = time.Now()
 	}
-	if len(s.conns) == 0 {
-		s.startIdle()
-	}
+	s.startIdleLocked()
 }
 
-// startIdle starts the timer of [Config.Unused], because no client is connected. The caller holds mu, or no other goroutine can access s
-// yet.
-func (s *Server) startIdle() {
-	if s.config.Unused > 0 {
+// startIdleLocked starts the timer of [Config.Unused] if no client is connected that is no watcher. The caller holds mu, or no other
+// goroutine can access s yet.
+func (s *Server) startIdleLocked() {
+	if s.config.Unused > 0 && len(s.conns) == s.watchers {
 		s.idle.Reset(max(0, time.Until(s.left.Add(s.config.Unused))))
 	}
 }
@@ -284,14 +289,14 @@ func (s *Server) noteUnused() {
 	select {
 	case <-s.unused:
 	default:
-		if len(s.conns) == 0 {
+		if len(s.conns) == s.watchers {
 			close(s.unused)
 		}
 	}
 }
 
-// Unused returns a channel that is closed when no client was connected for the time of [Config.Unused]. A session that has ended does
-// not count as connected, even if its process lives. A client that connects later is still served, until Close.
+// Unused returns a channel that is closed when no client was connected for the time of [Config.Unused]. A session that has ended, or that
+// has the feature "watch", does not count as connected, even if its process lives. A client that connects later is still served, until Close.
 func (s *Server) Unused() <-chan struct{} { return s.unused }
 
 // lingers records that the session of c has ended, but that the session's process may still use memory. The session counts for the limit

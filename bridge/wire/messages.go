@@ -145,8 +145,7 @@ type Grant struct {
 //
 //wire:public
 type ServiceStats struct {
-	// number of sessions that have not ended: of the asking user; for the service's own user and root all, with the one of
-	// `poolsvc serve`
+	// number of sessions that have not ended: of the asking user; for the service's own user and root all
 	Sessions Count       `wire:"ss"`
 	Leases   Count       `wire:"ls"`             // number of leases
 	Buffers  Count       `wire:"bf"`             // number of buffers

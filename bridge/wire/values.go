@@ -5,6 +5,7 @@ const (
 	FeatureTimelines = "timelines"
 	FeatureChannels  = "channels"
 	FeatureRanges    = "ranges"
+	FeatureWatch     = "watch"
 )
 
 // What a [List] request can list.

@@ -33,7 +33,7 @@ func newEvents() *cobra.Command {
 		follow bool
 		asJSON bool
 	)
-	c := withClient(&cobra.Command{
+	c := dialing(bridge.Dialer{Watch: true}, &cobra.Command{
 		Use:   "events",
 		Short: "Show what happened to a running service",
 		Long: `Show the events of a running service, the oldest first. The service's own user sees all; others see those of their own sessions and of

@@ -121,9 +121,8 @@ func newLists() []*cobra.Command {
 		listing[mempool.SessionInfo]{
 			name:  "sessions",
 			short: "Show the sessions of a running service",
-			long: `Show the sessions of your user, without that of this command. The session poolsvc serve is the service's own, which poolsvc
-status and top do not count. The service's own user sees all. Those that block producers come first, then producers that wait, then the sessions
-with the most bytes.`,
+			long: `Show the sessions of your user, without that of this command. The service's own user sees all. Those that block producers come first,
+then producers that wait, then the sessions with the most bytes.`,
 			entries: func(c *bridge.Client, ctx context.Context) iter.Seq2[mempool.SessionInfo, error] {
 				return display.Others(c.Session(), c.Sessions(ctx))
 			},

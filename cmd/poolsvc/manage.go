@@ -162,9 +162,13 @@ until then. Only the user that the service runs as may end sessions.`,
 
 // withClient makes a command connect to the service before it calls run.
 func withClient(c *cobra.Command, run func(c *cobra.Command, client *bridge.Client, args []string) error) *cobra.Command {
+	return dialing(bridge.Dialer{}, c, run)
+}
+
+func dialing(d bridge.Dialer, c *cobra.Command, run func(c *cobra.Command, client *bridge.Client, args []string) error) *cobra.Command {
 	var socket string
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
-		client, err := bridge.Dial(c.Context(), socket)
+		client, err := d.Dial(c.Context(), socket)
 		if err != nil {
 			return err
 		}

@@ -19,7 +19,6 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/config"
-	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -34,8 +33,7 @@ type running struct {
 	systemd  systemd // hears what the service does
 	creators atomic.Pointer[[]uint32]
 	svc      *service.Service
-	made     chan struct{}    // closed when svc is set
-	session  *service.Session // session that makes the pools of the plan
+	made     chan struct{} // closed when svc is set
 	server   atomic.Pointer[server.Server]
 }
 
@@ -57,20 +55,28 @@ func (r *running) newLog(w io.Writer) *slog.Logger {
 
 // createPools makes the pools that the plan lists.
 func (r *running) createPools() error {
-	var err error
-	if r.session, err = r.svc.OpenSession(mempool.Self(), display.OwnProgram, nil); err != nil {
-		return err
-	}
-	for _, spec := range r.plan.pools {
-		if err := r.createPool(spec); err != nil {
-			return fmt.Errorf("%s: pool %q: %w", r.plan.from["pool "+spec.Name], spec.Name, err)
+	return r.inSession(func(session *service.Session) error {
+		for _, spec := range r.plan.pools {
+			if err := r.createPool(session, spec); err != nil {
+				return fmt.Errorf("%s: pool %q: %w", r.plan.from["pool "+spec.Name], spec.Name, err)
+			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
-func (r *running) createPool(spec mempool.PoolSpec) error {
-	p, err := r.session.CreatePool(spec)
+// inSession calls do with a session of the service's own, and then ends the session: people see only sessions of programs.
+func (r *running) inSession(do func(*service.Session) error) error {
+	session, err := r.svc.OpenSession(mempool.Self(), "poolsvc serve", nil)
+	if err != nil {
+		return err
+	}
+	defer session.End(mempool.SessionLeft, "", nil)
+	return do(session)
+}
+
+func (r *running) createPool(session *service.Session, spec mempool.PoolSpec) error {
+	p, err := session.CreatePool(spec)
 	if err != nil {
 		return err
 	}
@@ -185,7 +191,7 @@ func (r *running) reloadPools(was, next []mempool.PoolSpec) (now []mempool.PoolS
 		if slices.ContainsFunc(was, named(spec.Name)) {
 			continue
 		}
-		if err := r.createPool(spec); err != nil {
+		if err := r.inSession(func(session *service.Session) error { return r.createPool(session, spec) }); err != nil {
 			r.log.Error("a pool of the configuration could not be made", "name", spec.Name, "error", err)
 			continue
 		}

@@ -19,7 +19,7 @@ import (
 type status struct {
 	Epoch    string   `json:"epoch"`
 	Answer   float64  `json:"answer_ms"`
-	Sessions int      `json:"sessions"` // of programs
+	Sessions int      `json:"sessions"` // without that of this command
 	Pools    int      `json:"pools"`
 	Warnings []string `json:"warnings"`
 }
@@ -35,8 +35,7 @@ func newStatus() *cobra.Command {
 		Use:   "status",
 		Short: "Say whether a running service is healthy",
 		Long: `Say whether a service answers, and warn of pools that are nearly full, of consumers that block the producers of a channel, of queues that drop
-frames because they have no consumer, and of workers that have had a frame of a queue for long. The sessions are those of programs, without those of
-this command and of the service itself.
+frames because they have no consumer, and of workers that have had a frame of a queue for long. It does not count its own session.
 
 The exit status is 0 if the service answers in time, else 1. Warnings do not change it. A service that has reached its limit of sessions gives a
 warning, too.`,
@@ -77,7 +76,7 @@ var errFull = errors.New("the service has reached its limit of sessions and refu
 
 // answer asks a service for its status. If the service has reached its limit of sessions, the error is errFull.
 func answer(ctx context.Context, socket string, held time.Duration) (s status, err error) {
-	client, err := bridge.Dial(ctx, socket)
+	client, err := bridge.Dialer{Watch: true}.Dial(ctx, socket)
 	if errors.Is(err, bridge.ErrLimit) {
 		return s, errFull
 	}
@@ -99,7 +98,7 @@ func askStatus(ctx context.Context, client *bridge.Client, held time.Duration) (
 	if err != nil {
 		return s, err
 	}
-	s.Sessions = display.Programs(sessions)
+	s.Sessions = len(sessions)
 	for _, p := range stats.Pools {
 		if used := p.Leased + p.Held; used >= p.Pool.MaxBytes-p.Pool.MaxBytes/20 { // at least 95 % of the pool
 			s.Warnings = append(s.Warnings, fmt.Sprintf("pool %s: %s of %s are in use or held (poolsvc sessions and poolsvc buffers show for which sessions)",

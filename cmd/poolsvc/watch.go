@@ -39,7 +39,7 @@ func (v *view) show(c *cobra.Command, draw func(ctx context.Context, client *bri
 		return misused(c, "--watch=%v: expected %v to %v seconds", v.watch, shortestWatch, longestWatch)
 	}
 	ctx := c.Context()
-	client, err := bridge.Dial(ctx, v.socket)
+	client, err := bridge.Dialer{Watch: true}.Dial(ctx, v.socket)
 	if err != nil {
 		return err
 	}

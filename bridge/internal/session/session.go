@@ -86,13 +86,13 @@ func New(conn *seqpacket.Conn) *Session {
 	return s
 }
 
-// Hello begins the session. If Hello fails, the connection is closed.
-func (s *Session) Hello(ctx context.Context, program string) error {
+// Hello begins the session, which offers the service `more` features besides those that every client has. If Hello fails, the connection is closed.
+func (s *Session) Hello(ctx context.Context, program string, more ...string) error {
 	go s.receive()
 	go s.tasks.run(s.done)
 	var reply wire.HelloReply
 	err := s.Call(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: program,
-		Features: []string{wire.FeatureTimelines, wire.FeatureChannels, wire.FeatureRanges}}, &reply)
+		Features: append([]string{wire.FeatureTimelines, wire.FeatureChannels, wire.FeatureRanges}, more...)}, &reply)
 	if err == nil && reply.Version != wire.Version {
 		err = typed.Errorf(convert.ErrVersion, "the service chose version %d, which this client did not offer", reply.Version)
 	}

@@ -60,9 +60,9 @@ def connect(
     start
         If no service listens at the path, start a service. The service's program is ``$POOLBRIDGE_POOLSVC``, else the
         ``poolsvc`` that was installed with this package, else the ``poolsvc`` that is found on the ``PATH``. The
-        service ends and frees its memory when no client has been connected for two seconds. A client that only asks
-        for lists, statistics and events, as ``poolsvc status`` does, does not prolong this time. Programs that start a
-        service at the same time share one service. The service's log is the file ``<path>.log``.
+        service ends and frees its memory when no client has been connected for two seconds. Commands that
+        only look, such as ``poolsvc top``, do not count. Programs that start a service at the same time share one
+        service. The service's log is the file ``<path>.log``.
     tracer
         The object that the client calls around every allocation, publication, receipt and release: an
         `OpenTelemetryTracer`, an `NvtxTracer`, or the program's own `Tracer`. None: the client calls no tracer, and

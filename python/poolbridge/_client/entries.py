@@ -74,8 +74,7 @@ class ServiceStats(Shown):
     Attributes
     ----------
     sessions
-        Number of sessions that have not ended: of the asking user; for the service's own user and root all, with the
-        one of ``poolsvc serve``.
+        Number of sessions that have not ended: of the asking user; for the service's own user and root all.
     leases
         Number of leases.
     buffers

@@ -145,8 +145,7 @@ class Grant(Struct, omit_defaults=True, gc=False, kw_only=True):
 class ServiceStats(Struct, omit_defaults=True, gc=False, kw_only=True):
     """Counts what a session sees."""
 
-    # number of sessions that have not ended: of the asking user; for the service's own user and root all, with the one
-    # of `poolsvc serve`
+    # number of sessions that have not ended: of the asking user; for the service's own user and root all
     sessions: U = field(name="ss")
     leases: U = field(name="ls")  # number of leases
     buffers: U = field(name="bf")  # number of buffers

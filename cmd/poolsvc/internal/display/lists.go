@@ -30,19 +30,6 @@ func Others(own uint64, sessions iter.Seq2[mempool.SessionInfo, error]) iter.Seq
 	}
 }
 
-// OwnProgram is the name of the program in the session that the service has itself.
-const OwnProgram = "poolsvc serve"
-
-// Programs counts the sessions of a list without that of the service itself.
-func Programs(sessions []mempool.SessionInfo) (n int) {
-	for _, one := range sessions {
-		if one.Program != OwnProgram {
-			n++
-		}
-	}
-	return n
-}
-
 // State returns the state of a channel as a word: closed, full, where the next frame waits, fails or drops another, or open.
 func State(ch mempool.ChannelInfo) string {
 	switch {

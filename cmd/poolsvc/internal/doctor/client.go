@@ -104,7 +104,7 @@ func (c *chart) simulated() bool {
 
 // socket examines whether a service is running at path.
 func (c *chart) socket(ctx context.Context, path string) {
-	client, err := bridge.Dial(ctx, path)
+	client, err := bridge.Dialer{Watch: true}.Dial(ctx, path)
 	switch {
 	case errors.Is(err, bridge.ErrNotRunning):
 		c.warn("service", "start one with `poolsvc serve`", "none is running on %s", path)

@@ -48,7 +48,7 @@ var pools = []gauge[mempool.PoolStats]{
 }
 
 var totals = []gauge[mempool.ServiceStats]{
-	{describe("sessions", "Sessions that have not ended, the service's own included."), prometheus.GaugeValue, func(s mempool.ServiceStats) float64 { return float64(s.Sessions) }},
+	{describe("sessions", "Sessions that have not ended."), prometheus.GaugeValue, func(s mempool.ServiceStats) float64 { return float64(s.Sessions) }},
 	{describe("leases", "Leases on buffers."), prometheus.GaugeValue, func(s mempool.ServiceStats) float64 { return float64(s.Leases) }},
 	{describe("buffers", "Buffers."), prometheus.GaugeValue, func(s mempool.ServiceStats) float64 { return float64(s.Buffers) }},
 	{describe("names", "Names under which buffers are published."), prometheus.GaugeValue, func(s mempool.ServiceStats) float64 { return float64(s.Names) }},

@@ -130,7 +130,7 @@ poolbridge_pool_leased_bytes{UUID="GPU-x",gpu="1",kind="device",pool="frames"} 5
 # HELP poolbridge_pool_held_bytes Bytes of free blocks that are being recalled, freed, or wait for a process to end.
 # TYPE poolbridge_pool_held_bytes gauge
 poolbridge_pool_held_bytes{UUID="GPU-x",gpu="1",kind="device",pool="frames"} 50
-# HELP poolbridge_sessions Sessions that have not ended, the service's own included.
+# HELP poolbridge_sessions Sessions that have not ended.
 # TYPE poolbridge_sessions gauge
 poolbridge_sessions 3
 `

@@ -394,13 +394,6 @@ func TestAnEventCanBeReadWhole(t *testing.T) {
 	assert.NotZero(t, m.details, "the sessions come after the events")
 }
 
-func TestTheTitleCountsTheSessionsOfProgramsAsStatusDoes(t *testing.T) {
-	s := busy()
-	s.sessions = append(s.sessions, mempool.SessionInfo{ID: 4, Program: "poolsvc serve"})
-	_, draw := screen(t, 80, 24, s)
-	assert.Contains(t, draw()[0], "  3 sessions  ")
-}
-
 func TestNoProgramNameReachesTheTerminalAsACommand(t *testing.T) {
 	m, _ := screen(t, 80, 24, busy())
 	assert.NotContains(t, m.draw(), "evil\x1b[2J")

@@ -52,7 +52,7 @@ func (s *Source) Close() error {
 // if filtered is true, also what the filter needs.
 func (s *Source) read(ctx context.Context, of uint64, filtered bool) (now snapshot, err error) {
 	if s.client == nil {
-		if s.client, err = bridge.Dial(ctx, s.Socket); err != nil {
+		if s.client, err = (bridge.Dialer{Watch: true}).Dial(ctx, s.Socket); err != nil {
 			return now, err
 		}
 	}

@@ -69,7 +69,7 @@ func (m *Model) title() string {
 		return bold.Render(fit(left, m.width))
 	}
 	st := m.now.stats
-	right := fmt.Sprintf("%s  %s  %s  %s", count.Of(display.Programs(m.now.sessions), "session"), count.Of(st.Leases, "lease"), count.Of(st.Buffers, "buffer"),
+	right := fmt.Sprintf("%s  %s  %s  %s", count.Of(len(m.now.sessions), "session"), count.Of(st.Leases, "lease"), count.Of(st.Buffers, "buffer"),
 		m.now.at.Format(time.TimeOnly))
 	space := m.width - len(right) - 2
 	if space < 4 {
