@@ -125,7 +125,7 @@ type BufferInfo struct {
 	Readers   []uint64 // sessions with read leases, at most 8
 	Reads     int      // number of read leases
 	Names     int      // number of names of the buffer
-	InChannel bool     // whether it is in a channel whose producer has left
+	InChannel bool     // whether it is in a channel, or used by the channel's consumers
 	Whole     uint64   // buffer of whose memory it is a range; 0: it has a block of its own
 }
 

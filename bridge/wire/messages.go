@@ -274,7 +274,7 @@ type BufferInfo struct {
 	Readers    []uint64 `wire:"rd?"`                      // sessions with read leases, at most 8
 	Reads      Count    `wire:"rs?"`                      // number of read leases
 	Names      Count    `wire:"nn?"`                      // number of names of the buffer
-	InChannel  bool     `wire:"ch?"`                      // whether it is in a channel whose producer has left
+	InChannel  bool     `wire:"ch?"`                      // whether it is in a channel, or used by the channel's consumers
 	Whole      uint64   `wire:"wh?,none" poolsvc:",zero"` // buffer of whose memory it is a range; none: it has a block of its own
 }
 

@@ -189,8 +189,7 @@ are frames that consumers missed; in a queue, also those that were delivered too
 			short: "Show the buffers of a running service and the sessions that hold them",
 			long: `Show the buffers of the pools that you may use. COUNTS FOR, WRITER and READERS are sessions: the program, and the id in brackets. A block counts
 for the session that allocated its buffer, also while only a name or a channel has the buffer. With --session, BLOCK sums to BYTES of poolsvc sessions;
-poolsvc leases --session shows what a session uses. A producer is the WRITER of its frames, also of published ones. With --json, layout_bytes is not
-0 for several arrays.`,
+poolsvc leases --session shows what a session uses. With --json, layout_bytes is not 0 for several arrays.`,
 			entries: (*bridge.Client).Buffers,
 			head:    "BUFFER\tPOOL\tDTYPE\tSHAPE\tBYTES\tBLOCK\tCOUNTS FOR\tWRITER\tREADERS\tNAMES",
 			row: func(b mempool.BufferInfo, l *listed) string {
@@ -430,8 +429,8 @@ func state(ch mempool.ChannelInfo) string {
 func shape(t mempool.Tensor) []uint64 { return append([]uint64{}, t.Shape...) }
 
 func writer(b mempool.BufferInfo, l *listed) string {
-	if b.Writer == 0 && b.InChannel {
-		return "in a channel"
+	if b.InChannel {
+		return display.InChannel
 	}
 	return l.who(b.Writer)
 }

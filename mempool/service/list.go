@@ -63,16 +63,26 @@ func (v View) Channels(after string, most int, into []mempool.ChannelInfo) (Page
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (v View) Buffers(after string, most int, into []mempool.BufferInfo) (Page[mempool.BufferInfo], error) {
-	return listByID(v.session, &v.session.svc.ledger.Buffers, after, most, into, func(b *ledger.Buffer) mempool.BufferInfo {
+	svc := v.session.svc
+	moving, looked := make(map[uint64]struct{}), make(map[*ledger.Channel]struct{}) // blocks in channels of the page's writers, and these channels
+	return listByID(v.session, &svc.ledger.Buffers, after, most, into, func(b *ledger.Buffer) mempool.BufferInfo {
 		info := mempool.BufferInfo{ID: b.ID, Generation: b.Generation, Pool: b.Block.Pool.Info.ID, Bytes: b.Bytes, BlockBytes: b.Block.Size,
-			Tensor: *b.Tensor, Session: b.Account.Session(), Reads: b.Readers.Len(), Names: int(b.Names), InChannel: b.Frames > 0,
-			Readers: b.ReadersOf()}
+			Tensor: *b.Tensor, Session: b.Account.Session(), Reads: b.Readers.Len(), Names: int(b.Names), Readers: b.ReadersOf()}
 		if b.Writer != nil {
 			info.Writer = b.Writer.Session.ID
+			for m := range b.Writer.Session.Members {
+				if _, known := looked[m.Channel]; !known && m.Role == Producer && m.Channel.Pool == b.Block.Pool {
+					looked[m.Channel] = struct{}{}
+					for _, id := range svc.channels.of(m.Channel).Blocks() {
+						moving[id] = struct{}{}
+					}
+				}
+			}
 		}
 		if whole := b.Whole(); whole != nil {
 			info.Whole = whole.ID
 		}
+		info.InChannel = useOf(b, moving) == BlockInChannel
 		return info
 	})
 }

@@ -135,6 +135,14 @@ func TestAMapTellsWhichBlocksAreInAChannel(t *testing.T) {
 	source.alloc()
 	o := r.svc.Overview(5)
 	assert.Equal(t, map[BlockUse]int{BlockInChannel: 1, BlockWritten: 1}, uses(o))
+	moving := 0
+	for _, b := range all(t, 9, source.View().Buffers) {
+		assert.Equal(t, source.rec.ID, b.Writer)
+		if b.InChannel {
+			moving++
+		}
+	}
+	assert.Equal(t, 1, moving, "lists say so, too")
 	require.Len(t, o.Flows, 1)
 	assert.Equal(t, []FlowMember{{sink.rec.ID, sink.rec.Program, Consumer, 0, 1, 0}, {source.rec.ID, source.rec.Program, Producer, 0, 0, 0}}, o.Flows[0].Members)
 	assert.EqualValues(t, 1, o.Flows[0].Published)

@@ -478,7 +478,7 @@ class BufferInfo(Shown):
     names
         Number of names of the buffer.
     in_channel
-        Whether it is in a channel whose producer has left.
+        Whether it is in a channel, or used by the channel's consumers.
     whole
         Buffer of whose memory it is a range; None: it has a block of its own.
     """

@@ -259,7 +259,7 @@ class BufferInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     readers: tuple[U, ...] = field(default=(), name="rd")  # sessions with read leases, at most 8
     reads: U = field(default=0, name="rs")  # number of read leases
     names: U = field(default=0, name="nn")  # number of names of the buffer
-    in_channel: bool = field(default=False, name="ch")  # whether it is in a channel whose producer has left
+    in_channel: bool = field(default=False, name="ch")  # whether it is in a channel, or used by the channel's consumers
     whole: U = field(default=0, name="wh")  # buffer of whose memory it is a range; left out: it has a block of its own
 
 

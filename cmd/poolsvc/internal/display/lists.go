@@ -30,6 +30,9 @@ func Others(own uint64, sessions iter.Seq2[mempool.SessionInfo, error]) iter.Seq
 	}
 }
 
+// InChannel says in lists what a buffer is used for that is in a channel, or that the channel's consumers use.
+const InChannel = "in a channel"
+
 // State returns the state of a channel as a word: closed, full, where the next frame waits, fails or drops another, or open.
 func State(ch mempool.ChannelInfo) string {
 	switch {

@@ -192,6 +192,7 @@ func TestDetailsShowTheBuffersOfTheSessionUnderTheCursor(t *testing.T) {
 		{ID: 10, Pool: 1, Bytes: 3 << 20, BlockBytes: 4 << 20, Session: 1, Names: 1, Tensor: image},
 		{ID: 11, Pool: 1, Bytes: 8 << 20, BlockBytes: 8 << 20, Session: 1, Readers: []uint64{2}, Reads: 1, Tensor: image},
 		{ID: 12, Pool: 1, Bytes: 2 << 20, BlockBytes: 2 << 20, Session: 2, Readers: []uint64{1}, Reads: 1, Tensor: image},
+		{ID: 13, Pool: 1, Bytes: 1 << 20, BlockBytes: 1 << 20, Session: 1, Writer: 1, InChannel: true, Tensor: image},
 	}
 	m.Update(looked{snapshot: s})
 	var rows []string
@@ -200,9 +201,9 @@ func TestDetailsShowTheBuffersOfTheSessionUnderTheCursor(t *testing.T) {
 			rows = append(rows, strings.Join(append(fields[:1], fields[3:]...), " "))
 		}
 	}
-	assert.Equal(t, []string{"9 4MiB 4MiB writes 0", "10 3MiB 4MiB kept 1", "11 8MiB 8MiB others 0", "12 2MiB - reads 0"}, rows)
+	assert.Equal(t, []string{"9 4MiB 4MiB writes 0", "10 3MiB 4MiB published 1", "11 8MiB 8MiB others 0", "12 2MiB - reads 0", "13 1MiB 1MiB in a channel 0"}, rows)
 	lineWith(t, draw(), "100MiB in pools")
-	_, line := lineWith(t, draw(), "84MiB")
+	_, line := lineWith(t, draw(), "83MiB")
 	assert.Contains(t, line, "rest", "what counts without being listed")
 	press(m, "esc")
 	lineWith(t, draw(), "CHANNEL")

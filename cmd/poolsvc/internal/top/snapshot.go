@@ -93,7 +93,7 @@ func (s *Source) ask(ctx context.Context, of uint64, filtered bool) (now snapsho
 		if seen++; seen > maxScanned {
 			break
 		}
-		if one.Session == of || useOf(one, of) != "" {
+		if one.Session == of || one.Writer == of || slices.Contains(one.Readers, of) {
 			now.held = append(now.held, one)
 		}
 	}
@@ -133,15 +133,19 @@ func (s *Source) news(ctx context.Context) (events []mempool.HistoryEvent, err e
 	}
 }
 
-// useOf says how a session uses a buffer; "": the session does not use the buffer.
+// useOf says who uses a buffer, seen from a session.
 func useOf(b mempool.BufferInfo, session uint64) string {
 	switch {
+	case b.InChannel:
+		return display.InChannel
 	case b.Writer == session:
 		return "writes"
 	case slices.Contains(b.Readers, session):
 		return "reads"
+	case b.Writer == 0 && b.Reads == 0:
+		return "published"
 	}
-	return ""
+	return "others"
 }
 
 // pool returns the name of the pool with an id.

@@ -1,7 +1,6 @@
 package top
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -110,9 +109,9 @@ const helpText = `
             BUSY as #, the rest of RESERVED as -, of MAX.
   Sessions  BYTES count for the session in all pools; SHARE is its part of
             what counts for all. enter shows the buffers of a session: COUNTS
-            sums to its BYTES; nobody uses a buffer that a name or channel
-            has kept. A narrow screen has fewer columns. What blocks producers
-            comes first, in bold red, and then who waits for it, in red.
+            sums to its BYTES; what is only published has no writer or reader.
+            A narrow screen has fewer columns. What blocks producers comes
+            first, in bold red, and then who waits for it, in red.
   Channels  FRAMES/S since the last look. USED of the channel's places have
             frames: of a broadcast, those that session SLOWEST has to take or,
             if producers wait for it, to give back; of a queue, those that
@@ -333,16 +332,13 @@ func (m *Model) drawDetails() []string {
 	rows := [][]string{{"BUFFER", "POOL", "DTYPE", "SHAPE", "BYTES", "COUNTS", "USE", "NAMES"}}
 	rest := o.Bytes // what counts for the session, without the buffers that are listed
 	for _, b := range m.now.held {
-		counts, use := "-", cmp.Or(useOf(b, o.ID), "others")
+		counts := "-"
 		if b.Session == o.ID {
 			counts = display.Size(b.BlockBytes)
 			rest -= min(rest, b.BlockBytes)
 		}
-		if use == "others" && b.Writer == 0 && b.Reads == 0 {
-			use = "kept"
-		}
 		dtype, shape, _ := strings.Cut(display.Content(b.Tensor, "\t"), "\t")
-		rows = append(rows, []string{strconv.FormatUint(b.ID, 10), m.now.pool(b.Pool), dtype, shape, display.Size(b.Bytes), counts, use,
+		rows = append(rows, []string{strconv.FormatUint(b.ID, 10), m.now.pool(b.Pool), dtype, shape, display.Size(b.Bytes), counts, useOf(b, o.ID),
 			strconv.Itoa(b.Names)})
 	}
 	if rest > 0 {
