@@ -70,18 +70,18 @@ also one whose session has ended: other workers get the frames of its LAG when i
 // lookAt asks the service for a channel and its members. An open channel of this name comes before a closed one.
 func lookAt(ctx context.Context, client *bridge.Client, name string) (*members, error) {
 	now := &members{at: time.Now()}
-	for ch, err := range client.Channels(ctx) {
-		if err != nil {
-			return nil, err
-		}
+	channels, err := display.All(client.Channels(ctx))
+	if err != nil {
+		return nil, err
+	}
+	for _, ch := range channels {
 		if ch.Name == name && (now.channel.ID == 0 || !ch.Closed) {
 			now.channel = ch
 		}
 	}
 	if now.channel.ID == 0 {
-		return nil, fmt.Errorf("there is no channel %q that you may use: poolsvc channels shows all that you may use", name)
+		return nil, unknown("channel", name, slices.Values(channels), nameOfChannel)
 	}
-	var err error
 	if now.all, err = display.All(client.Members(ctx, now.channel.ID)); err != nil {
 		return nil, err
 	}
@@ -90,6 +90,8 @@ func lookAt(ctx context.Context, client *bridge.Client, name string) (*members, 
 	})
 	return now, nil
 }
+
+func nameOfChannel(ch mempool.ChannelInfo) string { return ch.Name }
 
 // rate returns the frames per second of a member since an earlier look; known is false if the member was not there.
 func (now *members) rate(of mempool.MemberInfo, before *members) (rate float64, known bool) {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
+	"github.com/poolbridge/poolbridge/internal/similar"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -346,7 +347,7 @@ func (l listing[T]) passes(c *cobra.Command, f *filter, e T, with *listed) bool 
 // exist returns an error if a filter flag names a pool or a session that does not exist.
 func (l listing[T]) exist(ctx context.Context, c *cobra.Command, client *bridge.Client, f *filter, with *listed) error {
 	if c.Flags().Changed("pool") && !slices.Contains(slices.Collect(maps.Values(with.pools)), f.pool) {
-		return noPool(f.pool)
+		return unknown("pool", f.pool, maps.Values(with.pools), func(name string) string { return name })
 	}
 	if f.session == 0 { // the user named no session, or asked for entries without a session
 		return nil
@@ -359,8 +360,16 @@ func (l listing[T]) exist(ctx context.Context, c *cobra.Command, client *bridge.
 	return fmt.Errorf("there is no session %d that you may see: poolsvc sessions shows all that you may see", f.session)
 }
 
-func noPool(name string) error {
-	return fmt.Errorf("there is no pool %q that you may see: poolsvc pools shows all that you may see", name)
+// unknown returns the error for a name of a pool or channel that is none of the known ones.
+func unknown[T any](what, name string, known iter.Seq[T], nameOf func(T) string) error {
+	names := func(yield func(string) bool) {
+		for one := range known {
+			if !yield(nameOf(one)) {
+				return
+			}
+		}
+	}
+	return fmt.Errorf("there is no %[1]s %[2]q that you may see: poolsvc %[1]ss shows all that you may see%[3]s", what, name, similar.Hint(name, names))
 }
 
 func (l listing[T]) print(out io.Writer, entries []T, with *listed) error {

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/spf13/cobra"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
 )
 
 func newPool() *cobra.Command {
@@ -114,11 +116,13 @@ frames are acknowledged. With --discard, the frames that are left in closed queu
 }
 
 func discardChannels(ctx context.Context, client *bridge.Client, name string) error {
-	found := fmt.Errorf("there is no channel %q that you may use: poolsvc channels shows all that you may use", name)
-	for ch, err := range client.Channels(ctx) {
+	channels, err := display.All(client.Channels(ctx))
+	if err != nil {
+		return err
+	}
+	found := unknown("channel", name, slices.Values(channels), nameOfChannel)
+	for _, ch := range channels {
 		switch {
-		case err != nil:
-			return err
 		case ch.Name != name:
 		case ch.Closed && ch.Mode == bridge.WorkQueue:
 			found = nil

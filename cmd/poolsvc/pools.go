@@ -30,7 +30,7 @@ func newPools() *cobra.Command {
   held      free blocks that are being recalled, or wait for a process to end
   yours     what counts for your user, and its limit if the pool has one (user_bytes)
 
-The service itself counts as a session, and so does this command.`,
+In JSON, sessions counts that of this command, too.`,
 		Args: arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			return v.show(c, func(ctx context.Context, client *bridge.Client, out io.Writer) error {
@@ -39,9 +39,10 @@ The service itself counts as a session, and so does this command.`,
 					return err
 				}
 				if c.Flags().Changed("pool") {
+					all := slices.Clone(stats.Pools)
 					stats.Pools = slices.DeleteFunc(stats.Pools, func(p mempool.PoolStats) bool { return p.Pool.Name != pool })
 					if len(stats.Pools) == 0 && v.watch == 0 {
-						return noPool(pool)
+						return unknown("pool", pool, slices.Values(all), func(p mempool.PoolStats) string { return p.Pool.Name })
 					}
 				}
 				if v.json {

@@ -57,8 +57,7 @@ warning, too.`,
 			if asJSON {
 				return writeJSON(c.OutOrStdout(), s)
 			}
-			fmt.Fprintf(c.OutOrStdout(), "healthy: answered in %.1f ms; %s, %s, epoch %s\n", s.Answer, count.Of(s.Sessions, "session"),
-				count.Of(s.Pools, "pool"), s.Epoch)
+			fmt.Fprintf(c.OutOrStdout(), "healthy: answered in %.1f ms; %s, %s\n", s.Answer, count.Of(s.Sessions, "session"), count.Of(s.Pools, "pool"))
 			for _, w := range s.Warnings {
 				fmt.Fprintln(display.Safe(c.OutOrStdout()), "warning:", w)
 			}

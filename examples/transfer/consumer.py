@@ -1,19 +1,17 @@
 """Use the array of main.go in place.
 
-Start `consumer.py cupy` or `consumer.py torch`. If main.go runs with ``-kind host``,
-start `consumer.py numpy`.
+Start `consumer.py cupy`, `consumer.py torch` or `consumer.py jax`. If main.go runs with
+``-kind host``, start `consumer.py numpy`.
 """
 
-import importlib
 import sys
 
 import poolbridge
 
-library = importlib.import_module(sys.argv[1] if len(sys.argv) > 1 else "numpy")
+library = sys.argv[1] if len(sys.argv) > 1 else "numpy"
 
 with poolbridge.connect() as client:
-    lease = client.get("weights", timeout=10)  # waits until it is published
-    array = library.from_dlpack(lease)  # CuPy, PyTorch or NumPy: the same memory
-    print(lease)
-    print(array, float(array.sum()))
-    del array, lease  # the last array gone, the buffer is free for others
+    # waits until the name is published; the array is in the same memory
+    array = client.get_array("weights", library=library, timeout=10)
+    print(array, array.dtype, float(array.sum()))
+    del array  # the last array gone, the buffer is free for others

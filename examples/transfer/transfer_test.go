@@ -19,8 +19,7 @@ func TestAnArrayGoesFromGoToPython(t *testing.T) {
 			t.Setenv("POOLBRIDGE_SOCKET", service.Socket)
 			require.NoError(t, transfer(t.Context(), kind))
 			out := python.Run(t, "consumer.py", library)
-			assert.Contains(t, out, "float32[2, 3]")
-			assert.Contains(t, out, "21.0")
+			assert.Contains(t, out, "float32 21.0")
 			if _, err := exec.LookPath("go"); err == nil && kind == bridge.Host {
 				out, err := exec.Command("go", "run", "./reader").CombinedOutput()
 				require.NoError(t, err, string(out))

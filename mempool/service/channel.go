@@ -3,6 +3,7 @@ package service
 import (
 	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"time"
 
@@ -185,7 +186,8 @@ func (cs *channels) awaitLocked(ctx context.Context, s *Session, name string, wa
 			return err
 		}
 		if last {
-			return w.cause(missing(wait, "there is no channel %q in a pool that user %d may use", name, s.rec.Peer.UID))
+			return w.cause(missing(wait, "there is no channel %q in a pool that user %d may use%s", name, s.rec.Peer.UID,
+				ledger.Similar(s.rec, name, maps.All(cs.svc.ledger.ChannelNames))))
 		}
 		last = !w.wait(cs.made.next())
 	}

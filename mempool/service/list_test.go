@@ -121,6 +121,27 @@ func TestAStrangerIsToldOfItsOwnAlone(t *testing.T) {
 	assert.ErrorIs(t, err, mempool.ErrClosed)
 }
 
+func TestANameThatIsNotThereBringsSimilarOnesThatTheSessionSees(t *testing.T) {
+	svc := newService(t)
+	s := open(t, svc)
+	p := createPool(t, s, mempool.PoolSpec{Name: "frames", Kind: fake, MaxBytes: 1 << 20})
+	publish(t, allocate(t, s, p, 100), mempool.Publication{Name: "weights"})
+	_, err := s.MakeChannel(mempool.ChannelSpec{Name: "video", Pool: p.rec.Info.ID, Capacity: 1})
+	require.NoError(t, err)
+	stranger, err := svc.OpenSession(mempool.Peer{UID: 4711, PID: 17}, "spy", func(Notice) {})
+	require.NoError(t, err)
+	for what, ask := range map[string]func(*Session) error{
+		`"weights"`: func(s *Session) error { _, err := s.Get(t.Context(), "weihgts", false, Known{}, 0); return err },
+		`"frames"`:  func(s *Session) error { _, err := s.OpenPool(t.Context(), "frame", 0); return err },
+		`"video"`:   func(s *Session) error { _, err := s.FindChannel(t.Context(), "Video", 0); return err },
+	} {
+		assert.ErrorContains(t, ask(s), "; did you mean "+what+"?")
+		err := ask(stranger)
+		require.ErrorIs(t, err, mempool.ErrNotFound)
+		assert.NotContains(t, err.Error(), "mean", "only what it may see")
+	}
+}
+
 func TestALongNameOfAProgramIsCutBetweenLetters(t *testing.T) {
 	s, err := newService(t).OpenSession(mempool.Self(), strings.Repeat("é", mempool.MaxNameBytes), nil)
 	require.NoError(t, err)

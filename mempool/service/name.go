@@ -96,7 +96,7 @@ func (s *Session) Unpublish(text string) error {
 	}
 	n := ledger.Find(s.rec, svc.ledger.Names.Get(text))
 	if n == nil {
-		return s.rec.Unpublished(text)
+		return svc.ledger.Unpublished(s.rec, text)
 	}
 	if n.UID != s.rec.Peer.UID {
 		return typed.Errorf(mempool.ErrDenied, "the name %q belongs to user %d", text, n.UID)
@@ -128,7 +128,7 @@ func (s *Session) Get(ctx context.Context, text string, write bool, known Known,
 		}
 	}()
 	g, err = s.lease(ctx, text, write, wait, func() (*ledger.Buffer, *signal, error) {
-		missing := s.rec.Unpublished(text)
+		var missing error
 		if n := ledger.Find(s.rec, svc.ledger.Names.Get(text)); n != nil {
 			found = Known{n.Buffer.ID, n.Version}
 			svc.checkContent(n.Buffer)
@@ -140,6 +140,8 @@ func (s *Session) Get(ctx context.Context, text string, write bool, known Known,
 			default:
 				return n.Buffer, nil, nil
 			}
+		} else {
+			missing = svc.ledger.Unpublished(s.rec, text)
 		}
 		if wait <= 0 {
 			return nil, nil, missing

@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
@@ -172,7 +173,8 @@ func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration)
 			continue
 		}
 		return nil, w.cause(missing(wait, "there is no pool %[3]q that user %[1]d (group %[2]d) may use: make the pool, or have its maker name the user or the group "+
-			"(uid=%[1]d or gid=%[2]d in --pool, uids and gids in Python)", s.rec.Peer.UID, s.rec.Peer.GID, name))
+			"(uid=%[1]d or gid=%[2]d in --pool, uids and gids in Python)%[4]s", s.rec.Peer.UID, s.rec.Peer.GID, name,
+			ledger.Similar(s.rec, name, maps.All(svc.ledger.PoolNames))))
 	}
 }
 

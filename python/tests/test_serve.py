@@ -400,7 +400,7 @@ def test_threads_that_start_one_at_once_share_it(socket_path):
 def test_a_service_that_does_not_come_is_given_up(socket_path, monkeypatch):
     monkeypatch.setattr(_shared_service, "START_SECONDS", 0.0)
     starter = _shared_service.Starter(socket_path, 0.0)
-    assert not starter.start(poolbridge.ServiceNotRunningError("none"))
+    assert not starter.start()
     with pytest.raises(poolbridge.ServiceNotRunningError):
         poolbridge.connect(socket_path, start=True)
 
@@ -410,12 +410,12 @@ def test_a_service_that_has_the_lock_and_no_socket_is_named_by_its_lock(socket_p
     with Path(f"{socket_path}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         starter = _shared_service.Starter(socket_path, 0.0)
-        starter.start(poolbridge.ServiceNotRunningError("none"))
+        starter.start()
         monkeypatch.setattr(starter, "_until", 0.0)
         with pytest.raises(
             poolbridge.ServiceStartTimeoutError, match=r"for 30 s, another service had the lock '.*\.lock'"
         ):
-            starter.start(poolbridge.ServiceNotRunningError("none"))
+            starter.start()
 
 
 def test_a_service_whose_socket_was_removed_is_found_again(socket_path):

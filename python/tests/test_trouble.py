@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -41,6 +42,15 @@ def test_no_service_says_where_it_looked_and_how_to_start_it(tmp_path):
         poolbridge.connect(path)
     assert path in str(caught.value)
     assert isinstance(caught.value, ConnectionError)
+
+
+def test_the_traceback_of_connect_has_one_error(monkeypatch, tmp_path):
+    path, program = tmp_path / "none.sock", tmp_path / "none"
+    monkeypatch.setenv("POOLBRIDGE_POOLSVC", str(program))
+    for options in ({}, {"wait": 0.01}, {"start": True}):
+        with pytest.raises(poolbridge.ServiceNotRunningError) as caught:
+            poolbridge.connect(path, **options)
+        assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
 
 
 def test_a_socket_left_by_a_dead_service_is_no_service(tmp_path):

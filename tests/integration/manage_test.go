@@ -338,7 +338,7 @@ func TestStatusAndChannelShowNameTheConsumerThatHoldsAChannelUp(t *testing.T) {
 	assert.NotEmpty(t, shown.Members[1].Since)
 	out, err = poolsvc(t, "channel", "show", "no-such", "--socket", s.Socket)
 	require.Error(t, err)
-	assert.Contains(t, out, `there is no channel "no-such" that you may use: poolsvc channels shows`)
+	assert.Contains(t, out, `there is no channel "no-such" that you may see: poolsvc channels shows`)
 	stop()
 	require.NoError(t, slow.Close())
 	require.NoError(t, c.Close())

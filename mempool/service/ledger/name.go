@@ -116,9 +116,13 @@ func (l *Ledger) MayName(s *Session, b *Buffer, text string, replace bool, versi
 }
 
 // Unpublished returns the error of a session that sees no such name.
-func (s *Session) Unpublished(text string) error {
-	return typed.Errorf(mempool.ErrNotFound, "nothing is published as %q in a pool that user %d may use (poolsvc names shows all)",
-		text, s.Peer.UID)
+func (l *Ledger) Unpublished(s *Session, text string) error {
+	near := ""
+	if l.Names.Len() > maxSimilar && text != "" {
+		near = text[:1]
+	}
+	return typed.Errorf(mempool.ErrNotFound, "nothing is published as %q in a pool that user %d may use (poolsvc names shows all)%s",
+		text, s.Peer.UID, Similar(s, text, l.Names.After(near)))
 }
 
 // VisibleTo says whether a session may see the name.

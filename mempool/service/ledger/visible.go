@@ -2,7 +2,9 @@ package ledger
 
 import (
 	"fmt"
+	"iter"
 
+	"github.com/poolbridge/poolbridge/internal/similar"
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -22,6 +24,21 @@ func Find[V Visible](s *Session, v V) (none V) {
 		return v
 	}
 	return none
+}
+
+// maxSimilar is how many names Similar looks at.
+const maxSimilar = 256
+
+// Similar ends the error of a session that does not see a name: it asks whether one of those of `all` was meant that the session sees.
+func Similar[V Visible](s *Session, name string, all iter.Seq2[string, V]) string {
+	return similar.Hint(name, func(yield func(string) bool) {
+		looked := 0
+		for one, v := range all {
+			if looked++; looked > maxSimilar || v.VisibleTo(s) && !yield(one) {
+				return
+			}
+		}
+	})
 }
 
 // Claim does the same as Find, for a request that gives the name `text` to something new: v has the name now. If the session may not see v,

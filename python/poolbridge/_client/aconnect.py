@@ -52,8 +52,8 @@ async def connect_async(
         try:
             with descriptors_named("the client cannot connect"):
                 return await _connect(where, timeout, starter.wait, gpu, checked)
-        except (ServiceNotRunningError, ClosedError) as error:
-            if not await asyncio.to_thread(starter.start, error):
+        except (ServiceNotRunningError, ClosedError):
+            if not await asyncio.to_thread(starter.start):
                 raise
 
 

@@ -101,8 +101,8 @@ def connect(
     while True:
         try:
             return _connect(where, timeout, starter.wait, gpu, checked)
-        except (ServiceNotRunningError, ClosedError) as error:
-            if not starter.start(error):
+        except (ServiceNotRunningError, ClosedError):
+            if not starter.start():
                 raise
 
 

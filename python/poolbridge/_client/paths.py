@@ -123,17 +123,17 @@ def dial(path: str) -> socket.socket | None:
     except PermissionError as error:
         sock.close()
         if (locked := _locked_out(path)) is not None:
-            raise AccessDeniedError(locked) from error
+            raise AccessDeniedError(locked) from None
         raise AccessDeniedError(
             f"user {os.getuid()} may not connect to {path!r}: {error.strerror}. Start the service with --mode 0660, "
             "for its group, or --mode 0666, for all users, and with its socket in a folder that this user may enter. "
             f"Make pools for this user, with uids=[{os.getuid()}] or gids=[…] (`--pool …,uid={os.getuid()}`)"
-        ) from error
+        ) from None
     except OSError as error:
         sock.close()
         if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):
-            raise ServiceNotRunningError(_not_running(path, error)) from error
-        raise InvalidArgumentError(f"{path!r} cannot be connected to: {error}") from error
+            raise ServiceNotRunningError(_not_running(path, error)) from None
+        raise InvalidArgumentError(f"{path!r} cannot be connected to: {error}") from None
     except BaseException:
         sock.close()
         raise
@@ -215,7 +215,7 @@ class Patience:
             if now < self._until_there:
                 return self._next_pause(self._until_there - now)
             if self._wait:
-                raise ServiceStartTimeoutError(f"{error}; waited {self._wait:g} s for it") from error
+                raise ServiceStartTimeoutError(f"{error}; waited {self._wait:g} s for it") from None
             raise
         if sock is not None:
             return sock

@@ -9,7 +9,7 @@ from pathlib import Path
 from poolbridge._client.service_process import Process
 from poolbridge._sys.log import LOG
 from poolbridge.errors import (
-    PoolbridgeError,
+    ServiceStartError,
     ServiceStartTimeoutError,
     SocketFolderError,
     SocketInUseError,
@@ -52,13 +52,8 @@ class Starter:
         self._locked = False  # another process has the lock of the socket
         self.wait = 0.0
 
-    def start(self, error: PoolbridgeError) -> bool:
+    def start(self) -> bool:
         """Start the service, unless another process starts it. Call this method after an attempt to connect has failed.
-
-        Parameters
-        ----------
-        error
-            The error of the failed attempt.
 
         Returns
         -------
@@ -79,7 +74,7 @@ class Starter:
                 f"no service listens at {self._path!r}, and none can be started: for {self._seconds:g} s, another "
                 f"service had the lock {lock!r}. It is stopped, or cannot make its socket again. `fuser {lock}` shows "
                 "its process: end it, or use another path"
-            ) from error
+            ) from None
         if left <= 0:
             return False
         try:
@@ -91,6 +86,9 @@ class Starter:
             self._locked = True
             self.wait = min(_OTHERS_SECONDS, left)
             return True
+        except ServiceStartError as failed:
+            failed.__suppress_context__ = True  # that no service runs is why this one was to start
+            raise
         process.leave()
         self._locked = False
         self.wait = 0.0

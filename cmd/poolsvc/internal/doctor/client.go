@@ -113,7 +113,7 @@ func (c *chart) socket(ctx context.Context, path string) {
 	case err != nil:
 		c.missing("service", "check who may open the socket, and the service's log", "%s: %v", path, err)
 	default:
-		c.ok("service", "runs on %s, epoch %s", path, client.Epoch())
+		c.ok("service", "runs on %s", path)
 		if err := client.Close(); err != nil {
 			c.warn("service", "", "closing the session: %v", err)
 		}
