@@ -188,14 +188,15 @@ are frames that consumers missed; in a queue, also those that were delivered too
 		listing[mempool.BufferInfo]{
 			name:  "buffers",
 			short: "Show the buffers of a running service and the sessions that hold them",
-			long: `Show the buffers of the pools that you may use. COUNTS FOR, WRITER and READERS are sessions: the program, and the id in brackets. A block counts
-for the session that allocated its buffer, also while only a name or a channel has the buffer. With --session, BLOCK sums to BYTES of poolsvc sessions;
-poolsvc leases --session shows what a session uses. With --json, layout_bytes is not 0 for several arrays.`,
+			long: `Show the buffers of the pools that you may use. COUNTS FOR and BY are sessions: the program, and the id in brackets. A block counts for the
+session that allocated its buffer, also while only a name or a channel has the buffer. With --session, BLOCK sums to BYTES of poolsvc sessions;
+poolsvc leases --session shows what a session uses. USE and BY say who writes or reads the buffer, or that it is only published, or in a channel: then
+BY is the producer. With --json, layout_bytes is not 0 for several arrays.`,
 			entries: (*bridge.Client).Buffers,
-			head:    "BUFFER\tPOOL\tDTYPE\tSHAPE\tBYTES\tBLOCK\tCOUNTS FOR\tWRITER\tREADERS\tNAMES",
+			head:    "BUFFER\tPOOL\tDTYPE\tSHAPE\tBYTES\tBLOCK\tCOUNTS FOR\tUSE\tBY\tNAMES",
 			row: func(b mempool.BufferInfo, l *listed) string {
 				return fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d", b.ID, l.pool(b.Pool), display.Content(b.Tensor, "\t"), display.Size(b.Bytes),
-					display.Size(b.BlockBytes), l.who(b.Session), writer(b, l), readers(b, l), b.Names)
+					display.Size(b.BlockBytes), l.who(b.Session), display.Use(b), users(b, l), b.Names)
 			},
 			named:      true,
 			json:       jsonBufferInfo,
@@ -437,16 +438,10 @@ func state(ch mempool.ChannelInfo) string {
 // shape returns the shape of a tensor. The result is never nil, so JSON shows [] instead of null.
 func shape(t mempool.Tensor) []uint64 { return append([]uint64{}, t.Shape...) }
 
-func writer(b mempool.BufferInfo, l *listed) string {
-	if b.InChannel {
-		return display.InChannel
-	}
-	return l.who(b.Writer)
-}
-
-func readers(b mempool.BufferInfo, l *listed) string {
-	if b.Reads == 0 {
-		return "-"
+// users names the writer of a buffer, or else the readers.
+func users(b mempool.BufferInfo, l *listed) string {
+	if b.Writer != 0 || b.Reads == 0 {
+		return l.who(b.Writer)
 	}
 	text := ""
 	for i, id := range b.Readers {

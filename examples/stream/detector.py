@@ -3,11 +3,14 @@
 The marked frames go into the channel "detections", which page.py shows.
 """
 
+import sys
+
 import numpy as np
 
 import poolbridge
 
 with poolbridge.connect(wait=60) as client:
+    print("waiting for main.go", file=sys.stderr)
     frames = client.subscribe("camera", timeout=60)
     video = client.open_pool("video")
     # a page that is slow misses frames, and does not hold up the detector

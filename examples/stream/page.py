@@ -48,6 +48,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 with poolbridge.connect(wait=60) as client:
+    print("waiting for detector.py", file=sys.stderr)
     channel = client.open_channel("detections", timeout=60)
     port = int(sys.argv[1]) if len(sys.argv) > 1 else 8080
     with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:

@@ -11,6 +11,7 @@ import poolbridge
 
 random = np.random.default_rng()
 with poolbridge.connect(wait=60) as client:
+    print("Enter asks, Ctrl-D ends", file=sys.stderr)
     for _ in sys.stdin:
         model = client.get_dict("weights", timeout=60)
         label = random.integers(0, 2, 1000)

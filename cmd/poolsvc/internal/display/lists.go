@@ -30,8 +30,18 @@ func Others(own uint64, sessions iter.Seq2[mempool.SessionInfo, error]) iter.Seq
 	}
 }
 
-// InChannel says in lists what a buffer is used for that is in a channel, or that the channel's consumers use.
-const InChannel = "in a channel"
+// Use says what a buffer is used for, as the page does.
+func Use(b mempool.BufferInfo) string {
+	switch {
+	case b.InChannel:
+		return "in a channel"
+	case b.Writer != 0:
+		return "written"
+	case b.Reads > 0:
+		return "read"
+	}
+	return "published"
+}
 
 // State returns the state of a channel as a word: closed, full, where the next frame waits, fails or drops another, or open.
 func State(ch mempool.ChannelInfo) string {

@@ -201,7 +201,7 @@ func TestDetailsShowTheBuffersOfTheSessionUnderTheCursor(t *testing.T) {
 			rows = append(rows, strings.Join(append(fields[:1], fields[3:]...), " "))
 		}
 	}
-	assert.Equal(t, []string{"9 4MiB 4MiB writes 0", "10 3MiB 4MiB published 1", "11 8MiB 8MiB others 0", "12 2MiB - reads 0", "13 1MiB 1MiB in a channel 0"}, rows)
+	assert.Equal(t, []string{"9 4MiB 4MiB written 0", "10 3MiB 4MiB published 1", "11 8MiB 8MiB read by others 0", "12 2MiB - read 0", "13 1MiB 1MiB in a channel 0"}, rows)
 	lineWith(t, draw(), "100MiB in pools")
 	_, line := lineWith(t, draw(), "83MiB")
 	assert.Contains(t, line, "rest", "what counts without being listed")

@@ -133,19 +133,13 @@ func (s *Source) news(ctx context.Context) (events []mempool.HistoryEvent, err e
 	}
 }
 
-// useOf says who uses a buffer, seen from a session.
+// useOf says what a buffer is used for, seen from a session.
 func useOf(b mempool.BufferInfo, session uint64) string {
-	switch {
-	case b.InChannel:
-		return display.InChannel
-	case b.Writer == session:
-		return "writes"
-	case slices.Contains(b.Readers, session):
-		return "reads"
-	case b.Writer == 0 && b.Reads == 0:
-		return "published"
+	use := display.Use(b)
+	if (use == "written" || use == "read") && b.Writer != session && !slices.Contains(b.Readers, session) {
+		return use + " by others"
 	}
-	return "others"
+	return use
 }
 
 // pool returns the name of the pool with an id.
