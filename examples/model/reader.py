@@ -10,8 +10,8 @@ import poolbridge
 
 library = importlib.import_module(sys.argv[1] if len(sys.argv) > 1 else "numpy")
 
+print("waiting for the service and holder.py", file=sys.stderr)
 with poolbridge.connect(wait=60) as client:
-    print("waiting for holder.py", file=sys.stderr)
     model = client.get("model", timeout=60)  # all layers of one publication
     weights = {name: library.from_dlpack(layer) for name, layer in model.items()}
     print({name: float(array.mean()) for name, array in weights.items()})

@@ -11,8 +11,8 @@ import poolbridge
 
 library = importlib.import_module(sys.argv[1] if len(sys.argv) > 1 else "numpy")
 
+print("waiting for the service and main.go", file=sys.stderr)
 with poolbridge.connect(wait=60) as client:
-    print("waiting for main.go", file=sys.stderr)
     frames = client.subscribe("camera", timeout=60)  # waits until the channel exists
     print("subscribed", flush=True)
     for frame in frames:  # the loop ends when the channel is closed

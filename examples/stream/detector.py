@@ -9,8 +9,8 @@ import numpy as np
 
 import poolbridge
 
+print("waiting for the service and main.go", file=sys.stderr)
 with poolbridge.connect(wait=60) as client:
-    print("waiting for main.go", file=sys.stderr)
     frames = client.subscribe("camera", timeout=60)
     video = client.open_pool("video")
     # a page that is slow misses frames, and does not hold up the detector

@@ -27,6 +27,7 @@ func run(ctx context.Context, kind bridge.Kind, frames int) error {
 		return err
 	}
 	defer c.client.Close()
+	log.Printf("sending %d frames to the channel camera", frames)
 	return c.send(ctx, frames, time.Second/30)
 }
 

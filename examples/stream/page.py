@@ -47,8 +47,8 @@ class Handler(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
+print("waiting for the service and detector.py", file=sys.stderr)
 with poolbridge.connect(wait=60) as client:
-    print("waiting for detector.py", file=sys.stderr)
     channel = client.open_channel("detections", timeout=60)
     port = int(sys.argv[1]) if len(sys.argv) > 1 else 8080
     with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:

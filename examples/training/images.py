@@ -13,8 +13,8 @@ BATCH = {"image": ((64, 16, 16), "float32"), "label": ((64,), "int64")}
 
 batches = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
 random = np.random.default_rng()
+print("waiting for the service, then making batches for trainer.py", file=sys.stderr)
 with poolbridge.connect(wait=60) as client:
-    print("batches wait for trainer.py", file=sys.stderr)
     client.create_pool("training", kind="host", max_bytes="64MiB", exist_ok=True)
     channel = client.create_channel("batches", mode="queue", capacity=8)
     with channel.publisher(BATCH) as publisher:

@@ -11,8 +11,8 @@ import numpy as np
 import poolbridge
 
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+print("waiting for the service and images.py", file=sys.stderr)
 with poolbridge.connect(wait=60) as client:
-    print("waiting for images.py", file=sys.stderr)
     batches = client.subscribe("batches", timeout=60)
     sizes = {"w": 256, "b": 1, "steps": 1}
     model = {name: np.zeros(size, "float32") for name, size in sizes.items()}
