@@ -103,8 +103,8 @@ func connect(ctx context.Context, try session.Attempt, path string) (*seqpacket.
 		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED):
 			return nil, err
 		}
-		missing = fmt.Errorf("%w: nothing listens on %s; start it with `poolsvc serve`, or set POOLBRIDGE_SOCKET (%w)",
-			ErrNotRunning, path, err)
+		why, _ := errors.AsType[unix.Errno](err)
+		missing = fmt.Errorf("%w: nothing listens on %s (%w); start it with `poolsvc serve`, or set POOLBRIDGE_SOCKET", ErrNotRunning, path, why)
 		if try {
 			return nil, missing
 		}

@@ -20,7 +20,7 @@ func TestNoServiceSaysWhereItLookedAndWhatToDo(t *testing.T) {
 	_, err := Dial(t.Context(), path)
 	require.ErrorIs(t, err, ErrNotRunning)
 	assert.ErrorIs(t, err, os.ErrNotExist)
-	assert.ErrorContains(t, err, "no service is running: nothing listens on "+path+"; start it with `poolsvc serve`, or set POOLBRIDGE_SOCKET")
+	assert.ErrorContains(t, err, "no service is running: nothing listens on "+path+" (no such file or directory); start it with `poolsvc serve`, or set POOLBRIDGE_SOCKET")
 
 	why := errors.New("enough")
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 1, why)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/display"
+	"github.com/poolbridge/poolbridge/internal/similar"
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
@@ -40,17 +41,8 @@ The service listens on $POOLBRIDGE_SOCKET, else on poolbridge/poolsvc.sock below
 poolbridge-UID/poolsvc.sock below $TMPDIR or /tmp.
 
 The exit status is 2 if the command line is wrong.`,
-		Version: version,
-		Args: func(c *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return nil
-			}
-			text := fmt.Sprintf("there is no command %q", args[0])
-			if alike := c.SuggestionsFor(args[0]); len(alike) > 0 {
-				text += " (did you mean " + strings.Join(alike, " or ") + "?)"
-			}
-			return misused(c, "%s", text)
-		},
+		Version:       version,
+		Args:          arguments(0, 0),
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -72,6 +64,16 @@ func arguments(least, most int) cobra.PositionalArgs {
 		}
 		if flag := c.Flags().Lookup("watch"); flag != nil && flag.Changed && len(args) > 0 && flag.Value.Set(args[0]) == nil {
 			return misused(c, "the value of --watch comes after an equals sign: --watch=%s", args[0])
+		}
+		if c.HasSubCommands() {
+			names := func(yield func(string) bool) {
+				for _, one := range c.Commands() {
+					if !yield(one.Name()) {
+						return
+					}
+				}
+			}
+			return misused(c, "%s has no command %q%s", c.CommandPath(), args[0], similar.Hint(args[0], names))
 		}
 		if most == 0 {
 			return misused(c, "%s takes no arguments, not %q", c.CommandPath(), args)

@@ -8,21 +8,28 @@ import (
 	"strings"
 )
 
-// Hint returns the end of an error about a name that does not exist: `; did you mean "weights"?`, with at most three of the known names. If
-// no known name is similar, the result is empty.
-func Hint(name string, known iter.Seq[string]) string {
-	var found []string
+// Names returns those of the known names that are similar to a name, in order, at most three.
+func Names(name string, known iter.Seq[string]) (found []string) {
 	for one := range known {
 		if one != name && alike(one, name) {
-			found = append(found, strconv.Quote(one))
+			found = append(found, one)
 		}
-	}
-	if len(found) == 0 {
-		return ""
 	}
 	slices.Sort(found)
 	found = slices.Compact(found)
-	return "; did you mean " + strings.Join(found[:min(len(found), 3)], " or ") + "?"
+	return found[:min(len(found), 3)]
+}
+
+// Hint returns the end of an error about a name that does not exist: `; did you mean "weights"?`. If no known name is similar, it is empty.
+func Hint(name string, known iter.Seq[string]) string {
+	text, before := "", "; did you mean "
+	for _, one := range Names(name, known) {
+		text, before = text+before+strconv.Quote(one), " or "
+	}
+	if text != "" {
+		text += "?"
+	}
+	return text
 }
 
 // alike says whether two names begin and end alike, and differ in the middle by at most two characters, or by those that one name has besides
@@ -36,5 +43,5 @@ func alike(a, b string) bool {
 	for begin := same; same < least && a[len(a)-1-(same-begin)] == b[len(b)-1-(same-begin)]; {
 		same++
 	}
-	return 2*same >= most && (most-same <= 2 || same == least)
+	return 3*same >= most && (most-same <= 2 || same == least)
 }

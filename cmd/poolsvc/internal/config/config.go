@@ -177,7 +177,8 @@ func (r *reader) root(node *yaml.Node) {
 		case section == "pools":
 			r.pools(value)
 		case !slices.Contains(r.keys(""), section):
-			r.wrong(key, "%s: %s", section, noSuchKey(section, r.keys(""), ""))
+			text, _ := noSuchKey(section, r.keys(""), "")
+			r.wrong(key, "%s: %s", section, text)
 		case !null(value):
 			r.pairs(value, section, func(name string, key, value *yaml.Node) {
 				r.value(&r.file.Values, section, name, section+".", key, value)
@@ -239,16 +240,17 @@ func called(number int, pool *yaml.Node) string {
 }
 
 // value adds a value to a list of values. In problems, `before` stands before its name. If the section has no key with this name, value adds a
-// broken value for the key that was probably meant.
+// broken value for each key that may have been meant.
 func (r *reader) value(to *[]Value, section, name, before string, key, value *yaml.Node) {
 	prefix := ""
 	if section != "pools" {
 		prefix = section + "."
 	}
 	if known := r.keys(section); !slices.Contains(known, name) {
-		r.wrong(key, "%s%s: %s", before, name, noSuchKey(name, known, prefix))
-		if meant := nearest(name, known); meant != "" {
-			*to = append(*to, Value{Key: prefix + meant, Line: key.Line, Broken: true})
+		text, meant := noSuchKey(name, known, prefix)
+		r.wrong(key, "%s%s: %s", before, name, text)
+		for _, one := range meant {
+			*to = append(*to, Value{Key: prefix + one, Line: key.Line, Broken: true})
 		}
 		return
 	}
