@@ -5,10 +5,11 @@ Start `consumer.py cupy`, `consumer.py torch` or `consumer.py jax`. If main.go r
 """
 
 import sys
+from typing import Any
 
 import poolbridge
 
-library = sys.argv[1] if len(sys.argv) > 1 else "numpy"
+library: Any = sys.argv[1] if len(sys.argv) > 1 else "numpy"
 
 with poolbridge.connect() as client:
     # waits until the name is published; the array is in the same memory

@@ -8,7 +8,7 @@ import (
 )
 
 func TestNamesWithATypoAreSimilar(t *testing.T) {
-	for _, name := range []string{"weights", "wieghts", "weihts", "Weights2", "weights-of-v2", "my-weights", "veights"} {
+	for _, name := range []string{"weights", "wegihts", "weihts", "Weights2", "weights-of-v2", "my-weights", "veights"} {
 		if name != "weights" {
 			assert.Equal(t, `; did you mean "weights"?`, Hint(name, slices.Values([]string{"camera", "weights", name})), name)
 		}
