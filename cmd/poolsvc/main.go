@@ -35,10 +35,13 @@ func main() {
 // report prints an error. Its text may have names that clients chose.
 func report(w io.Writer, err error) { fmt.Fprintln(display.Safe(w), "poolsvc:", sentence(err)) }
 
-// sentence returns the text of an error in a form that people can read. If the error comes from the service, sentence leaves out the name
-// of the request and the name of the error, because only programs need them.
+// sentence returns the text of an error in a form that people can read. It leaves out what only programs need: if the error comes from the
+// service, the names of the request and the error; if the service has ended, what that means for leases.
 func sentence(err error) string {
 	text := err.Error()
+	if errors.Is(err, bridge.ErrDisconnected) {
+		text, _, _ = strings.Cut(text, "; the session's leases")
+	}
 	if remote, ok := errors.AsType[*bridge.RemoteError](err); ok {
 		message := strings.TrimPrefix(remote.Message, fmt.Sprint(remote.Unwrap(), ": "))
 		text = strings.Replace(text, remote.Error(), message, 1)

@@ -2,6 +2,7 @@ package integration
 
 import (
 	"bufio"
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -76,6 +77,25 @@ func TestAnUnusedServiceEndsAfterItsLastClient(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, c.Close())
 	require.NoError(t, s.cmd.Wait())
+}
+
+func TestACommandThatFollowsEndsWithAnUnusedServiceAndSaysSo(t *testing.T) {
+	s := startAlone(t, "--private", "--end-unused", "1s")
+	c, err := bridge.Dialer{Wait: true}.Dial(t.Context(), s.socket)
+	require.NoError(t, err)
+	follow := exec.Command(rig.Poolsvc(t), "events", "--follow", "--socket", s.socket)
+	var said bytes.Buffer
+	follow.Stderr = &said
+	require.NoError(t, follow.Start())
+	for sessions := 0; sessions < 2; { // if it never connects, the test hangs
+		stats, err := c.Stats(t.Context())
+		require.NoError(t, err)
+		sessions = stats.Sessions
+	}
+	require.NoError(t, c.Close())
+	require.NoError(t, s.cmd.Wait())
+	require.Error(t, follow.Wait())
+	assert.Equal(t, "poolsvc: disconnected from the service: the service is shutting down\n", said.String())
 }
 
 func TestAServiceThatNobodyUsesAtAllEnds(t *testing.T) {

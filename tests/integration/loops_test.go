@@ -265,7 +265,7 @@ func TestAKilledPythonWorkersAcknowledgedFramesDoNotComeBack(t *testing.T) {
 	victim := rig.Python(t).Start(t, keeper)
 	require.Equal(t, "keeping", victim.Line(t))
 	victim.Kill(t)
-	s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Sessions == 3 && st.Leases == 3 }) // leases: of frames 2 to 4
+	s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Sessions == 2 && st.Leases == 3 }) // leases: of frames 2 to 4
 	var seen []uint64
 	for f, err := range ch.Frames(t.Context(), mempool.SubscribeOptions{}) {
 		require.NoError(t, err)

@@ -247,7 +247,7 @@ func TestStatusSaysWhetherTheServiceAnswersAndWhatIsInTrouble(t *testing.T) {
 	require.NoError(t, err, out)
 	assert.Contains(t, out, "healthy")
 	assert.NotContains(t, out, "warning")
-	assert.Contains(t, out, "; 0 sessions, 1 pool,", "its own does not count, nor that of the service")
+	assert.Contains(t, out, "; 0 sessions, 1 pool\n", "its own does not count, nor that of the service")
 	c, err := bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
 	pool, err := c.TryOpenPool(t.Context(), "p")

@@ -74,7 +74,7 @@ func TestTopShowsInATerminalWhoHoldsMostAndWhoDied(t *testing.T) {
 	assert.Contains(t, first, "12MiB", "the one that holds most comes first")
 	assert.Contains(t, first, "100%")
 	term.press("Enter")
-	term.shows("writes")
+	term.shows("written")
 	term.press("Tab")
 	term.shows("CHANNEL")
 	_, err = holder.CreateChannel(t.Context(), mempool.ChannelSpec{Name: "camera", Pool: pool.Info().ID, Mode: mempool.WorkQueue})
