@@ -1,18 +1,21 @@
 """Measures batches a second of PyTorch's DataLoader, with and without `poolbridge.torch.Collate`.
 
 ``python benchmarks/loader.py``. The samples exist already, and each batch has three arrays. With a GPU, the trainer
-copies each batch to it, and the loaders run with ``pin_memory`` and with memory of kind ``pinned``, too. Each figure is
-the median of several epochs, which the loaders run in turn; the last column is the ratio to the best of PyTorch's own.
+copies each batch to it, and the loaders run with ``pin_memory`` and with memory of kind ``pinned``, too. If SPDL is
+installed, its threads make the batches, and one thread copies them to the GPU. Each figure is the median of several
+epochs, which the loaders run in turn; the last column is the ratio to the best of PyTorch's own.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,6 +54,25 @@ def epoch(loader: Any, device: str) -> float:
         torch.cuda.synchronize()
     del moved, batch
     return count / (time.perf_counter() - began)
+
+
+def spdl(samples: Samples, device: str, **options: Any) -> Any:
+    """Return a loader of SPDL, as its documentation composes one for samples that need no preprocessing."""
+    loader, io = importlib.import_module("spdl.dataloader"), importlib.import_module("spdl.io")
+    workers, rows = options["num_workers"], options["batch_size"]
+
+    class Batches:
+        def __iter__(self) -> Iterator[list[Any]]:
+            return ([samples[i + k] for k in range(rows)] for i in range(0, len(samples), rows))
+
+    return loader.DataLoader(
+        Batches(),
+        preprocessor=torch.utils.data.default_collate,
+        transfer_fn=io.transfer_tensor_h2d if device == "cuda" else None,
+        buffer_size=2 * workers,
+        num_threads=workers,
+        output_order="input",
+    )
 
 
 def compare(makers: dict[str, Callable[..., Any]], mib: int, workers: int, device: str) -> None:
@@ -102,6 +124,10 @@ def main() -> None:
             makers["Collate, host, pin_memory"] = made(collate_fn=collates["host"], pin_memory=True)
         for kind, collate in collates.items():
             makers[f"Collate, {kind}"] = made(collate_fn=collate)
+        if importlib.util.find_spec("spdl"):
+            makers["SPDL (threads)"] = partial(spdl, device=device)
+        else:
+            sys.stdout.write("SPDL is not measured, because it is not installed: pip install spdl\n")
         sys.stdout.write(f"{torch.cuda.get_device_name() if device == 'cuda' else 'CPU'}, torch {torch.__version__}\n")
         for mib in options.mib:
             compare(makers, mib, options.workers, device)

@@ -119,6 +119,8 @@ def test_workers_that_stay_send_each_epoch_also_after_one_that_was_left(collate)
 
 def test_the_trainer_may_write_a_batch_and_its_memory_is_free_after_the_last_tensor(service, sent):
     batch = sent([Numbers()[i] for i in range(4)])
+    assert batch["image"].untyped_storage().nbytes() == batch["image"].nbytes, "each has memory of its own"
+    assert [tensor.data_ptr() % 64 for tensor in (batch["image"], batch["pair"][0])] == [0, 0]
     batch["image"] += 1
     batch["pair"][0].zero_()
     assert batch["image"][:, 0, 0].tolist() == [1, 2, 3, 4]
@@ -139,10 +141,11 @@ def test_a_batch_of_one_tensor_and_a_batch_without_tensors_arrive(sent):
 
 DTYPES = [
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32",
-    "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu",
+    "float64", "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu",
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 def test_tensors_of_every_type_arrive(sent):
     whole = {name: torch.arange(8).to(getattr(torch, name)) for name in DTYPES if hasattr(torch, name)}
     got = sent(whole, default_convert)
@@ -203,6 +206,21 @@ def test_a_batch_that_cannot_be_sent_is_an_error_in_the_trainer(service):
     collate = Collate(loaderdata.lambdas, pool="train", path=service.path)
     with pytest.raises(InvalidArgumentError, match=r"the batch, a dict, cannot be sent to the trainer: .*lambda"):
         next(iter(loader(Numbers(), collate, num_workers=1)))
+
+
+def test_a_tensor_that_cannot_be_pickled_is_an_error_that_says_so(sent):
+    with pytest.raises(InvalidArgumentError, match="the batch, a list, cannot be sent to the trainer: Cannot access s"):
+        sent([torch.zeros(2).to_mkldnn()], default_convert)
+
+
+def test_a_batch_waits_for_three_answers_of_the_service(sent):
+    """The worker waits twice, for memory and for a name, and the trainer once."""
+    sent([1.5, 2])
+    (client,) = CLIENTS.values()
+    before = client._session.core._number
+    for _ in range(5):
+        sent([1.5, 2])
+    assert client._session.core._number == before + 15
 
 
 def test_the_error_of_a_sample_reaches_the_trainer_after_the_batches_before(collate):
@@ -411,6 +429,16 @@ def test_a_transform_makes_the_samples_of_frames(service, readonly):
     channel.close()
     (batch,) = loader(ChannelDataset("frames", loaderdata.numbered, path=service.path), None, None, num_workers=0)
     assert batch == ["label 0", "label 1", "label 2", "label 3"]
+
+
+@pytest.mark.parametrize("kind", [np.array, lambda value: {"x": np.array(value)}])
+def test_a_batch_may_have_more_frames_than_a_subscription_holds(service, readonly, kind):
+    channel = service.client.create_channel("frames", pool="train", mode="queue", capacity=600)
+    for number in range(600):
+        channel.publish(kind([number]))
+    channel.close()
+    (batch,) = loader(ChannelDataset("frames", path=service.path), None, None, num_workers=0, batch_size=600)
+    assert (batch["x"] if isinstance(batch, dict) else batch).flatten().tolist() == list(range(600))
 
 
 def test_the_samples_end_with_the_last_producer_if_asked(service, readonly):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -17,19 +17,22 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from poolbridge._client import operations as _operations
 from poolbridge._client.entries import PoolInfo
-from poolbridge._client.makers import array_of
 from poolbridge._client.paths import check_path
 from poolbridge._memory.kinds import ON_CPU
 from poolbridge._memory.tensor import ELEMENT_TYPES
-from poolbridge.errors import DeviceMemoryError, InvalidArgumentError, NotFoundError, PoolLimitError, UnsupportedError
+from poolbridge._wire.messages import Unpublish
+from poolbridge.errors import DeviceMemoryError, InvalidArgumentError, PoolLimitError, UnsupportedError
 from poolbridge.torch._clients import client_at, own_pool
 
 if TYPE_CHECKING:
     from poolbridge._client.client import Client
-    from poolbridge._client.lease import Lease
+
+# Where an array is in its batch's buffer: its first byte, its shape, and the name of its dtype.
+_Place: TypeAlias = tuple[int, tuple[int, ...], str]
+_ALIGNED: Final = 64  # bytes to which the beginning of each array is aligned
 
 # The errors of pickle for what cannot be pickled.
-_CANNOT: Final = (pickle.PicklingError, TypeError, AttributeError)
+_CANNOT: Final = (pickle.PicklingError, TypeError, AttributeError, NotImplementedError)
 
 
 class Collate:
@@ -117,8 +120,8 @@ class Collate:
             ) from error
         return _Sent(pickled.getvalue(), *(self._send(pickler.parts) if pickler.parts else ()))
 
-    def _send(self, parts: list[Any]) -> tuple[str, int, int]:
-        """Write arrays into a buffer. Return the service's path, and the buffer's id and generation."""
+    def _send(self, parts: list[Any]) -> tuple[list[_Place], str, int, int]:
+        """Write arrays into a buffer. Return their places, the service's path, and the buffer's id and generation."""
         client = client_at(self._path)
         pool = client._run(client._pool(self._pool)) if self._pool else _default_pool(client)  # noqa: SLF001
         if pool.kind not in ON_CPU:
@@ -130,20 +133,25 @@ class Collate:
                 f"a forked worker cannot use pool {pool.name!r} of kind {pool.kind!r}, because its parent uses CUDA: "
                 'give the DataLoader multiprocessing_context="forkserver" or "spawn"'
             )
-        shapes = {str(i): (part.shape, part.dtype) for i, part in enumerate(parts)}
+        places, end = [], 0
+        for part in parts:
+            places.append((end, tuple(part.shape), str(part.dtype).removeprefix("torch.")))
+            end += -(-math.prod(part.shape) * part.dtype.itemsize // _ALIGNED) * _ALIGNED
         try:
-            lease = client.allocate(shapes, pool=pool, timeout=self._timeout)
+            lease = client.allocate((max(end, 1),), "uint8", pool=pool, timeout=self._timeout)
         except (PoolLimitError, DeviceMemoryError) as error:
             error.add_note(
                 "poolbridge: a loader needs memory for num_workers * prefetch_factor + 1 batches, and for those whose "
                 "tensors the trainer keeps: make the pool larger, or keep copies (tensor.clone())"
             )
             raise
-        for i, part in enumerate(parts):
-            _write(lease, str(i), part)
+        memory = np.asarray(lease)
+        for part, place in zip(parts, places, strict=True):
+            _write(memory, place, part)
+        del memory
         lease.publish(_name(lease.buffer_id, lease.generation))
         lease.release()
-        return client.path, lease.buffer_id, lease.generation
+        return places, client.path, lease.buffer_id, lease.generation
 
 
 class _Stack:
@@ -189,17 +197,18 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, lease: Lease | None) -> None:
+    def __init__(self, file: io.BytesIO, memory: np.ndarray[Any, Any] | None, places: Sequence[_Place]) -> None:
         super().__init__(file)
-        self._lease = lease
+        self._memory = memory
+        self._places = places
         self._made: dict[int, Any] = {}
 
     def persistent_load(self, pid: int) -> Any:
         """Make the array of a place in the buffer, once."""
         if pid not in self._made:
-            if self._lease is None:
+            if self._memory is None:
                 raise pickle.UnpicklingError("a batch without a buffer refers to an array of one")
-            self._made[pid] = array_of(self._lease[str(max(pid, ~pid))], "numpy" if pid < 0 else "torch")
+            self._made[pid] = (_array if pid < 0 else _tensor)(self._memory, self._places[max(pid, ~pid)])
         return self._made[pid]
 
 
@@ -211,12 +220,11 @@ def _stack(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> Any:
 
 
 def _simple(tensor: torch.Tensor) -> bool:
-    """Whether a buffer can have a tensor's elements, and nothing else is to be known of the tensor."""
+    """Whether a tensor is its elements, in memory of the CPU, and nothing else is to be known of it."""
     return (
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
-        and not (tensor.requires_grad or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
-        and str(tensor.dtype).removeprefix("torch.") in ELEMENT_TYPES
+        and not (tensor.requires_grad or tensor.is_nested or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
     )
 
 
@@ -225,14 +233,29 @@ def _plain(array: np.ndarray[Any, Any]) -> bool:
     return element is not None and element.in_numpy and array.dtype.isnative
 
 
-def _write(lease: Lease, name: str, part: Any) -> None:
-    view = lease[name]
+def _bytes_of(memory: np.ndarray[Any, Any], place: _Place, itemsize: int) -> np.ndarray[Any, Any]:
+    start, shape, _ = place
+    return memory[start : start + math.prod(shape) * itemsize]
+
+
+def _array(memory: np.ndarray[Any, Any], place: _Place) -> np.ndarray[Any, Any]:
+    dtype = np.dtype(place[2])
+    return _bytes_of(memory, place, dtype.itemsize).view(dtype).reshape(place[1])
+
+
+def _tensor(memory: np.ndarray[Any, Any], place: _Place) -> torch.Tensor:
+    """Make a tensor, which has a storage of its own."""
+    dtype = getattr(torch, place[2])
+    return torch.from_numpy(_bytes_of(memory, place, dtype.itemsize)).view(dtype).view(place[1])
+
+
+def _write(memory: np.ndarray[Any, Any], place: _Place, part: Any) -> None:
     if isinstance(part, np.ndarray):
-        np.copyto(np.asarray(view), part)
+        np.copyto(_array(memory, place), part)
     elif isinstance(part, _Stack):
-        torch.stack(part.tensors, out=torch.from_dlpack(view))
+        torch.stack(part.tensors, out=_tensor(memory, place))
     else:
-        torch.from_dlpack(view).copy_(part)
+        _tensor(memory, place).copy_(part)
 
 
 @lru_cache(maxsize=8)
@@ -245,12 +268,16 @@ def _name(buffer: int, generation: int) -> str:
     return f"batch {buffer}.{generation}"
 
 
-def _receive(pickled: bytes, path: str = "", buffer: int = 0, generation: int = 0) -> Any:
+def _receive(
+    pickled: bytes, places: Sequence[_Place] = (), path: str = "", buffer: int = 0, generation: int = 0
+) -> Any:
     """Return a batch, in the trainer."""
-    lease = None
+    memory = None
     if path:
         client = client_at(path)
         lease = client.lease(buffer, generation, write=True, timeout=client.timeout)
-        with suppress(NotFoundError):  # the worker has ended
-            client.unpublish(_name(buffer, generation))
-    return _Unpickler(io.BytesIO(pickled), lease).load()
+        # Without a reply: if the worker has ended, the name is gone.
+        client._session.tell(Unpublish(name=_name(buffer, generation)))  # noqa: SLF001
+        # By DLPack, so that memory that a GPU may read is free only after the GPU's work.
+        memory = torch.from_dlpack(lease).numpy()
+    return _Unpickler(io.BytesIO(pickled), memory, places).load()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -19,6 +19,9 @@ from poolbridge._sys.literals import NoProducers
 from poolbridge.errors import InvalidArgumentError
 from poolbridge.torch._clients import client_at
 
+# How many frames a worker has in hand before it copies: half of what a subscription can hold.
+_MOST_HELD: Final = 128
+
 
 class ChannelDataset(IterableDataset):  # type: ignore[misc, unused-ignore] # PyTorch need not be installed
     """The frames of a channel as samples: tensors, or of frames of several arrays dicts of tensors.
@@ -27,9 +30,9 @@ class ChannelDataset(IterableDataset):  # type: ignore[misc, unused-ignore] # Py
     frame goes to one worker. In a broadcast, worker ``i`` of ``n`` takes the frames whose number ``seq % n`` is ``i``;
     in a queue, the next worker that asks takes the next frame. The samples end when the channel is closed.
 
-    A sample uses the frame's memory, which is read-only: clone a tensor before you write it. ``default_collate`` and
-    `Collate` copy samples into batches. A worker acknowledges a frame when it takes it: what a killed worker had taken
-    does not come again.
+    A sample uses the frame's memory, which is read-only: clone a tensor before you write it. When a worker has 128
+    frames in hand, further samples are copies. ``default_collate`` and `Collate` copy samples into batches. A worker
+    acknowledges a frame when it takes it: what a killed worker had taken does not come again.
 
     Let the producer wait for all workers (`Channel.wait_for_consumers`) before it publishes and closes the channel: a
     worker that comes later waits for another channel of this name.
@@ -83,7 +86,14 @@ class ChannelDataset(IterableDataset):  # type: ignore[misc, unused-ignore] # Py
             for frame in frames:
                 frame.ack()  # not when the loader asks for the next sample, which may wait for another worker's batch
                 if shared or frame.seq % workers == number:
-                    yield (self._transform or tensors)(frame)
+                    sample = (self._transform or tensors)(frame)
+                    if self._transform is None and len(frames._consumer.native.in_hand) > _MOST_HELD:  # noqa: SLF001
+                        sample = _clone(sample)
+                    yield sample
+
+
+def _clone(sample: Any) -> Any:
+    return sample.clone() if isinstance(sample, torch.Tensor) else {name: sample[name].clone() for name in sample}
 
 
 def tensors(frame: Frame) -> torch.Tensor | dict[str, torch.Tensor]:
