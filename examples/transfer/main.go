@@ -32,7 +32,7 @@ func transfer(ctx context.Context, kind bridge.Kind) error {
 		return err
 	}
 	defer client.Close()
-	spec := bridge.PoolSpec{Name: "demo", Kind: kind, MaxBytes: 64 << 20}
+	spec := bridge.PoolSpec{Name: "transfer", Kind: kind, MaxBytes: 64 << 20}
 	pool, err := client.EnsurePool(ctx, spec)
 	if err != nil {
 		return err
