@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/internal/session"
@@ -28,6 +30,9 @@ type Arena struct {
 
 // partAlign is the number of bytes of which the offset and the size of every part are multiples.
 const partAlign = 512
+
+// partPause is the time after which an arena that waits for a further block looks again whether its own parts have come back.
+const partPause = 50 * time.Millisecond
 
 // arenaBlock is a block of an arena. The arena's mutex guards it.
 type arenaBlock struct {
@@ -59,27 +64,35 @@ func (p *Pool) Arena(ctx context.Context, n uint64) (*Arena, error) {
 }
 
 // Allocate returns a part of n bytes. Its content is undefined. If the arena has no room, Allocate asks the service which published parts have
-// come back, and waits for the work of their readers; then it leases a further block, as [Pool.Allocate] does.
+// come back, and waits for the work of their readers; then it leases a further block, as [Pool.Allocate] does. While the pool has no memory for
+// that, it asks again and again.
 //
 // Errors: those of [Pool.Allocate]; [ErrReleased] if the arena is closed.
 func (a *Arena) Allocate(ctx context.Context, n uint64) (*Part, error) {
-	n = (max(n, 1) + partAlign - 1) &^ (partAlign - 1)
+	n = aligned(n)
 	if p, err := a.take(n); p != nil || err != nil {
 		return p, err
 	}
-	for _, b := range a.all() {
-		if err := a.collect(ctx, b); err != nil {
-			return nil, err
-		}
-	}
 	for {
+		for _, b := range a.all() {
+			if err := a.collect(ctx, b); err != nil {
+				return nil, err
+			}
+		}
 		if p, err := a.take(n); p != nil || err != nil {
 			return p, err
 		}
-		if p, err := a.grow(ctx, n); p != nil || err != nil {
+		p, err := a.grow(ctx, n)
+		if p != nil || err != nil && (ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded)) {
 			return p, err
 		}
 	}
+}
+
+// aligned rounds up to a multiple of partAlign, and down if there is none.
+func aligned(n uint64) uint64 {
+	n = max(n, 1)
+	return (n + min(partAlign-1, math.MaxUint64-n)) &^ (partAlign - 1)
 }
 
 func (a *Arena) all() []*arenaBlock {
@@ -113,15 +126,21 @@ func (a *Arena) takeAt(b *arenaBlock, i int, n uint64) *Part {
 	return p
 }
 
-// grow leases a block, and returns a part of n bytes of it; nil if it is the first block.
+// grow leases a block, and returns a part of n bytes of it; nil if it is the first block. It waits at most partPause for the memory of a
+// further block.
 func (a *Arena) grow(ctx context.Context, n uint64) (p *Part, err error) {
-	size := (max(n, a.bytes) + partAlign - 1) &^ (partAlign - 1)
-	l, err := a.pool.Allocate(ctx, Tensor{DType: Uint8, Shape: []uint64{size}})
-	if err == nil {
-		err = l.WaitOn(ctx, mempool.CPU)
+	size, limited := aligned(max(n, a.bytes)), ctx
+	if len(a.all()) > 0 {
+		var cancel context.CancelFunc
+		limited, cancel = context.WithTimeout(ctx, partPause)
+		defer cancel()
 	}
+	l, err := a.pool.Allocate(limited, Tensor{DType: Uint8, Shape: []uint64{size}})
 	if err != nil {
 		return nil, err
+	}
+	if err := l.WaitOn(ctx, mempool.CPU); err != nil {
+		return nil, errors.Join(err, l.Release(false))
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

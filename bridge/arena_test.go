@@ -2,6 +2,7 @@ package bridge
 
 import (
 	"context"
+	"math"
 	"testing"
 	"time"
 
@@ -155,4 +156,43 @@ func timedOut(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+func TestAnArenaThatFillsItsPoolWaitsForItsOwnParts(t *testing.T) {
+	asked := make(chan struct{}, 1)
+	_, path := serve(t, server.Config{Answered: func(operation, _ string, _ time.Duration) {
+		if operation == "returned" {
+			select {
+			case asked <- struct{}{}:
+			default:
+			}
+		}
+	}})
+	c := dial(t, path)
+	a := newArena(t, createPool(t, c, hostPool("p", 4096)), 4096)
+	p, _ := partOf(t, a, 4096, 1)
+	l := rangeOf(t, p, Tensor{DType: Uint8, Shape: []uint64{4096}})
+	require.NoError(t, p.Free())
+	limited, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	made := make(chan error, 1)
+	go func() {
+		_, err := a.Allocate(limited, 4096)
+		made <- err
+	}()
+	<-asked // the first time, nothing has come back
+	release(t, l)
+	require.NoError(t, <-made)
+}
+
+func TestAnArenaOfMoreBytesThanANumberHasIsRefused(t *testing.T) {
+	_, path := serve(t, server.Config{})
+	pool := createPool(t, dial(t, path), hostPool("p", 1<<20))
+	a := newArena(t, pool, 4096)
+	for n := range uint64(600) {
+		_, err := a.Allocate(t.Context(), math.MaxUint64-n)
+		require.Error(t, err)
+	}
+	_, err := pool.Arena(t.Context(), math.MaxUint64)
+	require.Error(t, err)
 }
