@@ -187,6 +187,7 @@ func (c *checker) checkNames() {
 		if s := c.pools[b.Block.Pool]; s != nil {
 			s.names++
 		}
+		c.want(b.Block.Pool.names.Get(text) == n, "the name %q is not in its pool", text)
 		used := b.Writer != nil || b.Readers.Len() > 0 || b.Frames > 0
 		c.want(!n.WhileUsed || n.Owner == nil && used && slices.Contains(c.whileUsed[b.ID], n), "the name %q should have ended with the last lease of buffer %d", text, b.ID)
 		c.want(n.Owner == nil || !n.Owner.Ended && c.known(n.Owner) && n.Owner.Names[text] == n, "the name %q belongs to a session that does not have it", text)
@@ -434,6 +435,7 @@ func (c *checker) checkPools() {
 		equal(c, of, "the number of buffers", p.Has.Buffers, s.buffers)
 		equal(c, of, "the number of buffers with a block of their own, which is that of leased blocks", s.inUse, s.wholes)
 		equal(c, of, "the number of names", p.Has.Names, s.names)
+		equal(c, of, "the number of names in the pool's table", p.names.Len(), s.names)
 		equal(c, of, "the number of free blocks that no session maps", p.loose, s.loose)
 		equal(c, of, "the number of blocks that could not be freed", len(p.stuck), s.stuck)
 		equal(c, of, "the number of blocks that count for processes", len(p.charged), s.charged)

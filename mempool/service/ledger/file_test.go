@@ -122,7 +122,7 @@ func TestEveryFieldOfARecordIsWrittenOrComputed(t *testing.T) {
 		{Ledger{}, content{}, []string{"Ended", "PoolNames", "ChannelNames", "members", "mostTimelines", "namesOf", "poolsOf", "sessionsOf", "keepers", "reasons", "events", "versions", "divisions", "whileUsed"}},
 		{Session{}, sessionEntry{}, []string{"Leases", "Names", "Accounts", "Members", "Timeline", "most", "tensor"}},
 		{Pool{}, poolEntry{}, []string{"ledger", "Reserved", "Leased", "Cached", "Held", "Used", "Blocks", "Has", "Channels", "Producers", "growing", "cache", "loose", "pending",
-			"lastPending", "stuck", "users", "charged"}},
+			"lastPending", "stuck", "users", "charged", "names"}},
 		{Block{}, blockEntry{}, []string{"Mapped", "kept"}},
 		{Buffer{}, bufferEntry{}, []string{"Account", "Writer", "Readers", "Names"}},
 		{Lease{}, leaseEntry{}, []string{"Ended"}},

@@ -64,6 +64,7 @@ func (t *names) putName(n *Name) {
 	t.namesOf.add(n.UID, 1)
 	n.Buffer.Names++
 	n.Buffer.Block.Pool.Has.Names++
+	n.Buffer.Block.Pool.names.Set(n.Text, n)
 }
 
 // RemoveName removes a name. The name's buffer stays, even if nothing holds it any more.
@@ -72,6 +73,7 @@ func (l *Ledger) RemoveName(n *Name) {
 	l.namesOf.add(n.UID, -1)
 	l.versions[n.Buffer.ID] = max(l.versions[n.Buffer.ID], n.Version)
 	n.Buffer.Block.Pool.Has.Names--
+	n.Buffer.Block.Pool.names.Remove(n.Text)
 	if n.Owner != nil {
 		RemoveKey(&n.Owner.Names, &n.Owner.most.names, n.Text)
 	}
@@ -117,12 +119,24 @@ func (l *Ledger) MayName(s *Session, b *Buffer, text string, replace bool, versi
 
 // Unpublished returns the error of a session that sees no such name.
 func (l *Ledger) Unpublished(s *Session, text string) error {
-	near := ""
-	if l.Names.Len() > maxSimilar && text != "" {
-		near = text[:1]
+	names := func(yield func(string, *Name) bool) {
+		for _, p := range l.Pools {
+			if !p.VisibleTo(s) {
+				continue
+			}
+			near := ""
+			if p.names.Len() > maxSimilar && text != "" {
+				near = text[:1]
+			}
+			for one, n := range p.names.After(near) {
+				if !yield(one, n) {
+					return
+				}
+			}
+		}
 	}
 	return typed.Errorf(mempool.ErrNotFound, "nothing is published as %q in a pool that user %d may use (poolsvc names shows all)%s",
-		text, s.Peer.UID, Similar(s, text, l.Names.After(near)))
+		text, s.Peer.UID, Similar(s, text, names))
 }
 
 // VisibleTo says whether a session may see the name.

@@ -26,15 +26,19 @@ func Find[V Visible](s *Session, v V) (none V) {
 	return none
 }
 
-// maxSimilar is how many names Similar looks at.
+// maxSimilar is how many names Similar compares.
 const maxSimilar = 256
 
-// Similar ends the error of a session that does not see a name: it asks whether one of those of `all` was meant that the session sees.
+// Similar ends the error of a session that does not see a name: it asks whether one of those of `all` was meant that the session sees. Names
+// that the session does not see change nothing, not even how many others Similar compares.
 func Similar[V Visible](s *Session, name string, all iter.Seq2[string, V]) string {
 	return similar.Hint(name, func(yield func(string) bool) {
 		looked := 0
 		for one, v := range all {
-			if looked++; looked > maxSimilar || v.VisibleTo(s) && !yield(one) {
+			if !v.VisibleTo(s) {
+				continue
+			}
+			if looked++; looked > maxSimilar || !yield(one) {
 				return
 			}
 		}
