@@ -20,7 +20,9 @@ import poolbridge
 from poolbridge import ClosedError, InvalidArgumentError, PoolLimitError
 from poolbridge._session.division import ALIGN, Block
 from poolbridge._session.flow import Ask
+from poolbridge._session.grants import know_timeline
 from poolbridge._session.lease_state import LeaseState
+from poolbridge._wire.messages import Fence
 
 KIB = 1 << 10
 
@@ -162,6 +164,42 @@ def test_a_closed_arena_goes_back_with_its_last_array(client):
     assert leases(client) == 0
     client.arena(KIB)
     assert leases(client) == 0, "nothing refers to it"
+
+
+def test_a_closed_arena_goes_back_though_its_arrays_were_shared(client, other):
+    with client.arena(KIB) as arena:
+        first, second = arena.full(100, 1, "uint8"), arena.full(100, 2, "uint8")
+        client.put(first, "first").release()
+    client.put(second, "second").release()
+    lease = other.get("second")
+    client.unpublish("first")
+    client.unpublish("second")
+    del first, second
+    gc.collect()
+    assert (leases(client), arena.nbytes) == (1, 0), "only the reader's lease is left"
+    assert (np.asarray(lease) == 2).all()
+    lease.release()
+    until(lambda: client.stats().pools[0].leased == 0)
+
+
+def test_memory_whose_last_reader_still_works_on_a_gpu_is_used_again_later(client, other):
+    arena = client.arena(4 * KIB)
+    array = arena.full(4 * KIB, 7, "uint8")
+    client.put(array, "x").release()
+    del array
+    lease = other.get("x")
+    other._run(know_timeline(other._session, 0))
+    own, state = other._session.timelines.own, lease._lease_state
+    state.released = True
+    other._session.release(state, (Fence(own.id, 0, 5),), failed=False)
+    client.unpublish("x")
+    until(lambda: leases(client) == 1)
+    further = arena.empty(4 * KIB, "uint8")
+    assert arena.nbytes == 8 * KIB, "the reader's work is under way"
+    own.page.store(0, 5)
+    again = arena.empty(4 * KIB, "uint8")
+    assert arena.nbytes == 8 * KIB
+    del further, again
 
 
 def test_an_arena_does_not_outlive_its_client_but_its_arrays_do(service):

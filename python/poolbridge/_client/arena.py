@@ -108,13 +108,17 @@ def collect(division: Division) -> Flow[None]:
         return page is None or page.reached(fence.word, fence.value)
 
     for block, ids in division.lent():
+        gone: tuple[int, ...] = ()
+        wait: tuple[Fence, ...] = ()
         try:
-            reply = yield from ask(Returned(lease=block.state.grant.id, buffers=ids), ReturnedReply)
-        except (LeaseReleasedError, BusyError):  # the block went back, or there are too many fences to wait for
-            continue
-        for timeline in session.timelines.unknown(session.core.epoch, reply.wait):
+            if ids:
+                reply = yield from ask(Returned(lease=block.state.grant.id, buffers=ids), ReturnedReply)
+                gone, wait = reply.buffers, reply.wait
+        except (LeaseReleasedError, BusyError):
+            pass  # the block went back, or there are too many fences to wait for
+        for timeline in session.timelines.unknown(session.core.epoch, wait):
             yield from know_timeline(session, timeline)
-        division.returned(block, reply.buffers, reply.wait, reached)
+        division.returned(block, gone, wait, reached)
 
 
 def array(
@@ -159,7 +163,8 @@ def share(
     reply = yield Ask(request, GrantReply)
     state = held(session, reply.grant) or (yield from take(session, reply.grant))
     with division.lock:
-        block.lent[state.grant.buffer] = given
+        if not division.closed:
+            block.lent[state.grant.buffer] = given
     if isinstance(given, np.ndarray):
         state.written[id(given)] = ref(given)  # read-only when it is published
     return state, state.description

@@ -201,14 +201,15 @@ class Division:
 
     def let_go(self, *, close: bool) -> None:
         """Let the empty blocks go. If `close` is true, take no more parts, and let each block go when it is empty."""
+        if close:
+            self.forget()
         with self.lock:
-            self.closed |= close
             for block in [one for one in self.blocks if not one.used]:
                 self.blocks.remove(block)
                 block.state.end()
 
     def forget(self) -> None:
-        """Let the arrays go that are only kept for readers: the client closes, and nobody uses their memory again."""
+        """Take no more parts, and let the arrays go that are only kept for readers: nobody uses their memory again."""
         with self.lock:
             self.closed = True
             kept = [(block.lent, block.late) for block in self.blocks]
@@ -217,10 +218,13 @@ class Division:
         del kept  # not under the lock
 
     def lent(self) -> Iterator[tuple[Block, tuple[int, ...]]]:
-        """Yield the blocks and ids of ranges that were leased, as many at a time as a request takes."""
+        """Yield the blocks and ids of ranges that were leased, as many at a time as a request takes.
+
+        A block that only has arrays in `late` comes without ids.
+        """
         for block in list(self.blocks):
             ids = tuple(block.lent)
-            for i in range(0, len(ids), MAX_ELEMENTS):
+            for i in range(0, max(len(ids), 1 if block.late else 0), MAX_ELEMENTS):
                 yield block, ids[i : i + MAX_ELEMENTS]
 
     def returned(
