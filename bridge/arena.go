@@ -143,10 +143,11 @@ func (a *Arena) grow(ctx context.Context, n uint64) (p *Part, err error) {
 		return nil, errors.Join(err, l.Release(false))
 	}
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	if a.closed {
+		a.mu.Unlock()
 		return nil, l.Release(false)
 	}
+	defer a.mu.Unlock()
 	b := &arenaBlock{lease: l, free: []span{{0, size}}, lent: make(map[uint64]*Part)}
 	if a.blocks = append(a.blocks, b); len(a.blocks) > 1 {
 		p = a.takeAt(b, 0, n)
@@ -178,22 +179,34 @@ func (a *Arena) collect(ctx context.Context, b *arenaBlock) error {
 			return err
 		}
 		a.mu.Lock()
+		var empty *Lease
 		for _, id := range reply.Buffers {
 			if p := b.lent[id]; p != nil {
 				delete(b.lent, id)
-				err = errors.Join(err, p.dropLocked())
+				empty = cmp.Or(empty, p.dropLocked())
 			}
 		}
 		a.mu.Unlock()
-		if err != nil {
-			return err
+		if empty != nil {
+			return empty.Release(false)
 		}
 	}
 	return nil
 }
 
-// dropLocked ends one use of a part. The last use makes its memory free.
-func (p *Part) dropLocked() error {
+// drop ends one use of a part. The last use makes its memory free.
+func (p *Part) drop() error {
+	p.arena.mu.Lock()
+	empty := p.dropLocked()
+	p.arena.mu.Unlock()
+	if empty != nil {
+		return empty.Release(false)
+	}
+	return nil
+}
+
+// dropLocked does the same, and returns the lease of the block if it is empty now: the caller releases it, without the mutex.
+func (p *Part) dropLocked() *Lease {
 	a, b := p.arena, p.block
 	if p.uses--; p.uses > 0 {
 		return nil
@@ -210,7 +223,7 @@ func (p *Part) dropLocked() error {
 	}
 	if at := slices.Index(a.blocks, b); at > 0 && b.free[0].n == b.lease.held.Info().Bytes {
 		a.blocks = slices.Delete(a.blocks, at, at+1)
-		return b.lease.Release(false)
+		return b.lease
 	}
 	return nil
 }
@@ -259,11 +272,11 @@ func (p *Part) Lease(ctx context.Context, t Tensor) (*Lease, error) {
 	made := &Lease{client: c}
 	r := &wire.AllocRange{Lease: p.block.lease.held.Info().ID, Offset: p.off, Tensor: convert.WireTensor(t)}
 	err = c.session.Blocks.Obtain(ctx, &made.held, session.Once, r, new(uint64))
+	if err != nil {
+		return nil, errors.Join(err, p.drop())
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if err != nil {
-		return nil, errors.Join(err, p.dropLocked())
-	}
 	p.block.lent[made.held.Info().Buffer] = p
 	return made, nil
 }
@@ -274,12 +287,13 @@ func (p *Part) Lease(ctx context.Context, t Tensor) (*Lease, error) {
 // Errors: [ErrDisconnected].
 func (p *Part) Free() error {
 	p.arena.mu.Lock()
-	defer p.arena.mu.Unlock()
-	if p.freed {
+	freed := p.freed
+	p.freed = true
+	p.arena.mu.Unlock()
+	if freed {
 		return nil
 	}
-	p.freed = true
-	return p.dropLocked()
+	return p.drop()
 }
 
 // Close releases the arena. The program must not use its parts any more; what was published of them stays until its last reader is done.
@@ -287,12 +301,12 @@ func (p *Part) Free() error {
 // Errors: [ErrDisconnected].
 func (a *Arena) Close() error {
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.closed = true
+	blocks := a.blocks
+	a.closed, a.blocks = true, nil
+	a.mu.Unlock()
 	var errs []error
-	for _, b := range a.blocks {
+	for _, b := range blocks {
 		errs = append(errs, b.lease.Release(false))
 	}
-	a.blocks = nil
 	return errors.Join(errs...)
 }
