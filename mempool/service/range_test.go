@@ -228,3 +228,23 @@ func TestAProducerThatLeavesKeepsItsArenaAndTheChannelItsRanges(t *testing.T) {
 	r.awaitStands(0, 0)
 	checkBooks(t, r.svc)
 }
+
+func TestNobodyElseWritesARangeBecauseAnotherMayOverlapIt(t *testing.T) {
+	svc := newService(t)
+	s, other := open(t, svc), open(t, svc)
+	p, _ := fakePool(t, s, 4096)
+	whole := allocate(t, s, p, 2048)
+	a, b := rangeOf(t, whole, 0, 100), rangeOf(t, whole, 0, 100)
+	publish(t, a, mempool.Publication{Name: "a"})
+	publish(t, b, mempool.Publication{Name: "b"})
+	release(t, a)
+	release(t, b)
+	for _, name := range []string{"a", "b"} {
+		_, err := other.getLease(context.Background(), name, true, time.Minute)
+		require.ErrorIs(t, err, mempool.ErrInvalid)
+		require.ErrorContains(t, err, "which only the arena's program writes")
+		got, err := other.getLease(context.Background(), name, false, 0)
+		require.NoError(t, err)
+		defer release(t, got)
+	}
+}
