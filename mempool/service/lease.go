@@ -84,7 +84,7 @@ func (s *Session) lease(ctx context.Context, text string, write bool, wait time.
 				}
 				again = soon()
 			}
-			if b.Failed {
+			if !errors.Is(err, mempool.ErrBusy) {
 				return g, err
 			}
 		}

@@ -181,6 +181,8 @@ func (t *buffers) Available(b *Buffer, write bool) error {
 	switch {
 	case b.Failed:
 		return t.Incomplete(b)
+	case write && b.Whole() != nil: // another range may overlap it
+		return typed.Errorf(mempool.ErrInvalid, "buffer %d is a part of an arena, which only the arena's program writes: lease it for reading, and copy it", b.ID)
 	case b.Doubted:
 		return typed.Errorf(mempool.ErrBusy, "the session that wrote buffer %d has ended, and it is not known yet whether the buffer is complete", b.ID)
 	case b.Writer != nil:
@@ -188,8 +190,6 @@ func (t *buffers) Available(b *Buffer, write bool) error {
 	case write && b.Readers.Len() > 0:
 		return typed.Errorf(mempool.ErrBusy, "buffer %d has %s, which a write lease excludes: release them first, or write another buffer", b.ID,
 			count.Of(b.Readers.Len(), "read lease"))
-	case write && b.Whole() != nil: // another range may overlap it
-		return typed.Errorf(mempool.ErrInvalid, "buffer %d is a part of an arena, which only the arena's program writes: lease it for reading, and copy it", b.ID)
 	case write && b.Divided():
 		return typed.Errorf(mempool.ErrBusy, "ranges of buffer %d are in use, which a write lease excludes: write another buffer", b.ID)
 	case write && b.Frames > 0:
