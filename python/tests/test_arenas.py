@@ -18,7 +18,7 @@ from test_members import service as service  # noqa: PLC0414 - a fixture
 
 import poolbridge
 from poolbridge import ClosedError, InvalidArgumentError, PoolLimitError
-from poolbridge._session.division import ALIGN, Block
+from poolbridge._session.division import ALIGN, Block, Part
 from poolbridge._session.flow import Ask
 from poolbridge._session.grants import know_timeline
 from poolbridge._session.lease_state import LeaseState
@@ -281,6 +281,27 @@ def test_several_threads_allocate_and_free(client):
     for thread in threads:
         thread.join()
     assert (arena.used_nbytes, arena.nbytes) == (0, 256 * KIB)
+
+
+def test_memory_is_freed_once_though_a_signal_handler_ends_the_finaliser(client, monkeypatch):
+    arena = client.arena(4 * KIB)
+    other, array = arena.full(512, 1, "uint8"), arena.full(512, 2, "uint8")
+    array.base.__del__()  # as the native module does after a signal handler has raised
+    del array
+    assert arena.used_nbytes == 512
+    arrays = [arena.full(512, 3, "uint8") for _ in range(7)]
+    assert len({one.ctypes.data for one in (other, *arrays)}) == 8
+    assert (other == 1).all()
+    del arrays
+
+    def make(*arguments):  # a handler raises when the part is made
+        Part(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("poolbridge._session.division.Part", make)
+    with pytest.raises(KeyboardInterrupt):
+        arena.empty(512, "uint8")
+    assert arena.used_nbytes == 512
 
 
 def test_a_forked_child_frees_nothing(client):

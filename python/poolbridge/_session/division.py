@@ -19,11 +19,14 @@ from poolbridge.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from weakref import ReferenceType
 
     from poolbridge._memory.tensor import Description
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Fence
+
+    Back = list[tuple[ReferenceType["Block"], int, int]]  # a part's block, offset and size; empty when it is free
 
 # The offset and the size of every part are multiples of this number of bytes.
 ALIGN: Final = 512
@@ -98,15 +101,16 @@ class Part(Token):
     """Represents one array of an arena, which refers to the part. When the array and its views are gone, so is it.
 
     A part keeps the lease of its block, but neither the block nor the division: `Block.lent` may have its array, and
-    Python's collector of reference cycles does not look into NumPy's arrays.
+    Python's collector of reference cycles does not look into NumPy's arrays. A finaliser that a signal handler ended
+    runs twice, so all that put the part back share the list `back`, which the first of them empties.
     """
 
-    __slots__ = ("_block", "offset", "size")
+    __slots__ = ("_back", "offset")
 
-    def __init__(self, block: Block, offset: int, size: int) -> None:
+    def __init__(self, block: Block, offset: int, back: Back) -> None:
         super().__init__(block.state)
-        self.offset, self.size = offset, size
-        self._block = ref(block)  # the last step: see `__del__`
+        self.offset = offset
+        self._back = back  # the last step: see `__del__`
 
     @property
     def address(self) -> int:
@@ -128,12 +132,12 @@ class Part(Token):
         try:
             state = self.lease_state
             state.tokens.discard(id(self))
-            block = self._block()
+            back = self._back
         except AttributeError:
             return  # the constructor failed
         division = None if state.division is None else state.division()
-        if division is not None and block is not None and _process.pid == state.session.pid:
-            division.lock.later(partial(division.put_back, [(block, self.offset, self.size)]))
+        if division is not None and _process.pid == state.session.pid:
+            division.lock.later(partial(division.put_back, back))
 
 
 class Division:
@@ -176,10 +180,11 @@ class Division:
         return None
 
     def _part(self, block: Block, offset: int, size: int) -> Part:
+        back = [(ref(block), offset, size)]
         try:
-            return Part(block, offset, size)
-        except BaseException:
-            block.put_back(offset, size)
+            return Part(block, offset, back)
+        except BaseException:  # also of a signal handler when the part is made already, whose finaliser finds nothing
+            self.put_back(back)
             raise
 
     def add(self, state: LeaseState, size: int) -> Part | None:
@@ -190,10 +195,16 @@ class Division:
             self.blocks.append(block)
             return self._part(block, block.take(size) or 0, size) if size else None
 
-    def put_back(self, parts: list[tuple[Block, int, int]]) -> None:
-        """Make a part free, and let its block go if the block is empty. The caller holds the lock."""
-        while parts:
-            block, offset, size = parts.pop()  # a second call, after a signal, finds nothing
+    def put_back(self, back: Back) -> None:
+        """Make a part free, and let its block go if the block is empty. The caller holds the lock.
+
+        A second call with the same list, as after a signal, finds nothing: the part may be another array's by then.
+        """
+        while back:
+            found, offset, size = back.pop()
+            block = found()
+            if block is None:
+                continue
             block.put_back(offset, size)
             if not block.used and (self.closed or block is not self.blocks[0]):
                 self.blocks.remove(block)
