@@ -121,6 +121,7 @@ def test_a_range_lives_until_its_last_reader_is_done_also_when_the_array_is_gone
     assert (np.asarray(lease) == 7).all()
     lease.release()
     del rest, further
+    until(lambda: leases(client) == 1)
     assert arena.empty(4 * KIB, "uint8").size == arena.nbytes, "it has come back"
 
 
@@ -134,6 +135,7 @@ def test_an_arena_uses_the_memory_of_ranges_again_that_came_back(client, other, 
         lease.release()
         client.unpublish("x")
         del array
+        until(lambda: leases(client) == 1)
     assert arena.nbytes == 2 * KIB
     assert requests.count("Returned") == 9
 
@@ -365,7 +367,7 @@ def test_trim_gives_the_arena_of_a_client_back(client):
     del array
     assert leases(client) == 1
     client.trim()
-    assert (leases(client), reserved(client)) == (0, 0)
+    until(lambda: (leases(client), reserved(client)) == (0, 0))
     client.zeros(10)
 
 
