@@ -90,8 +90,8 @@ def test_put_shares_an_array_of_an_arena_without_a_copy(client, other, kind):
 def test_a_channel_shares_arrays_of_an_arena_without_a_copy(client, other):
     channel = client.create_channel("c", capacity=4, mode="queue")
     frames = other.subscribe("c")
-    arena = client.arena("64KiB")
-    arrays = [arena.full(100, n, "int32") for n in range(3)]
+    arena = client.arena("1MiB")
+    arrays = [arena.full(1 << 14, n, "int32") for n in range(3)]
     again = [writeable(array) for array in arrays]
     for array in arrays:
         channel.publish(array)
@@ -104,6 +104,9 @@ def test_a_channel_shares_arrays_of_an_arena_without_a_copy(client, other):
         frame.release()
     del arrays, array, again, view
     until(lambda: leases(client) == 1)
+    small = arena.full(100, 3, "int32")
+    channel.publish(small)
+    assert small.flags.writeable, "a small one is copied"
 
 
 def test_a_range_lives_until_its_last_reader_is_done_also_when_the_array_is_gone(client, other):

@@ -43,6 +43,7 @@ _STEP, _SHARE = 64 << 20, 8
 # While the pool has no room, a call that waits looks after this number of seconds whether ranges have come back.
 _PAUSE = 50e-3
 _NOTHING = object()
+_SMALL = 64 << 10  # bytes of a frame that is rather copied
 
 
 def begin(session: Session, pool: PoolInfo, nbytes: Any, *, timeout: float | None) -> Flow[Division]:
@@ -144,16 +145,17 @@ def array(
     return made
 
 
-def share(
-    session: Session, pool: int, given: Any, *, leases: bool = True
-) -> Flow[tuple[LeaseState, Description] | None]:
+def share(session: Session, pool: int, given: Any, *, frame: bool) -> Flow[tuple[LeaseState, Description] | None]:
     """Find the lease that has `given`, as `sources.find` does. If that is an arena's, lease the range of the array.
 
-    Until the range is gone, the arena keeps `given`. If `leases` is false, find only arrays of arenas.
+    Until the range is gone, the arena keeps `given`. For a name, and not a frame, find only arrays of arenas. For a
+    frame, a small one is not found: to copy it into a slot takes less time than a request.
     """
     found = _sources.find(session, pool, given)
     if found is None or found[0].division is None:
-        return found if leases else None
+        return found if frame else None
+    if frame and found[1].nbytes < _SMALL:
+        return None
     (whole, place), division = found, cast("Division | None", found[0].division())
     block = next((one for one in division.blocks if one.state is whole), None) if division else None
     if division is None or block is None:

@@ -160,11 +160,12 @@ class Channel(BaseChannel):
 
         If `array` is a write lease of the channel's pool, or an array in the memory of such a lease, the call transfers
         the buffer to the channel without a copy. The transfer ends the lease, and the program must not use the lease's
-        arrays any more; `Lease.publish` says which arrays become read-only. Any other array is copied once, on the GPU
-        if the array is on the GPU. If copies with the same shape and dtype follow each other within a second, the
-        channel keeps a publisher for them, so that only the first one asks the service for memory. The call does not
-        wait for work that is queued on the GPU: the consumers' streams wait for this work. Only for work of streams
-        that poolbridge does not know, the call itself waits; see `BaseLease.used_on`.
+        arrays any more; `Lease.publish` says which arrays become read-only. An array of an arena is shared without a
+        copy if it has at least 64 KiB: see `Client.arena`. Any other array is copied once, on the GPU if the array is
+        on the GPU. If copies with the same shape and dtype follow each other within a second, the channel keeps a
+        publisher for them, so that only the first one asks the service for memory. The call does not wait for work that
+        is queued on the GPU: the consumers' streams wait for this work. Only for work of streams that poolbridge does
+        not know, the call itself waits; see `BaseLease.used_on`.
 
         Parameters
         ----------

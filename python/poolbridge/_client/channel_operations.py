@@ -146,7 +146,7 @@ def publish(
     packed = pack_meta(meta)
     timeout = check_timeout(timeout)
     arrays = None if type(given) is np.ndarray else named_arrays(given)
-    found = None if arrays is not None else (yield from share(session, channel.pool, given))
+    found = None if arrays is not None else (yield from share(session, channel.pool, given, frame=True))
     if found is None and event is not None:
         raise InvalidArgumentError(
             "this array has to be copied, and an event is possible only for an array that is transferred in place: "

@@ -516,6 +516,8 @@ class Client(Lists, ClientState):
     ) -> Lease:
         """Copy an array into a new buffer and publish it. The copy is complete when the call returns.
 
+        An array of an arena of `pool` is published without a copy: see `arena`.
+
         Parameters
         ----------
         array

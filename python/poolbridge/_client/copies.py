@@ -216,7 +216,7 @@ def put(
     name, timeout, metadata = check_name(name, "buffer"), check_timeout(timeout), check_metadata(metadata)
     digests, arrays = check_flag(digests, "digests"), named_arrays(given)
     if arrays is None:
-        if not (metadata or digests) and (found := (yield from share(session, pool, given, leases=False))) is not None:
+        if not (metadata or digests) and (found := (yield from share(session, pool, given, frame=False))) is not None:
             yield from publish(found[0], name, keep=keep, replace=replace, version=version, stream=None)
             return found[0]
         source = _sources.source_of(given)
