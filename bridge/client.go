@@ -47,8 +47,8 @@ type Dialer struct {
 	Tracer Tracer
 	// Wait says that Dial waits for a service that has not started yet.
 	Wait bool
-	// Watch says that the client only asks for statistics, lists and events. A service that ends when no client uses it does not wait for such
-	// a client.
+	// Watch says that the client only asks for statistics, lists and events: the service refuses other requests, and if it ends when no client
+	// uses it, it does not wait for such a client.
 	Watch bool
 }
 

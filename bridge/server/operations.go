@@ -5,6 +5,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/program"
 	"github.com/poolbridge/poolbridge/internal/typed"
+	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
@@ -13,6 +14,7 @@ type operation struct {
 	name    string
 	feature string // feature that the session must have; "" if it needs no feature
 	slow    bool   // with much memory the driver may take long, so the client gets notices that the request still runs
+	looks   bool   // a session that only watches may ask for it
 	run     func(c *connection, q uint32, r wire.Request)
 }
 
@@ -31,14 +33,14 @@ var operations = byName(
 	on((*connection).release),
 	on((*connection).allocRange).needs(wire.FeatureRanges),
 	on((*connection).returned).needs(wire.FeatureRanges),
-	on((*connection).cancelRequest),
+	on((*connection).cancelRequest).looking(),
 	done(func(s *service.Session, r *wire.Dropped) error { return s.Dropped(r.Blocks) }).slowly(),
 
-	on((*connection).stats),
-	on((*connection).list),
-	on((*connection).events),
+	on((*connection).stats).looking(),
+	on((*connection).list).looking(),
+	on((*connection).events).looking(),
 	on((*connection).endSession),
-	on((*connection).bye),
+	on((*connection).bye).looking(),
 
 	on((*connection).timeline).needs(wire.FeatureTimelines),
 	done(func(s *service.Session, _ *wire.Seal) error { return s.SealTimeline() }).needs(wire.FeatureTimelines),
@@ -72,6 +74,9 @@ func (c *connection) handle(q uint32, r wire.Request) {
 		c.fail(q, typed.Errorf(convert.ErrUnsupported, "the service is poolsvc %s; %q belongs to the feature %q, which this session does not have",
 			program.Version(), r.Op(), o.feature))
 		return
+	case c.features[wire.FeatureWatch] && !o.looks:
+		c.fail(q, typed.Errorf(mempool.ErrInvalid, "this session only watches, and the service may end meanwhile: connect without Watch to ask for %q", o.name))
+		return
 	}
 	if o.slow {
 		defer c.tellWorking(0)()
@@ -98,6 +103,12 @@ func done[R wire.Request](do func(s *service.Session, r R) error) operation {
 // slowly returns a copy of o with `slow` set.
 func (o operation) slowly() operation {
 	o.slow = true
+	return o
+}
+
+// looking returns a copy of o with `looks` set.
+func (o operation) looking() operation {
+	o.looks = true
 	return o
 }
 

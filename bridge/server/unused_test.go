@@ -36,6 +36,13 @@ func TestAWatcherDoesNotKeepAnUnusedServer(t *testing.T) {
 	require.NoError(t, err)
 }
 
+func TestAWatcherCannotUseAServiceThatMayEndMeanwhile(t *testing.T) {
+	r := start(t, Config{}, unhurried)
+	_, err := watch(t, r).CreatePool(t.Context(), hostPool("p", 4096))
+	require.ErrorIs(t, err, bridge.ErrInvalid)
+	assert.ErrorContains(t, err, "only watches")
+}
+
 func TestAClientKeepsAServerUntilItLeavesWatchersOrNot(t *testing.T) {
 	r := longUnused(t)
 	c := dial(t, r.path)
