@@ -83,17 +83,19 @@ def produce(seat: Seat, board: Board, frames: int) -> None:
     board.enter(seat.member)
     unused = [BLOCKS * seat.slot + i for i in range(1, BLOCKS + 1)]
     count = 0
+    sent = {}  # the block of each buffer that has not come back
     while not frames or count < frames:
         while not unused:
-            blocks = producer.reclaim(10.0, 0.0001)
-            if isinstance(blocks, list):
-                unused += [block for block, _ in blocks]
+            buffers = producer.reclaim(10.0, 0.0001)
+            if isinstance(buffers, list):
+                unused += [sent.pop(buffer) for buffer, _ in buffers]
             else:
-                assert blocks is Condition.UNKNOWN_MEMBER, blocks
+                assert buffers is Condition.UNKNOWN_MEMBER, buffers
                 _meet(producer, board)
         block = unused.pop()
         count += 1
         buffer = seat.member << 32 | count
+        sent[buffer] = block
         memory[BLOCK * block : BLOCK * (block + 1)] = content(buffer)
         while not isinstance(number := producer.publish(block, buffer, BLOCK, 1, _LINE, b"", 0, 0, None, 0.05), int):
             if number is Condition.UNKNOWN_MEMBER:

@@ -111,7 +111,7 @@ static void produce(struct world *w, uint32_t slot, uint64_t member, uint64_t fr
     CHECK(!r, "%s", p.ch.complaint);
     board->ready[member] = 1;
     while (PB_LOAD(pb_at32(&w->ch.roster, slot_at(true, slot))) != PB_ACTIVE) sched_yield();
-    uint64_t unused[BLOCKS], free = 0;
+    uint64_t unused[BLOCKS], free = 0, sent[BLOCKS] = {0}; // `sent`: the buffer of each block's frame
     // Use as few blocks as possible, so that blocks are soon reused.
     for (uint64_t i = 0; i < w->ch.capacity + 2; i++) unused[free++] = group * 64 + i + 1;
     for (uint64_t count = 1; count <= frames; count++) {
@@ -119,13 +119,19 @@ static void produce(struct world *w, uint32_t slot, uint64_t member, uint64_t fr
             r = pb_reclaim(&p, true);
             if (r == PB_NONE) pause_for(pb_freed(&p.ch), try_reclaim, &work, &r);
             if (!r)
-                for (size_t i = 0; i < p.came_back; i++) unused[free++] = p.back[i].block;
+                for (size_t i = 0; i < p.came_back; i++) {
+                    int which = 0;
+                    while (which < BLOCKS && sent[which] != p.back[i].buffer) which++;
+                    CHECK(which < BLOCKS, "buffer %llx came back, which was not sent", (unsigned long long)p.back[i].buffer);
+                    sent[which] = 0;
+                    unused[free++] = group * 64 + which + 1;
+                }
             if (!settle_producer(&p, r)) return;
         }
         uint64_t block = unused[--free], content = member << 32 | count;
         for (int i = 0; i < WORDS; i++) board->blocks[block][i] = content;
         work.what.block = block;
-        work.what.buffer = content;
+        work.what.buffer = sent[block - group * 64 - 1] = content;
         do {
             r = try_publish(&work);
             if (r == PB_NONE) pause_for(pb_freed(&p.ch), try_publish, &work, &r);
