@@ -83,7 +83,7 @@ def produce(seat: Seat, board: Board, frames: int) -> None:
     board.enter(seat.member)
     unused = [BLOCKS * seat.slot + i for i in range(1, BLOCKS + 1)]
     count = 0
-    sent = {}  # the block of each buffer that has not come back
+    sent: dict[int, int] = {}  # the block of each buffer that has not come back
     while not frames or count < frames:
         while not unused:
             buffers = producer.reclaim(10.0, 0.0001)
