@@ -44,8 +44,8 @@ def rows(report: Report, kind: str, workload: str) -> list[dict[str, Any]]:
 
 def table(head: list[str], body: list[list[str]]) -> str:
     """Return a table in Markdown."""
-    lines = (head, ["---"] * len(head), *body)
-    return "\n".join("|" + "|".join(f" {cell} " if cell else " " for cell in line) + "|" for line in lines)
+    lines = ["|" + "|".join(f" {cell} " if cell else " " for cell in line) + "|" for line in (head, *body)]
+    return "\n".join((lines[0], "|" + "---|" * len(head), *lines[1:]))
 
 
 def times(row: dict[str, Any]) -> str:

@@ -107,6 +107,29 @@ func ExampleDial() {
 	// Output: true
 }
 
+// A program that outlives its service connects again, and begins again.
+func ExampleDialer() {
+	socket, stop := serve()
+	work := func(ctx context.Context, client *bridge.Client) error { // opens what it needs, and uses it
+		stop() // here, the service ends meanwhile
+		_, err := client.Stats(ctx)
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	for {
+		client, err := bridge.Dialer{Wait: true}.Dial(ctx, socket)
+		if err == nil {
+			err = errors.Join(work(ctx, client), client.Close())
+		}
+		if !errors.Is(err, bridge.ErrDisconnected) { // the work is done, or the context ended while no service ran
+			fmt.Println(errors.Is(err, context.DeadlineExceeded))
+			return
+		}
+	}
+	// Output: true
+}
+
 // A producer publishes frames, and a consumer takes them. A channel may have many producers and consumers, in different processes.
 func ExampleChannel_Frames() {
 	ctx := context.Background()

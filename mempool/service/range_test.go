@@ -195,7 +195,7 @@ func TestTheWriterOfAnArenaWaitsForTheReadersWorkOnReturnedRangesAlone(t *testin
 	gone, wait = returned(t, whole, a, b)
 	assert.Equal(t, []bool{true, false}, gone)
 	assert.Equal(t, []mempool.Fence{fence}, wait)
-	assert.Empty(t, rangeOf(t, whole, 0, 100).Grant().Wait, "who asks for a range has used the memory")
+	assert.Empty(t, rangeOf(t, whole, 0, 100).Grant().Wait, "the session that asks for a range has used the memory")
 	checkBooks(t, svc)
 	r.reach(fence)
 	_, wait = returned(t, whole, a, b)

@@ -13,6 +13,7 @@ from poolbridge._array import sources as _sources
 from poolbridge._client.operations import allocate, check_bytes, check_timeout
 from poolbridge._client.shown import html_of
 from poolbridge._memory import tensor as _tensor
+from poolbridge._memory.kinds import ON_CPU
 from poolbridge._order import fences as _fences
 from poolbridge._session.division import ALIGN, Division, Part
 from poolbridge._session.flow import Ask, Do, Flow, ask
@@ -48,6 +49,7 @@ _SMALL = 64 << 10  # bytes of a frame that is rather copied
 
 def begin(session: Session, pool: PoolInfo, nbytes: Any, *, timeout: float | None) -> Flow[Division]:
     """Lease the first block of an arena."""
+    _check_cpu(pool)
     size = check_bytes(nbytes, "nbytes", least=1)
     division = Division(session, pool.id, -(-size // ALIGN) * ALIGN)
     yield from _grow(division, 0, check_timeout(timeout))
@@ -56,7 +58,13 @@ def begin(session: Session, pool: PoolInfo, nbytes: Any, *, timeout: float | Non
 
 def own(session: Session, pool: PoolInfo) -> Division:
     """Make the arena for arrays of a client, which leases its first block for the first array."""
+    _check_cpu(pool)
     return Division(session, pool.id, min(_STEP, -(-pool.max_bytes // (_SHARE * ALIGN)) * ALIGN))
+
+
+def _check_cpu(pool: PoolInfo) -> None:
+    if pool.kind not in ON_CPU:
+        raise InvalidArgumentError(f"pool {pool.name!r} is memory of a GPU, which NumPy cannot use: use allocate")
 
 
 def part(division: Division, nbytes: int, timeout: float | None) -> Flow[Part]:
@@ -130,10 +138,6 @@ def array(
     if not description.element.in_numpy:
         raise InvalidArgumentError(f"NumPy has no {description.element.name}: use allocate, and a library that has it")
     found = yield from part(division, description.nbytes, timeout)
-    if not found.lease_state.memory.pool.on_cpu:
-        raise InvalidArgumentError(
-            f"pool {found.lease_state.pool.name!r} is memory of a GPU, which NumPy cannot use: use allocate"
-        )
     made = found.array(description)
     if fill is not _NOTHING:
         try:
@@ -229,7 +233,7 @@ class Arena(BaseArena):
         Parameters
         ----------
         shape, dtype
-            Shape and element type, see `Client.allocate`. Memory of kind ``host`` or ``pinned`` is needed.
+            Shape and element type, see `Client.allocate`.
         timeout
             Seconds to wait for free memory; 0: do not wait; None: no limit.
 
@@ -245,7 +249,7 @@ class Arena(BaseArena):
         ClosedError
             The arena was closed.
         InvalidArgumentError
-            The shape or dtype is not possible, or the pool is memory of a GPU.
+            The shape or dtype is not possible.
         """
         return self._run(array(self._division, shape, dtype, timeout))
 

@@ -83,9 +83,8 @@ class Producer(Membership):
             if len(self._descriptions) >= _MOST_DESCRIPTIONS:
                 self._descriptions.clear()
             known = self._descriptions[description, base] = next(self._ids), _pack_description(description, base)
-        if base:
-            return known
-        self._last = description, known
+        if not base:
+            self._last = description, known
         return known
 
     def description_ids(self) -> int:

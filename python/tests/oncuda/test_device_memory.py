@@ -57,6 +57,13 @@ def client(device_service: str) -> Iterator[poolbridge.Client]:
         yield connected
 
 
+def test_an_arena_for_numpy_takes_no_memory_of_a_gpu(client):
+    for make in (lambda: client.empty(4, pool="gpu"), lambda: client.arena(4096, pool="gpu")):
+        with pytest.raises(poolbridge.InvalidArgumentError, match="'gpu' is memory of a GPU"):
+            make()
+    assert (client.stats().leases, client.stats().pools[0].reserved) == (0, 0)
+
+
 def test_a_buffer_is_another_processs_memory(client):
     lease = client.allocate((4, 8), "float32")
     assert (lease.device, lease.kind, lease.__dlpack_device__()) == ("cuda:0", "device", (2, 0))

@@ -110,8 +110,8 @@ const helpText = `
   Sessions  BYTES count for the session in all pools; SHARE is its part of
             what counts for all. enter shows the buffers of a session: COUNTS
             sums to its BYTES; what is only published has no writer or reader.
-            A narrow screen has fewer columns. What blocks producers comes
-            first, in bold red, and then who waits for it, in red.
+            A narrow screen has fewer columns. Sessions that block producers
+            come first, in bold red; then producers that wait, in red.
   Channels  FRAMES/S since the last look. USED of the channel's places have
             frames: of a broadcast, those that session SLOWEST has to take or,
             if producers wait for it, to give back; of a queue, those that
