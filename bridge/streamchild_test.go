@@ -131,7 +131,7 @@ func consume() error {
 	in := bufio.NewScanner(os.Stdin)
 	fmt.Println("ready")
 	frames, err := c.TrySubscribe(ctx, "c", o)
-	if errors.Is(err, ErrNotFound) { // the channel was closed
+	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrClosed) { // the channel was closed, before or while this process joined it
 		fmt.Println("ended")
 		return c.Close()
 	}
