@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import os
+import random
 import threading
 from itertools import pairwise
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from test_members import service as service  # noqa: PLC0414 - a fixture
 
 import poolbridge
 from poolbridge import ClosedError, InvalidArgumentError, PoolLimitError
+from poolbridge._client import allocators as _allocators
 from poolbridge._session.division import ALIGN, Block, Part
 from poolbridge._session.flow import Ask
 from poolbridge._session.grants import know_timeline
@@ -136,6 +139,7 @@ def test_an_arena_uses_the_memory_of_ranges_again_that_came_back(client, other, 
         lease = other.get("x")
         assert (np.asarray(lease) == n).all()
         lease.release()
+        other.stats()  # when this is answered, the lease has ended
         client.unpublish("x")
         del array
         until(lambda: leases(client) == 1)
@@ -389,6 +393,48 @@ def test_asyncio_has_arenas_too(service, client, other):
                 await arena.zeros(1)
 
     asyncio.run(main())
+
+
+def test_an_array_that_is_shared_many_times_does_not_fill_the_list_of_ranges(client):
+    arena = client.arena(64 * KIB)
+    array = arena.zeros(KIB, "u1")
+    for _ in range(100):
+        client.put(array, "x", replace=True).release()
+    assert sum(len(block.lent) for block in arena._division.blocks) < 20
+
+
+@given(st.lists(st.integers(1, 20), max_size=60), st.integers())
+def test_memory_for_pytorch_never_overlaps_and_is_whole_again_when_all_is_freed(sizes, seed):
+    region, failing, chosen = _allocators._region(), False, random.Random(seed)
+    synchronize = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda stream: failing)
+    callback = ctypes.cast(synchronize, ctypes.c_void_p)
+    assert region.poolbridge_torch_alloc(1, 63, None) is None, "there is no region"
+    assert region.poolbridge_torch_begin(64, ALIGN, 64 * ALIGN, callback) == -1
+    assert region.poolbridge_torch_begin(63, ALIGN, 64 * ALIGN, callback) == 0
+    assert region.poolbridge_torch_begin(63, ALIGN, 64 * ALIGN, callback) == -2
+    parts: list[tuple[int, int]] = []
+    for size in sizes:
+        at = region.poolbridge_torch_alloc(size * ALIGN - 1, 63, None)
+        if at is None:
+            at, nbytes = parts.pop(chosen.randrange(len(parts)))
+            region.poolbridge_torch_free(at, nbytes, 63, None)
+            continue
+        assert at + size * ALIGN <= 65 * ALIGN
+        assert all(at >= other + n or at + size * ALIGN <= other for other, n in parts)
+        parts.append((at, size * ALIGN))
+    chosen.shuffle(parts)
+    for at, nbytes in parts:
+        assert not region.poolbridge_torch_end(63)
+        failing = True
+        region.poolbridge_torch_free(at, nbytes, 63, None)
+        assert not region.poolbridge_torch_end(63), "the driver did not say that the work is done"
+        failing = False
+        region.poolbridge_torch_free(at, nbytes, 63, None)
+    assert region.poolbridge_torch_alloc(2**64 - 1, 63, None) is None
+    whole = region.poolbridge_torch_alloc(64 * ALIGN, 63, None)
+    assert whole == ALIGN
+    region.poolbridge_torch_free(whole, 64 * ALIGN, 63, None)
+    assert region.poolbridge_torch_end(63)
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 5)), max_size=60))

@@ -261,7 +261,7 @@ OTHERS = {
     "Lease.check", "Lease.verify", "Lease.memoryview", "Lease.to_numpy", "Channel.close", "Publisher.close",
     "Subscription.close", "Frame.ack", "Frame.requeue", "Frame.used_on", "Frame.copy_from", "Frame.view", "Frame.check",
     "Frame.memoryview", "Frame.to_numpy", "Promise.complete", "Lease.keys", "Lease.items", "Frame.keys", "Frame.items",
-    "Arena.close",
+    "Arena.close", "Arena.cupy_allocator", "Arena.torch_pool",
 }  # fmt: skip
 MAKERS = {
     "Arena": World.arena,

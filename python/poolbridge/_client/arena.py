@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 from weakref import ref
 
 import numpy as np
 
 from poolbridge._array import sources as _sources
+from poolbridge._client import allocators as _allocators
 from poolbridge._client.operations import allocate, check_bytes, check_timeout
 from poolbridge._client.shown import html_of
 from poolbridge._memory import tensor as _tensor
@@ -47,9 +48,12 @@ _NOTHING = object()
 _SMALL = 64 << 10  # bytes of a frame that is rather copied
 
 
-def begin(session: Session, pool: PoolInfo, nbytes: Any, *, timeout: float | None) -> Flow[Division]:
+def begin(
+    session: Session, pool: PoolInfo, nbytes: Any, *, timeout: float | None, arena: type[BaseArena]
+) -> Flow[Division]:
     """Lease the first block of an arena."""
-    _check_cpu(pool)
+    if not arena.has_allocators:
+        _check_cpu(pool.name, on_cpu=pool.kind in ON_CPU)
     size = check_bytes(nbytes, "nbytes", least=1)
     division = Division(session, pool.id, -(-size // ALIGN) * ALIGN)
     yield from _grow(division, 0, check_timeout(timeout))
@@ -58,33 +62,45 @@ def begin(session: Session, pool: PoolInfo, nbytes: Any, *, timeout: float | Non
 
 def own(session: Session, pool: PoolInfo) -> Division:
     """Make the arena for arrays of a client, which leases its first block for the first array."""
-    _check_cpu(pool)
+    _check_cpu(pool.name, on_cpu=pool.kind in ON_CPU)
     return Division(session, pool.id, min(_STEP, -(-pool.max_bytes // (_SHARE * ALIGN)) * ALIGN))
 
 
-def _check_cpu(pool: PoolInfo) -> None:
-    if pool.kind not in ON_CPU:
-        raise InvalidArgumentError(f"pool {pool.name!r} is memory of a GPU, which NumPy cannot use: use allocate")
+def _check_cpu(pool: str, *, on_cpu: bool) -> None:
+    if not on_cpu:
+        raise InvalidArgumentError(f"pool {pool!r} is memory of a GPU, which NumPy cannot use: use allocate")
 
 
-def part(division: Division, nbytes: int, timeout: float | None) -> Flow[Part]:
-    """Take a part of an arena. If no block has room, ask which ranges are gone; then lease a further block."""
+def part(division: Division, nbytes: int, timeout: float | None, stream: object = None) -> Flow[Part]:
+    """Take a part of an arena, for a stream of a GPU or the CPU.
+
+    If no block has room, ask which ranges are gone, let libraries give back what they keep, and wait for the streams
+    that used free parts; then lease a further block.
+    """
     size = max(-(-nbytes // ALIGN), 1) * ALIGN
     deadline = None if timeout is None else time.monotonic() + timeout
-    found = division.take(size)
+    found = division.take(size, stream)
     while found is None:
         yield from collect(division)
-        found = division.take(size)
+        division.empty_caches()
+        if freed := division.detach():
+            try:
+                yield Do(division.blocks[0].state.memory.synchronize)
+                freed = [(*one[:3], None) for one in freed]
+            finally:
+                with division.lock:
+                    division.put_back(freed)
+        found = division.take(size, stream)
         left = _PAUSE if deadline is None else deadline - time.monotonic()
         try:
-            found = found or (yield from _grow(division, size, min(max(left, 0.0), _PAUSE)))
+            found = found or (yield from _grow(division, size, min(max(left, 0.0), _PAUSE), stream))
         except (PoolLimitError, DeviceMemoryError):
             if left <= 0:
                 raise
     return found
 
 
-def _grow(division: Division, size: int, timeout: float | None) -> Flow[Part | None]:
+def _grow(division: Division, size: int, timeout: float | None, stream: object = None) -> Flow[Part | None]:
     """Lease a further block, of the arena's size if the pool has room for that."""
     session = division.session
     if FEATURE not in session.core.features:
@@ -98,7 +114,8 @@ def _grow(division: Division, size: int, timeout: float | None) -> Flow[Part | N
         state = yield from _block(division, size, timeout)
     try:
         yield Do(partial(_fences.before_cpu, state))
-        return division.add(state, size)
+        state.unordered = not state.memory.pool.on_cpu  # streams that nobody names may use the block until its end
+        return division.add(state, size, stream)
     except BaseException:
         state.end()
         raise
@@ -137,6 +154,8 @@ def array(
     description, timeout = _tensor.describe(shape, dtype), check_timeout(timeout)
     if not description.element.in_numpy:
         raise InvalidArgumentError(f"NumPy has no {description.element.name}: use allocate, and a library that has it")
+    for block in division.blocks[:1]:
+        _check_cpu(block.state.pool.name, on_cpu=block.state.memory.pool.on_cpu)
     found = yield from part(division, description.nbytes, timeout)
     made = found.array(description)
     if fill is not _NOTHING:
@@ -164,6 +183,8 @@ def share(session: Session, pool: int, given: Any, *, frame: bool) -> Flow[tuple
     block = next((one for one in division.blocks if one.state is whole), None) if division else None
     if division is None or block is None:
         return None
+    if division.is_due(place.nbytes):
+        yield from collect(division)
     description = _tensor.describe(place.shape, place.element.name)
     request = AllocRange(lease=whole.grant.id, offset=place.offset, tensor=description.to_wire())
     reply = yield Ask(request, GrantReply)
@@ -173,7 +194,28 @@ def share(session: Session, pool: int, given: Any, *, frame: bool) -> Flow[tuple
             block.lent[state.grant.buffer] = given
     if isinstance(given, np.ndarray):
         state.written[id(given)] = ref(given)  # read-only when it is published
+    elif not state.memory.pool.on_cpu and (stream := _sources.source_of(given).stream) is not None:
+        _fences.name_stream(state, stream)
+    else:
+        state.unordered = not state.memory.pool.on_cpu
     return state, state.description
+
+
+class _Source:
+    """What allocators of libraries use of an arena. They may live longer than the arena."""
+
+    def __init__(self, run: Run, division: Division) -> None:
+        self._run = run
+        self.division = division
+        self.device = division.device
+
+    def last(self, *, lasting: bool) -> None:
+        """Say whether a library uses memory again without the arena, which then keeps what readers use."""
+        self.division.lasting = lasting
+
+    def part(self, nbytes: Any, stream: object) -> Part:
+        """Take a part of the memory for a stream."""
+        return self._run(part(self.division, check_bytes(nbytes, "nbytes"), 0.0, stream))
 
 
 class BaseArena:
@@ -187,6 +229,8 @@ class BaseArena:
     blocks. Each of them goes back when it is empty, and all of them when the arena is closed, or it and its arrays are
     gone. Thread-safe.
     """
+
+    has_allocators: ClassVar = False  # which use memory of a GPU
 
     def __init__(self, run: Any, division: Division, pool: str) -> None:
         self._run = run
@@ -205,7 +249,7 @@ class BaseArena:
 
     @property
     def used_nbytes(self) -> int:
-        """Bytes of the arrays that are alive or shared, each rounded up to 512 bytes."""
+        """Bytes of the arrays that are alive or shared, each rounded up to 512 bytes, and what libraries keep."""
         return sum(block.used for block in list(self._division.blocks))
 
     def close(self) -> None:
@@ -223,7 +267,10 @@ class BaseArena:
 class Arena(BaseArena):
     """An arena of a blocking `Client`; see `BaseArena`. The end of its ``with`` block closes the arena."""
 
+    has_allocators = True
     _run: Run
+    _cupy: _allocators.CupyPool | None = None
+    _torch: _allocators.TorchPool | None = None
 
     def empty(
         self, shape: int | Iterable[int], dtype: Any = "float32", *, timeout: float | None = 0.0
@@ -233,7 +280,7 @@ class Arena(BaseArena):
         Parameters
         ----------
         shape, dtype
-            Shape and element type, see `Client.allocate`.
+            Shape and element type, see `Client.allocate`. Memory of kind ``host`` or ``pinned`` is needed.
         timeout
             Seconds to wait for free memory; 0: do not wait; None: no limit.
 
@@ -249,7 +296,7 @@ class Arena(BaseArena):
         ClosedError
             The arena was closed.
         InvalidArgumentError
-            The shape or dtype is not possible.
+            The shape or dtype is not possible, or the pool is memory of a GPU.
         """
         return self._run(array(self._division, shape, dtype, timeout))
 
@@ -264,6 +311,100 @@ class Arena(BaseArena):
     ) -> np.ndarray[Any, Any]:
         """Make an array that is filled with a value; see `empty`. The value is cast as `numpy.full` does it."""
         return self._run(array(self._division, shape, dtype, timeout, fill_value))
+
+    @property
+    def memory_resource(self) -> Any:
+        """A `MemoryResource` of cuda.core: ``device.memory_resource = arena.memory_resource``, or its ``allocate``.
+
+        Raises
+        ------
+        UnavailableError
+            cuda.core is not installed.
+        InvalidArgumentError
+            The pool is not memory of a GPU.
+        """
+        return _allocators.resource_of(self._source())
+
+    def cupy_allocator(self, nbytes: int) -> Any:
+        """Allocate memory for CuPy: ``cupy.cuda.set_allocator(arena.cupy_allocator)``.
+
+        CuPy's own `MemoryPool` divides the memory, and gives it back when the arena is full or closed.
+
+        Parameters
+        ----------
+        nbytes
+            Number of bytes.
+
+        Returns
+        -------
+        cupy.cuda.MemoryPointer
+            The memory, for the current stream of CuPy.
+
+        Raises
+        ------
+        cupy.cuda.memory.OutOfMemoryError
+            The arena is full, and the pool has no room for a further block.
+        ClosedError
+            The arena was closed, or the client.
+        InvalidArgumentError
+            The pool is not memory of a GPU, or not of CuPy's current device.
+        """
+        pool = self._cupy
+        if pool is None:
+            pool = self._cupy = _allocators.CupyPool(self._source())
+        return pool.malloc(nbytes)
+
+    def torch_pool(self, nbytes: int | str) -> Any:
+        """Make a pool of PyTorch: ``with torch.cuda.use_mem_pool(arena.torch_pool("1GiB")): …``.
+
+        PyTorch divides the memory by itself. If it is used up, `torch.OutOfMemoryError` comes. A process has one such
+        pool for each GPU, until the arena is closed.
+
+        Parameters
+        ----------
+        nbytes
+            Bytes of the memory: a number, or a size such as ``"1GiB"``.
+
+        Returns
+        -------
+        torch.cuda.MemPool
+            The pool. A second call returns the same one.
+
+        Raises
+        ------
+        PoolLimitError, DeviceMemoryError
+            The pool of the arena has no room for it.
+        UnsupportedError
+            PyTorch uses expandable segments, which ignore pools.
+        UnavailableError
+            PyTorch is not installed.
+        InvalidArgumentError
+            The arena is not memory of a GPU, `nbytes` is no size, or another arena has such a pool on this GPU.
+        """
+        if self._torch is None:
+            self._torch = _allocators.TorchPool(self._source(), nbytes)
+        return self._torch.pool
+
+    def close(self) -> None:
+        """Make no more arrays. The memory goes back when the arrays are gone. Idempotent.
+
+        Raises
+        ------
+        LeaseInUseError
+            Tensors of `torch_pool` are alive, or the program refers to this pool. The arena stays open.
+        """
+        if self._torch is not None:
+            if not self._division.session.closed:
+                self._run(collect(self._division))
+            self._torch.close()
+            self._torch = None
+        self._cupy = None
+        super().close()
+
+    def _source(self) -> _Source:
+        source = _Source(self._run, self._division)
+        _allocators.check_on_gpu(source, self.pool)
+        return source
 
     def __enter__(self) -> Self:
         return self

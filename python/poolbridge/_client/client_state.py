@@ -208,7 +208,7 @@ class ClientState:
 
     def _arena(self, nbytes: int | str, pool: PoolInfo | str | None, timeout: float | None) -> Flow[Any]:
         chosen = yield from self._pool(pool)
-        division = yield from begin(self._session, chosen, nbytes, timeout=timeout)
+        division = yield from begin(self._session, chosen, nbytes, timeout=timeout, arena=self._arena_type)
         return self._arena_type(self._run, division, chosen.name)
 
     def _array(

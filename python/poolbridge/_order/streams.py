@@ -11,7 +11,7 @@ from poolbridge._sys.error_texts import shown
 from poolbridge._sys.process import this_thread
 
 _LEGACY = 1
-_PER_THREAD = 2
+PER_THREAD = 2
 
 
 def stream_key(device: tuple[int, int], stream: Any) -> StreamKey | None:
@@ -45,9 +45,9 @@ def stream_key(device: tuple[int, int], stream: Any) -> StreamKey | None:
     if stream is None:
         return StreamKey(device[1], _LEGACY)
     number = stream if type(stream) is int else _handle(stream)
-    if number > _PER_THREAD or number == _LEGACY:
+    if number > PER_THREAD or number == _LEGACY:
         return StreamKey(device[1], number)
-    if number == _PER_THREAD:
+    if number == PER_THREAD:
         return StreamKey(device[1], number, this_thread())
     if number == -1:
         return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
-from weakref import ref
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from weakref import WeakSet, ref
 
 import numpy as np
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Fence
 
-    Back = list[tuple[ReferenceType["Block"], int, int]]  # a part's block, offset and size; empty when it is free
+    # Parts that are free, or will be: block, offset, size, and the stream that may still use it (None: the CPU).
+    Back = list[tuple[ReferenceType["Block"], int, int, object]]
 
 # The offset and the size of every part are multiples of this number of bytes.
 ALIGN: Final = 512
@@ -59,12 +60,13 @@ class Block:
 
     def _clear(self) -> None:
         self._free: list[tuple[int, int]] = [(0, self.size)]  # offset and size of free parts, by offset
-        self._ready: dict[int, list[int]] = {}  # offsets of further free parts, by size, for the next of the same size
+        # Offsets of further free parts, for the next of the same size that the same stream uses; None: the CPU.
+        self._ready: dict[tuple[int, object], list[int]] = {}
 
-    def take(self, size: int) -> int | None:
-        """Return the offset of a part of `size` bytes; None: there is none."""
+    def take(self, size: int, stream: object = None) -> int | None:
+        """Return the offset of a part of `size` bytes, on which no other stream works; None: there is none."""
         offset = None
-        if ready := self._ready.get(size):
+        if ready := self._ready.get((size, stream)):
             offset = ready.pop()
         else:
             for i, (start, room) in enumerate(self._free):
@@ -76,18 +78,24 @@ class Block:
             self.used += size
         return offset
 
-    def put_back(self, offset: int, size: int) -> None:
-        """Make a part free."""
+    def put_back(self, offset: int, size: int, stream: object = None) -> None:
+        """Make a part free, on which `stream` may still work."""
         self.used -= size
-        if self.used:
-            self._ready.setdefault(size, []).append(offset)
-        else:
+        self._ready.setdefault((size, stream), []).append(offset)
+        if not self.used and all(key[1] is None for key in self._ready):
             self._clear()
 
+    def detach(self) -> Back:
+        """Take the free parts out on which streams may still work."""
+        keys = [key for key in self._ready if key[1] is not None]
+        freed = [(ref(self), offset, *key) for key in keys for offset in self._ready.pop(key)]
+        self.used += sum(size for _, _, size, _ in freed)
+        return freed
+
     def join(self) -> None:
-        """Join free parts that lie side by side."""
-        free = sorted([*self._free, *((offset, size) for size, some in self._ready.items() for offset in some)])
-        self._ready.clear()
+        """Join free parts that lie side by side, and on which no stream works."""
+        keys = [key for key in self._ready if key[1] is None]
+        free = sorted([*self._free, *((offset, key[0]) for key in keys for offset in self._ready.pop(key))])
         self._free = free[:1]
         for offset, size in free[1:]:
             start, room = self._free[-1]
@@ -105,12 +113,17 @@ class Part(Token):
     runs twice, so all that put the part back share the list `back`, which the first of them empties.
     """
 
-    __slots__ = ("_back", "offset")
+    __slots__ = ("_back", "offset", "size")
 
-    def __init__(self, block: Block, offset: int, back: Back) -> None:
+    def __init__(self, block: Block, offset: int, size: int, back: Back) -> None:
         super().__init__(block.state)
-        self.offset = offset
+        self.offset, self.size = offset, size
         self._back = back  # the last step: see `__del__`
+
+    def used_on(self, stream: object) -> None:
+        """Say which stream may still work on the part when it becomes free; None: the CPU."""
+        for block, offset, size, _ in self._back[:]:
+            self._back[:] = [(block, offset, size, stream)]
 
     @property
     def address(self) -> int:
@@ -140,6 +153,13 @@ class Part(Token):
             division.lock.later(partial(division.put_back, back))
 
 
+class Cache(Protocol):
+    """Keeps free memory of an arena for a library's next allocations."""
+
+    def empty(self) -> None:
+        """Give the memory back to the arena."""
+
+
 class Division:
     """The blocks of an arena. Thread-safe; parts come back in finalisers, which never wait for the lock.
 
@@ -156,56 +176,70 @@ class Division:
         self.pool = pool
         self.step = step
         self.blocks: list[Block] = []  # the first stays; the others go back when they are empty
+        self.device = 0, 0  # DLPack's device of the memory, when there is a block
         self.closed = False
+        self._shared = 0  # bytes of ranges since the service was last asked which are gone
+        self.caches: WeakSet[Cache] = WeakSet()
+        self.lasting = False  # whether a library still uses again what is kept for readers, when their arrays are gone
         self.lock = DeferringLock()
 
-    def take(self, size: int) -> Part | None:
-        """Take a part of `size` bytes; None: no block has room.
+    def check_open(self) -> None:
+        """Raise ClosedError if the arena was closed, or the client."""
+        if self.closed or self.session.closed:
+            self.session.check_usable()
+            raise ClosedError("this arena was closed: make another one")
+
+    def take(self, size: int, stream: object = None) -> Part | None:
+        """Take a part of `size` bytes for a stream; None: no block has room.
 
         Raises
         ------
         ClosedError
             The arena was closed, or the client.
         """
-        if self.closed or self.session.closed:
-            self.session.check_usable()
-            raise ClosedError("this arena was closed: make another one")
+        self.check_open()
         with self.lock:
             for joined in (False, True):
                 for block in self.blocks:
                     if joined:
                         block.join()
-                    if (offset := block.take(size)) is not None:
-                        return self._part(block, offset, size)
+                    if (offset := block.take(size, stream)) is not None:
+                        return self._part(block, offset, size, stream)
         return None
 
-    def _part(self, block: Block, offset: int, size: int) -> Part:
-        back = [(ref(block), offset, size)]
+    def _part(self, block: Block, offset: int, size: int, stream: object) -> Part:
+        back: Back = [(ref(block), offset, size, stream)]
         try:
-            return Part(block, offset, back)
+            return Part(block, offset, size, back)
         except BaseException:  # also of a signal handler when the part is made already, whose finaliser finds nothing
             self.put_back(back)
             raise
 
-    def add(self, state: LeaseState, size: int) -> Part | None:
+    def detach(self) -> Back:
+        """Take the free parts out on which streams may still work. `put_back` makes them free again."""
+        with self.lock:
+            return [one for block in self.blocks for one in block.detach()]
+
+    def add(self, state: LeaseState, size: int, stream: object = None) -> Part | None:
         """Add the block of a new lease, and take a part of `size` bytes of it, if `size` is not 0."""
         block = Block(state)
         state.division = ref(self)
+        self.device = state.memory.pool.device
         with self.lock:
             self.blocks.append(block)
-            return self._part(block, block.take(size) or 0, size) if size else None
+            return self._part(block, block.take(size) or 0, size, stream) if size else None
 
     def put_back(self, back: Back) -> None:
-        """Make a part free, and let its block go if the block is empty. The caller holds the lock.
+        """Make parts free, and let their blocks go that are empty. The caller holds the lock.
 
-        A second call with the same list, as after a signal, finds nothing: the part may be another array's by then.
+        A second call with the same list, as after a signal, finds nothing: the parts may be other arrays' by then.
         """
         while back:
-            found, offset, size = back.pop()
+            found, offset, size, stream = back.pop()
             block = found()
             if block is None:
                 continue
-            block.put_back(offset, size)
+            block.put_back(offset, size, stream)
             if not block.used and (self.closed or block is not self.blocks[0]):
                 self.blocks.remove(block)
                 block.state.end()
@@ -223,10 +257,27 @@ class Division:
         """Take no more parts, and let the arrays go that are only kept for readers: nobody uses their memory again."""
         with self.lock:
             self.closed = True
-            kept = [(block.lent, block.late) for block in self.blocks]
-            for block in self.blocks:
+            blocks = [] if self.lasting else self.blocks
+            kept = [(block.lent, block.late) for block in blocks]
+            for block in blocks:
                 block.lent, block.late = {}, []
         del kept  # not under the lock
+        self.empty_caches()
+
+    def empty_caches(self) -> None:
+        """Let libraries give back what they keep for their next allocations."""
+        for cache in list(self.caches):
+            cache.empty()
+
+    def is_due(self, nbytes: int) -> bool:
+        """Count a range. Return whether to ask which are gone: after 1/8 of a block, and after 1,024 ranges.
+
+        Otherwise a library that divides memory by itself, as PyTorch does, would never get its tensors' memory back.
+        """
+        self._shared += max(nbytes, self.step // 8192, 1)
+        if due := self._shared > self.step // 8:
+            self._shared = 0
+        return due
 
     def lent(self) -> Iterator[tuple[Block, tuple[int, ...]]]:
         """Yield the blocks and ids of ranges that were leased, as many at a time as a request takes.

@@ -75,8 +75,8 @@ class Divider(Protocol):
 
     lock: Any
 
-    def put_back(self, parts: list[tuple[Any, int, int]]) -> None:
-        """Make a part free."""
+    def put_back(self, parts: list[tuple[Any, int, int, object]]) -> None:
+        """Make parts free."""
 
     def forget(self) -> None:
         """Let the arrays go that are only kept for readers."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import subprocess
 import sys
@@ -57,8 +58,12 @@ def client(device_service: str) -> Iterator[poolbridge.Client]:
         yield connected
 
 
-def test_an_arena_for_numpy_takes_no_memory_of_a_gpu(client):
-    for make in (lambda: client.empty(4, pool="gpu"), lambda: client.arena(4096, pool="gpu")):
+def test_an_arena_for_numpy_takes_no_memory_of_a_gpu(client, device_service):
+    async def of_asyncio() -> None:
+        async with await poolbridge.connect_async(device_service) as aclient:
+            await aclient.arena(4096, pool="gpu")
+
+    for make in (lambda: client.empty(4, pool="gpu"), lambda: asyncio.run(of_asyncio())):
         with pytest.raises(poolbridge.InvalidArgumentError, match="'gpu' is memory of a GPU"):
             make()
     assert (client.stats().leases, client.stats().pools[0].reserved) == (0, 0)
