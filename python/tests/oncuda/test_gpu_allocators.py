@@ -368,10 +368,8 @@ def test_a_killed_reader_gives_cupys_memory_back(device_service, client, arena, 
         assert reader.stdout.readline() == b"reads\n"
         client.unpublish("x")
         del array
-        assert cupy.full(3 * MIB, 8, dtype="uint8").data.ptr != first, "the reader has that memory"
+        second = cupy.full(3 * MIB, 8, dtype="uint8")
+        assert second.data.ptr != first, "the reader has that memory"
         reader.kill()
-
-    def again() -> bool:
-        return any(cupy.full(3 * MIB, 8, dtype="uint8").data.ptr == first for _ in range(2))
-
-    until(again)
+    until(lambda: len(client.sessions()) == 1)
+    assert cupy.full(3 * MIB, 8, dtype="uint8").data.ptr == first
