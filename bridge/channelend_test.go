@@ -88,7 +88,7 @@ func TestALostSessionGivesTheFramesOfAQueueBack(t *testing.T) {
 	acked, kept, released := receive(t, from, 0), receive(t, from, 1), receive(t, from, 2)
 	require.NoError(t, acked.Ack())
 	require.NoError(t, released.Release())
-	require.NoError(t, s.consumer.session.Conn.Close())
+	require.NoError(t, s.consumer.session.Conn().Close())
 	<-s.consumer.Done()
 	again, err := s.from.subscribe(t.Context(), mempool.SubscribeOptions{})
 	require.NoError(t, err)

@@ -126,7 +126,7 @@ func hold(first func(*Client) error) error {
 	if !in.Scan() {
 		return nil
 	}
-	if err := c.session.Conn.Close(); err != nil {
+	if err := c.session.Conn().Close(); err != nil {
 		return err
 	}
 	fmt.Println("closed")
@@ -136,7 +136,7 @@ func hold(first func(*Client) error) error {
 
 // bequeath starts a process that has the client's socket open until it has read descriptor 3 to its end.
 func bequeath(c *Client) error {
-	raw, err := c.session.Conn.SyscallConn()
+	raw, err := c.session.Conn().SyscallConn()
 	if err != nil {
 		return err
 	}

@@ -69,6 +69,15 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	}
 	s := session.New(conn)
 	c := &Client{tracing: tracing{tracer: d.Tracer, blocks: &s.Blocks}, session: s, streams: stream.New(s)}
+	s.Redial = func(ctx context.Context) (*seqpacket.Conn, error) {
+		conn, err := seqpacket.Dial(ctx, path)
+		if err == nil {
+			if err = checkServer(conn, path); err != nil {
+				err = errors.Join(err, conn.Close())
+			}
+		}
+		return conn, err
+	}
 	s.Refused, s.Blocks.Device = remoteError, d.Device
 	_, s.Blocks.Checked = os.LookupEnv("POOLBRIDGE_CHECK_LEASES")
 	var more []string

@@ -5,7 +5,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/server"
@@ -144,15 +143,4 @@ func TestRequestsWithoutANumberAreCarriedOutWhereNobodyMustKnow(t *testing.T) {
 	a.Send(0, &wire.Leave{Channel: channel, Member: to.Member})
 	a.denied(&wire.Leave{Channel: channel, Member: to.Member}, wire.CodeClosed)
 	require.NotZero(t, pool)
-}
-
-func TestAMemberThatSealsItsFileItselfDoesNotEnter(t *testing.T) {
-	r := start(t, server.Config{}, unhurried)
-	a := sharing(t, r.path)
-	_, channel := a.makeStream(4096, wire.MakeChannel{Capacity: 1})
-	s := a.take(&wire.Join{Channel: channel, Role: "producer"})
-	_, err := unix.FcntlInt(s.config.Own.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL)
-	require.NoError(t, err)
-	a.denied(&wire.Enter{Channel: channel, Member: s.Member}, wire.CodeInvalid)
-	a.get(&wire.Leave{Channel: channel, Member: s.Member}, &wire.EmptyReply{})
 }

@@ -1,6 +1,7 @@
 package mempool
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -22,7 +23,7 @@ import (
 
 // hostBackend makes pools in CPU memory. Each pool is a memfd. A process that uses the pool gets the file descriptor and maps the whole
 // pool once. The export of a block is the block's offset in the pool.
-var hostBackend = Backend{Kind: Host, Probe: probeHost, Create: newHostArena, Open: openHostArena}
+var hostBackend = Backend{Kind: Host, Probe: probeHost, Create: newHostArena, Open: openHostArena, Adopt: adoptHostArena}
 
 // hostSeals are the seals that fix the size of a memfd. Without them, a process could shrink the memfd, and another process that accesses
 // the memory would get a SIGBUS.
@@ -67,6 +68,36 @@ func newHostArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	return &hostArena{memory: memory, file: f, mem: mem, free: []span{{0, size}}}, nil
+}
+
+func adoptHostArena(f *os.File, at []Place, memory *hostmem.Memory) (Arena, []Allocation, error) {
+	a := &hostArena{memory: memory, file: f}
+	st, err := f.Stat()
+	if err == nil {
+		a.mem, err = mapHost(f, uint64(st.Size()), unix.PROT_READ|unix.PROT_WRITE)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, f.Close())
+	}
+	all := make([]Allocation, len(at))
+	order := slices.Clone(at)
+	slices.SortFunc(order, func(a, b Place) int { return cmp.Compare(a.At, b.At) })
+	end := uint64(0)
+	for _, p := range append(order, Place{At: uint64(len(a.mem))}) {
+		if p.At < end || p.At > uint64(len(a.mem)) || p.Size > uint64(len(a.mem))-p.At {
+			return nil, nil, errors.Join(typed.Errorf(ErrInvalid, "%d bytes at %d are not in the %d bytes of the pool, or belong to two blocks", p.Size, p.At, len(a.mem)), a.Close())
+		}
+		if p.At > end {
+			a.free = append(a.free, span{end, p.At - end})
+			err = errors.Join(err, a.punch(end, p.At-end)) // the process may have died while it made a block
+		}
+		end = p.At + p.Size
+		a.used += p.Size
+	}
+	for i, p := range at {
+		all[i] = &hostAllocation{hostMemory: hostMemory{a.mem[p.At : p.At+p.Size : p.At+p.Size]}, arena: a, off: p.At}
+	}
+	return a, all, err
 }
 
 func sizeAndMap(f *os.File, size uint64) ([]byte, error) {
@@ -258,6 +289,8 @@ type hostAllocation struct {
 func (h *hostAllocation) Export() (Export, error) {
 	return Export{Data: binary.LittleEndian.AppendUint64(nil, h.off)}, nil
 }
+
+func (h *hostAllocation) Place() uint64 { return h.off }
 
 // Free gives the pages back to the kernel, so that the next owner of the range reads zeros. After a call of Last, the range has no next
 // owner, so Free keeps the pages: the kernel frees them when the last process has unmapped and closed the file.

@@ -42,6 +42,9 @@ type Backend struct {
 	// UUID of the GPU for which OpenFor maps the pool. OpenFor is nil if an import of this kind can also serve other GPUs: see
 	// [ImportedArena].Reach.
 	OpenFor func(p PoolInfo, x Export, other string) (ImportedArena, error)
+	// Adopt makes the arena of a pool whose process is gone, and whose allocations are at these places. It gives the rest of the memory back. It
+	// owns the file. If Adopt is nil, the memory of this kind ends with its process.
+	Adopt func(f *os.File, at []Place, memory *hostmem.Memory) (Arena, []Allocation, error)
 	// LargestBlock is the most bytes that an allocation may have; 0: no limit.
 	LargestBlock uint64
 }
@@ -143,6 +146,35 @@ func NewArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 			bytesize.Text(least)), arena.Close())
 	}
 	return arena, nil
+}
+
+// Place says where an allocation is in the memory of its arena.
+type Place struct{ At, Size uint64 }
+
+// Adoptable is an [Allocation] of an arena that can be adopted.
+type Adoptable interface {
+	// Place returns where the allocation is.
+	Place() uint64
+}
+
+// CanAdopt says whether the memory of pools of this kind can be adopted.
+func (k Kind) CanAdopt() bool {
+	b, err := k.backend()
+	return err == nil && b.Adopt != nil
+}
+
+// AdoptArena makes the arena of a pool whose process is gone, and its allocations. AdoptArena owns the file, which the arena's Export had.
+//
+// Errors: [ErrInvalid] if there cannot be allocations at these places, [ErrUnavailable] if the memory of the kind ended with its process.
+func AdoptArena(k Kind, f *os.File, at []Place, memory *hostmem.Memory) (Arena, []Allocation, error) {
+	b, err := k.backend()
+	if err == nil && b.Adopt == nil {
+		err = typed.Errorf(ErrUnavailable, "the memory of kind %q ended with its process", k)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, f.Close())
+	}
+	return b.Adopt(f, at, memory)
 }
 
 // adviseWithoutGPU adds advice to an error if the error says that there is no driver or no GPU.

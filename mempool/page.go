@@ -41,7 +41,7 @@ type Page struct {
 }
 
 // NewPage makes the memory of a timeline and maps it for writing. It also returns the file of the memory. No process can change the size of
-// the file, but each process that has the file can map it for writing, until the caller calls [SealPage].
+// the file, but each process that has the file can map it for writing: see [ReadOnly].
 //
 // Errors: [ErrOutOfMemory], [ErrLimit], [ErrUnavailable].
 func NewPage() (*Page, *os.File, error) {
@@ -52,7 +52,7 @@ func NewPage() (*Page, *os.File, error) {
 	f := os.NewFile(uintptr(fd), "memfd:timeline")
 	err = f.Truncate(pageBytes)
 	if err == nil {
-		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
 	}
 	var p *Page
 	if err == nil {
@@ -64,23 +64,25 @@ func NewPage() (*Page, *os.File, error) {
 	return p, f, nil
 }
 
-// SealPage seals f so that no process can map f for writing any more. Existing mappings stay writable.
-//
-// Errors: [ErrInvalid] if the client has set a seal that forbids new seals.
-func SealPage(f *os.File) error {
-	const wanted = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
-	_, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, wanted)
-	if errors.Is(err, unix.EPERM) { // the client has the file too, and may have sealed the file
-		var seals int
-		if seals, err = unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0); err == nil && seals&wanted != wanted {
-			return typed.Errorf(ErrInvalid, "the client sealed the file of its timeline with F_SEAL_SEAL (seals %#x), so that the service "+
-				"cannot add F_SEAL_FUTURE_WRITE: a client adds no seals itself", seals)
-		}
+// ReadOnly opens a memfd again, so that the processes that get the new file can map it only for reading. Only a process of this user, or of
+// root, could open it for writing.
+func ReadOnly(f *os.File) (*os.File, error) {
+	if err := f.Chmod(0o600); err != nil {
+		return nil, HostError("fchmod", err)
 	}
+	again, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 	if err != nil {
-		return HostError("fcntl(F_ADD_SEALS)", err)
+		return nil, HostError("open a memfd again", err)
 	}
-	return nil
+	return again, nil
+}
+
+// AdoptPage maps the timeline of a process that is gone, and of which f is the file.
+func AdoptPage(f *os.File) (*Page, error) {
+	if st, err := f.Stat(); err != nil || st.Size() != pageBytes {
+		return nil, typed.Errorf(ErrInvalid, "the file of a timeline must have %d bytes, this one has not (%v)", pageBytes, err)
+	}
+	return mapPage(f, true)
 }
 
 func mapPage(f *os.File, write bool) (*Page, error) {

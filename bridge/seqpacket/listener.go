@@ -52,6 +52,13 @@ func (l *Listener) use(fd int) error {
 // Path returns the path at which the listener listens.
 func (l *Listener) Path() string { return l.at.path }
 
+// File returns the listening socket. The listener owns the file.
+func (l *Listener) File() *os.File {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.file
+}
+
 // Check returns nil if the socket's file is at its path, so that clients can connect.
 //
 // Errors: [ErrSocketLost].

@@ -27,8 +27,11 @@ type connection struct {
 	peer     mempool.Peer // what the kernel says, without the field Process
 	unknown  error        // why the kernel does not say it
 	session  *service.Session
-	denied   bool            // the peer may not have a session
-	leaves   bool            // the client has said bye
+	denied   bool   // the peer may not have a session
+	leaves   bool   // the client has said bye
+	packet   uint64 // how many packets came after hello, in this connection and those of the session before
+	resumed  bool   // the session was another connection's
+	unsure   unconfirmed
 	features map[string]bool // features that both the client and the service have; hello sets them
 
 	work       sync.WaitGroup // the sender of notices, and the requests that wait
@@ -148,7 +151,11 @@ func (c *connection) run(peer mempool.Peer) error {
 		case greets:
 			err = typed.Errorf(convert.ErrProtocol, "the session has said hello before")
 		default:
-			c.handle(q, r)
+			c.packet++
+			c.session.Begin(service.Request{Packet: c.packet, Query: q})
+			if !c.resumed || !c.answerAgain(q, r) {
+				c.handle(q, r)
+			}
 		}
 		if err == nil {
 			continue
@@ -236,7 +243,15 @@ func (c *connection) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 		return typed.Errorf(convert.ErrVersion, "the service is poolsvc %s and speaks version %d of the protocol, the client %v", program.Version(),
 			wire.Version, h.Versions)
 	}
-	session, err := c.server.svc.OpenSession(peer, h.Name, c.notify)
+	var session *service.Session
+	var err error
+	if c.resumed = h.Resume != 0; !c.resumed {
+		session, err = c.server.svc.OpenSession(peer, h.Name, c.notify)
+	} else if len(h.Token) == len(mempool.Epoch{}) {
+		session, c.packet, err = c.server.svc.Resume(peer, h.Resume, mempool.Epoch(h.Token), c.notify)
+	} else {
+		err = typed.Errorf(convert.ErrProtocol, "a token has %d bytes, not %d", len(mempool.Epoch{}), len(h.Token))
+	}
 	if err != nil {
 		return err
 	}
@@ -245,7 +260,65 @@ func (c *connection) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 	c.server.opened(c)
 	c.setReadDeadline(time.Time{})
 	c.work.Go(c.sendNotices)
-	c.reply(q, &wire.HelloReply{Version: wire.Version, Epoch: wire.Epoch(c.server.svc.Epoch()), Session: session.ID(),
-		PID: uint64(os.Getpid()), Features: features}, nil)
+	out := &wire.HelloReply{Version: wire.Version, Epoch: wire.Epoch(c.server.svc.Epoch()), Session: session.ID(), PID: uint64(os.Getpid()), Features: features, Done: c.packet}
+	if token, lasts := session.Token(); lasts {
+		out.Token = token[:]
+	}
+	c.reply(q, out, nil)
 	return nil
+}
+
+// answerAgain answers a request that the session has carried out, and whose answer the client may lack. It returns false if the session has not
+// carried the request out, or if the request changed nothing.
+func (c *connection) answerAgain(q uint32, r wire.Request) bool {
+	answer, did := c.session.Answer(q)
+	if !did {
+		return false
+	}
+	switch r := r.(type) {
+	case *wire.Alloc, *wire.AllocRange, *wire.Get, *wire.LeaseBuffer:
+		g, err := c.session.Granted(answer)
+		c.replyLease(q, g, err)
+	case *wire.Create, *wire.Open:
+		p, err := c.session.FindPool(answer)
+		c.replyPool(q, p, err)
+	case *wire.Publish:
+		c.reply(q, &wire.PublishReply{Version: answer}, nil)
+	case *wire.GetTimeline:
+		c.timeline(q, r)
+	case *wire.MakeChannel:
+		c.makeChannel(q, r) // it is there
+	case *wire.Join:
+		j, err := c.session.Joined(answer)
+		c.replyJoined(q, j, err)
+	default:
+		c.done(q, nil)
+	}
+	return true
+}
+
+// unconfirmed are the requests whose answers were sent, and which the client may not have yet.
+type unconfirmed struct {
+	mu       sync.Mutex
+	requests []uint32
+}
+
+// manyUnconfirmed is how many answers the server sends before it asks whether the client has them.
+const manyUnconfirmed = 64
+
+// sentAnswer notes that the answer to request q was sent. When the socket holds nothing that the client has not read, the client has all answers.
+func (c *connection) sentAnswer(q uint32) {
+	if _, lasts := c.session.Token(); !lasts {
+		return
+	}
+	u := &c.unsure
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.requests = append(u.requests, q); len(u.requests)%manyUnconfirmed != 0 {
+		return
+	}
+	if unread, err := c.conn.Unread(); err == nil && unread == 0 {
+		c.session.Answered(u.requests)
+		u.requests = u.requests[:0]
+	}
 }

@@ -180,6 +180,7 @@ func (c *connection) answered(q uint32, sent func(result string), err error) {
 		return
 	}
 	sent("ok")
+	c.sentAnswer(q)
 }
 
 // replyLease answers with a lease. The reply with a session's first lease on a block has the export of the block. This reply must reach the

@@ -149,6 +149,9 @@ func (s *Server) SetLimits(sessions, waits int) error {
 // Path returns the path of the server's socket.
 func (s *Server) Path() string { return s.listener.Path() }
 
+// Socket returns the listening socket. The server owns the file.
+func (s *Server) Socket() *os.File { return s.listener.File() }
+
 // Check returns an error that says why the server cannot accept sessions, or nil if the server can accept them. If the server hangs, Check
 // does not return.
 func (s *Server) Check() error {

@@ -330,6 +330,8 @@ type Hello struct {
 	Versions []uint64 `wire:"v"`   // versions that the client speaks
 	Name     string   `wire:"nm?"` // the program's name, for people
 	Features []string `wire:"ft?"` // features of the client
+	Resume   uint64   `wire:"rs?"` // id of the session that the client takes up again; left out: a new session
+	Token    []byte   `wire:"tk?"` // token of this session
 }
 
 // Epoch identifies one run of the service.
@@ -342,6 +344,10 @@ type HelloReply struct {
 	Session  uint64   `wire:"id"`  // session id
 	PID      uint64   `wire:"pid"` // the service's process id, for people
 	Features []string `wire:"ft?"` // features of both
+	// token with which the client can take the session up again when the connection is gone; left out: the session ends with the connection
+	Token []byte `wire:"tk?"`
+	// to a client that takes a session up again: the number of the last of its packets that changed something
+	Done uint64 `wire:"dn?"`
 }
 
 // Create makes a pool.

@@ -256,6 +256,8 @@ var helloFields = record[Hello]{
 	uintsField("v", func(m *Hello) *[]uint64 { return &m.Versions }),
 	stringField("nm", func(m *Hello) *string { return &m.Name }).maybe(),
 	stringsField("ft", func(m *Hello) *[]string { return &m.Features }).maybe(),
+	uintField("rs", func(m *Hello) *uint64 { return &m.Resume }).maybe(),
+	binaryField("tk", func(m *Hello) *[]byte { return &m.Token }).maybe(),
 }
 
 // Op returns "hello".
@@ -272,6 +274,8 @@ var helloReplyFields = record[HelloReply]{
 	uintField("id", func(m *HelloReply) *uint64 { return &m.Session }),
 	uintField("pid", func(m *HelloReply) *uint64 { return &m.PID }),
 	stringsField("ft", func(m *HelloReply) *[]string { return &m.Features }).maybe(),
+	binaryField("tk", func(m *HelloReply) *[]byte { return &m.Token }).maybe(),
+	uintField("dn", func(m *HelloReply) *uint64 { return &m.Done }).maybe(),
 }
 
 func (*HelloReply) reply() {}

@@ -19,7 +19,9 @@ type life struct {
 	ready, end int // descriptors; a negative number: no descriptor
 	unused     time.Duration
 	private    bool
-	logBytes   byteSize // 0: the log has no limit
+	quick      time.Duration // see guard.Guard
+	guarded    bool          // another process holds what the service needs, and starts it again
+	logBytes   byteSize      // 0: the log has no limit
 
 	log       *boundedLog // nil: standard error has no limit
 	unbounded error       // why standard error has no limit although the user asked for one
@@ -38,6 +40,8 @@ func (l *life) flags(c *cobra.Command) {
 	f.DurationVar(&l.unused, "end-unused", 0, "end when no client was connected for so long, also after the start; 0: do not")
 	f.Var(&l.logBytes, "log-bytes", "limit the file of standard error to so many bytes: its older half is dropped; 0: no limit")
 	c.PreRunE = l.bound
+	f.BoolVar(&l.guarded, "guard", false, "stay as a guard that runs the service as its child, and starts it again when it dies: clients keep their sessions and memory of kind host")
+	f.DurationVar(&l.quick, "guard-quick", time.Second, "count a death of the service as quick when it has served for less; after 20 of them in a row the guard gives up")
 	f.BoolVar(&l.private, "private", false, "listen in a new folder below $TMPDIR or /tmp, which is removed at the end, instead of at --socket")
 }
 

@@ -33,6 +33,7 @@ type running struct {
 	systemd  systemd // hears what the service does
 	creators atomic.Pointer[[]uint32]
 	svc      *service.Service
+	adopted  bool          // the service has taken over from another process
 	made     chan struct{} // closed when svc is set
 	server   atomic.Pointer[server.Server]
 }
@@ -76,7 +77,13 @@ func (r *running) inSession(do func(*service.Session) error) error {
 }
 
 func (r *running) createPool(session *service.Session, spec mempool.PoolSpec) error {
-	p, err := session.CreatePool(spec)
+	create := session.CreatePool
+	if r.adopted { // it may be there
+		create = func(spec mempool.PoolSpec) (*service.Pool, error) {
+			return session.EnsurePool(context.Background(), spec)
+		}
+	}
+	p, err := create(spec)
 	if err != nil {
 		return err
 	}

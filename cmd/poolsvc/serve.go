@@ -81,6 +81,9 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(heapGrowth)
 	}
+	if l.guarded && os.Getenv("FDSTORE") == "" {
+		return beGuard(c, p, l.quick)
+	}
 	socket := p.socket
 	if l.private {
 		if socket, err = privateSocket(); err != nil {
@@ -109,9 +112,12 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 	}
 	self := mempool.Self()
 	r.creators.Store(&p.creators)
-	r.svc = service.New(service.Config{Log: log, Limits: p.limits.Limits, MayCreate: func(peer mempool.Peer) bool {
+	took, err := r.begin(service.Config{Log: log, Limits: p.limits.Limits, MayCreate: func(peer mempool.Peer) bool {
 		return peer.UID == self.UID || slices.Contains(*r.creators.Load(), peer.UID)
 	}})
+	if err != nil {
+		return err
+	}
 	defer r.svc.Close()
 	close(r.made)
 	if err := r.createPools(); err != nil {
@@ -123,7 +129,7 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 		return err
 	}
 	defer web.close(log)
-	srv, err := listen(socket, p, l, r.svc, serving)
+	srv, err := took.listen(func() (*server.Server, error) { return listen(socket, p, l, r.svc, serving) }, r.svc, serving)
 	if err != nil {
 		return &socketError{err}
 	}

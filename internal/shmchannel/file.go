@@ -20,7 +20,7 @@ func makeFile(name string, bytes uint64) (*os.File, error) {
 	f := os.NewFile(uintptr(fd), name)
 	err = f.Truncate(int64(bytes))
 	if err == nil {
-		err = seal(f, sizeSeals)
+		err = seal(f, sizeSeals|unix.F_SEAL_SEAL)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -28,25 +28,23 @@ func makeFile(name string, bytes uint64) (*os.File, error) {
 	return f, nil
 }
 
-const goodSeals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
-
-// sealForGood seals f. Afterwards nobody can map f for writing or change the seals of f. Existing mappings stay writable.
-//
-// Errors: [ErrFile] if a member has set other seals on f that forbid new seals; errors of the system.
-func sealForGood(f *os.File) error {
-	err := seal(f, goodSeals)
-	if !errors.Is(err, unix.EPERM) {
-		return err
-	}
-	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+// openReadOnly opens a memfd again, so that the members that get the new file cannot map it for writing. Only a process of the host's user,
+// or of root, could open it for writing.
+func openReadOnly(f *os.File) (*os.File, error) {
+	raw, err := f.SyscallConn()
 	if err != nil {
-		return os.NewSyscallError("fcntl(F_GET_SEALS)", err)
+		return nil, err
 	}
-	if seals&goodSeals != goodSeals {
-		return fmt.Errorf("%w: %s: the member has sealed it itself (seals %#x), so the host cannot seal it against writing", ErrFile,
-			f.Name(), seals)
+	fd, failed := -1, error(nil)
+	err = raw.Control(func(memfd uintptr) {
+		if failed = os.NewSyscallError("fchmod", unix.Fchmod(int(memfd), 0o600)); failed == nil {
+			fd, failed = unix.Open(fmt.Sprintf("/proc/self/fd/%d", memfd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		}
+	})
+	if err = errors.Join(err, failed); err != nil {
+		return nil, err
 	}
-	return nil
+	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
 func seal(f *os.File, seals int) error {

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-
-	"golang.org/x/sys/unix"
 )
 
 // Host does the work of the service for a channel. It makes the channel's files and decides which members take part. Only one goroutine at
@@ -13,6 +11,7 @@ import (
 type Host struct {
 	*channel
 	rosterFile, sequencerFile *os.File
+	rosterReader              *os.File // the roster's file, for members
 
 	producers [MaxProducers]*Member
 	consumers [MaxConsumers]*Member
@@ -31,6 +30,7 @@ type Member struct {
 	oldest bool
 
 	file   *os.File
+	reader *os.File // the same, for the members of the other role
 	track  *track
 	cursor *cursor
 	joined bool
@@ -64,36 +64,36 @@ func NewHost(spec Spec) (*Host, error) {
 		channel:    &channel{geometry: l, mode: spec.Mode, policy: spec.Policy, delivers: uint64(spec.MaxDeliveries)},
 		rosterFile: rosterFile, sequencerFile: sequencerFile,
 	}
-	if err := h.begin(); err != nil {
+	if err := h.begin(true); err != nil {
 		return nil, errors.Join(err, h.Free())
 	}
 	return h, nil
 }
 
-// begin maps the files, writes the fields of the roster that never change, and seals the files.
-func (h *Host) begin() (err error) {
+// begin maps the files, and writes the fields of the roster that never change.
+func (h *Host) begin(anew bool) (err error) {
+	if h.rosterReader, err = openReadOnly(h.rosterFile); err != nil {
+		return err
+	}
 	if h.rosterRegion, err = mapFile(h.rosterFile, RosterBytes, true); err != nil {
 		return err
 	}
 	r := at[roster](h.rosterRegion, 0)
 	h.roster = r
+	if !anew {
+		return h.mapSequencer(h.sequencerFile)
+	}
 	copy(r.magic[:], rosterMagic)
 	r.mode.Store(uint64(h.mode))
 	r.capacity.Store(h.capacity)
 	r.slots.Store(h.slots)
 	r.policy.Store(uint64(h.policy))
 	r.delivers.Store(h.delivers)
-	if err := sealForGood(h.rosterFile); err != nil {
-		return err
-	}
-	if err := seal(h.sequencerFile, unix.F_SEAL_SEAL); err != nil { // all members write this file, so no member may seal it
-		return err
-	}
 	return h.mapSequencer(h.sequencerFile)
 }
 
 // RosterFile returns the roster's file, which every member needs. The host owns the file.
-func (h *Host) RosterFile() *os.File { return h.rosterFile }
+func (h *Host) RosterFile() *os.File { return h.rosterReader }
 
 // SequencerFile returns the sequencer's file, which every member needs. The host owns the file.
 func (h *Host) SequencerFile() *os.File { return h.sequencerFile }
@@ -163,8 +163,7 @@ func (m *Member) makeFile(l geometry) (err error) {
 		if m.file, err = makeFile("poolbridge:cursor", l.cursorBytes()); err != nil {
 			return err
 		}
-		m.cursor, err = mapCursor(m.file, l, m.ID, true)
-		return err
+		return m.mapFile(l)
 	}
 	if m.file, err = makeFile("poolbridge:track", l.trackBytes()); err != nil {
 		return err
@@ -177,12 +176,27 @@ func (m *Member) makeFile(l geometry) (err error) {
 	if err := head.unmap(); err != nil {
 		return err
 	}
-	m.track, err = mapTrack(m.file, l, m.ID, false)
+	return m.mapFile(l)
+}
+
+// mapFile maps the member's file.
+func (m *Member) mapFile(l geometry) (err error) {
+	if m.reader, err = openReadOnly(m.file); err != nil {
+		return err
+	}
+	if m.Role == ConsumerRole {
+		m.cursor, err = mapCursor(m.file, l, m.ID, true)
+	} else {
+		m.track, err = mapTrack(m.file, l, m.ID, false)
+	}
 	return err
 }
 
-// File returns the member's file. The host owns the file.
+// File returns the member's file, which the member maps for writing. The host owns the file.
 func (m *Member) File() *os.File { return m.file }
+
+// Reader returns the member's file for the members of the other role, which can only read it. The host owns the file.
+func (m *Member) Reader() *os.File { return m.reader }
 
 // free unmaps and closes the host's end of the member's file.
 func (m *Member) free() error {
@@ -196,7 +210,10 @@ func (m *Member) free() error {
 	if m.file != nil {
 		err = errors.Join(err, m.file.Close())
 	}
-	m.track, m.cursor, m.file = nil, nil, nil
+	if m.reader != nil {
+		err = errors.Join(err, m.reader.Close())
+	}
+	m.track, m.cursor, m.file, m.reader = nil, nil, nil, nil
 	return err
 }
 
@@ -290,7 +307,7 @@ func (h *Host) Destroy() {
 
 // Free unmaps and closes the host's files. The host must not be used afterwards.
 func (h *Host) Free() error {
-	err := errors.Join(h.unmap(), h.rosterFile.Close(), h.sequencerFile.Close())
+	err := errors.Join(h.unmap(), h.rosterFile.Close(), h.rosterReader.Close(), h.sequencerFile.Close())
 	for role := range 2 {
 		for _, m := range h.Members(nil, Role(role)) {
 			err = errors.Join(err, m.free())

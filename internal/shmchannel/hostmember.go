@@ -8,19 +8,15 @@ import (
 	"time"
 )
 
-// Join activates a member that has opened its own file. After Join, only the member can write the file.
+// Join activates a member that has opened its own file.
 //
-// Errors: [ErrInvalid] if the member has joined or left already, [ErrFile] if the member has sealed its file itself, [ErrClosed],
-// [ErrCorrupt]; errors of the system.
+// Errors: [ErrInvalid] if the member has joined or left already, [ErrClosed], [ErrCorrupt].
 func (h *Host) Join(m *Member) error {
 	switch {
 	case m.joined && !m.reserved || m.left:
 		return invalid("member %d has joined already", m.ID)
 	case !m.reserved && !h.admits(m.Role):
 		return ErrClosed
-	}
-	if err := sealForGood(m.file); err != nil {
-		return err
 	}
 	if m.reserved {
 		m.reserved = false

@@ -42,7 +42,8 @@ func (s *Service) crowded(b *ledger.Buffer, write bool) error {
 	if n() <= maxFences {
 		return nil
 	}
-	b.Ready, b.Block.Fences = s.timelines.Incomplete(b.Ready), s.timelines.Pending(b.Block.Fences)
+	b.SetReady(s.timelines.Incomplete(b.Ready))
+	b.Block.SetFences(s.timelines.Pending(b.Block.Fences))
 	if n() <= maxFences {
 		return nil
 	}
@@ -56,7 +57,7 @@ func (s *Service) recycleUnused(b *ledger.Buffer) {
 	if !b.Unused() {
 		return
 	}
-	b.Block.Fences = s.timelines.Pending(b.Block.Fences.Union(b.Ready))
+	b.Block.SetFences(s.timelines.Pending(b.Block.Fences.Union(b.Ready)))
 	if s.view != nil {
 		s.view.end(b)
 	}

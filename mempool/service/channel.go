@@ -54,6 +54,9 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 		return mempool.ChannelIdentity{}, err
 	}
 	p.streams = true
+	roster, sequencer := stream.OwnFiles()
+	stream.RosterFile, stream.SequencerFile = svc.descriptors.keep(roster), svc.descriptors.keep(sequencer)
+	s.didLocked(context.Background(), stream.Info.ID)
 	svc.channels.addLocked(&channel{Stream: stream, svc: svc})
 	e := s.rec.About(mempool.ChannelMade, "%s made channel %q in pool %q: %s, %d frames, %s when it is full", s.rec.Who(), spec.Name, p.rec.Info.Name, spec.Mode, spec.Capacity,
 		spec.Full)
@@ -103,6 +106,9 @@ func (s *Session) JoinChannel(ctx context.Context, name string, spec MemberSpec,
 	defer svc.unlock()
 	err := svc.channels.awaitLocked(ctx, s, name, wait, func() (bool, error) {
 		if p.done {
+			if p.err == nil {
+				s.didLocked(ctx, answerOf(p.joined))
+			}
 			return true, p.err
 		}
 		rec, err := svc.channels.namedLocked(s.rec, name, Consumer)
@@ -116,6 +122,9 @@ func (s *Session) JoinChannel(ctx context.Context, name string, spec MemberSpec,
 			return false, nil
 		}
 		p.joined, err = svc.channels.of(rec).joinLocked(s, p.spec)
+		if err == nil {
+			s.didLocked(ctx, answerOf(p.joined))
+		}
 		return true, err
 	})
 	svc.channels.removePendingLocked(name, p) // with the lock that decided the result: who gives up gets no place
@@ -297,6 +306,7 @@ func (c Channel) end(may func(*ledger.Channel, *ledger.Session) error, end func(
 	s.noteUse()
 	ch := svc.channels.of(rec)
 	end(ch, s.rec)
+	s.didLocked(context.Background(), 0)
 	ch.tidyLocked()
 	return nil
 }

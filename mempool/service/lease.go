@@ -41,16 +41,17 @@ func (s *Service) describe(l *ledger.Lease) mempool.Grant {
 }
 
 // grant makes a lease. The caller holds Service.mu, and ledger.Available has returned nil.
-func (s *Session) grant(b *ledger.Buffer, write bool) GrantedLease {
+func (s *Session) grant(ctx context.Context, b *ledger.Buffer, write bool) GrantedLease {
 	svc := s.svc
 	s.noteUse()
-	b.Ready = svc.timelines.Incomplete(b.Ready)
+	b.SetReady(svc.timelines.Incomplete(b.Ready))
 	wait := b.Ready.Union(nil)
 	if write {
-		b.Block.Fences = svc.timelines.Pending(b.Block.Fences)
+		b.Block.SetFences(svc.timelines.Pending(b.Block.Fences))
 		wait = b.Ready.Union(b.Block.Fences)
 	}
 	l := svc.ledger.Grant(b, s.rec, write, wait, uint32(time.Since(svc.began)/time.Second))
+	s.didLocked(ctx, l.ID)
 	_, mapped := s.rec.Mapped[b.Block.ID]
 	return GrantedLease{Lease: Lease{s, l}, Grant: svc.describe(l), Mapped: mapped}
 }
@@ -80,7 +81,7 @@ func (s *Session) lease(ctx context.Context, text string, write bool, wait time.
 					return g, err
 				}
 				if err = svc.crowded(b, write); err == nil {
-					return s.grant(b, write), nil
+					return s.grant(ctx, b, write), nil
 				}
 				again = soon()
 			}
@@ -174,11 +175,14 @@ func (s *Service) endLeaseLocked(l *ledger.Lease, incomplete bool, done ledger.F
 		if incomplete && !b.Failed && l.Session.Ended {
 			s.broken.add(l.Session, b, s.changed[b.ID] != nil) // a channel that keeps the buffer does not need it
 		}
-		b.Failed = b.Failed || incomplete
-		b.Ready = s.timelines.Add(b.Ready, done)
+		if incomplete && !b.Failed {
+			b.Failed = true
+			s.ledger.Touch(b)
+		}
+		b.SetReady(s.timelines.Add(b.Ready, done))
 		s.ledger.SetEvent(b, nil)
 	} else {
-		b.Block.Fences = s.timelines.Add(b.Block.Fences, done)
+		b.Block.SetFences(s.timelines.Add(b.Block.Fences, done))
 	}
 	for _, t := range gone {
 		s.retireLocked(t)

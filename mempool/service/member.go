@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"maps"
 	"os"
 	"slices"
@@ -66,7 +67,11 @@ func (c Channel) Join(spec MemberSpec) (Joined, error) {
 	if err != nil {
 		return Joined{}, err
 	}
-	return svc.channels.of(rec).joinLocked(s, spec)
+	j, err := svc.channels.of(rec).joinLocked(s, spec)
+	if err == nil {
+		s.didLocked(context.Background(), answerOf(j))
+	}
+	return j, err
 }
 
 // joinLocked makes a new member of the channel, which the session may use.
@@ -85,7 +90,30 @@ func (ch *channel) joinLocked(s *Session, spec MemberSpec) (Joined, error) {
 		return Joined{}, err
 	}
 	s.noteUse()
-	return Joined{Channel: ch.Info, Slot: m.Slot, ID: m.ID, Export: mempool.Export{Files: ch.Files(m)}}, nil
+	m.File = s.svc.descriptors.keep(ch.Own(m))
+	return ch.describeJoined(m), nil
+}
+
+func (ch *channel) describeJoined(m *ledger.Member) Joined {
+	return Joined{Channel: ch.Info, Slot: m.Slot, ID: m.ID, Export: mempool.Export{Files: ch.Files(m)}}
+}
+
+// memberBits is how many bits of the number from which an answer is made again are the id of a member. The rest is the id of its channel.
+const memberBits = 32
+
+func answerOf(j Joined) uint64 { return j.Channel.ID<<memberBits | j.ID }
+
+// Joined returns again what Join has returned, for an answer that is made again from `answer`.
+//
+// Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed].
+func (s *Session) Joined(answer uint64) (Joined, error) {
+	s.svc.mu.Lock()
+	defer s.svc.mu.Unlock()
+	m, err := s.svc.ledger.Member(s.rec, answer>>memberBits, answer&(1<<memberBits-1))
+	if err != nil {
+		return Joined{}, err
+	}
+	return s.svc.channels.of(m.Channel).describeJoined(m), nil
 }
 
 // Enter activates the member. The member's process must have mapped the member's files before. Enter first announces the new
@@ -121,6 +149,7 @@ func (of Member) Enter() ([]MemberCame, error) {
 	if m.Role == Consumer {
 		ch.joined.broadcast()
 	}
+	of.channel.session.didLocked(context.Background(), 0)
 	return others, nil
 }
 
@@ -137,14 +166,14 @@ func (ch *channel) introduceLocked(m *ledger.Member) (others []MemberCame) {
 		}
 		others = append(others, ch.came(o))
 		if o.Timeline != nil {
-			o.Timeline.Shown[m.Session] = struct{}{}
+			o.Timeline.Show(m.Session)
 		}
 		if _, again := told[o.Session]; again || o.Session.Ended {
 			continue
 		}
 		told[o.Session] = struct{}{}
 		if m.Timeline != nil {
-			m.Timeline.Shown[o.Session] = struct{}{}
+			m.Timeline.Show(o.Session)
 		}
 		if o.Session != m.Session {
 			ch.svc.sessionOf(o.Session).tellLocked(ch.came(m))
@@ -195,6 +224,7 @@ func (of Member) Leave() error {
 		}
 	}
 	ch.leaveLocked(m, "")
+	of.channel.session.didLocked(context.Background(), 0)
 	ch.tidyLocked()
 	return nil
 }
@@ -227,7 +257,7 @@ func (ch *channel) endLendingLocked(m *ledger.Member) error {
 			lent.Keep(l)
 			ch.svc.endLeaseLocked(l, false, nil)
 		default:
-			b.Block.Fences = ch.svc.timelines.Add(b.Block.Fences, done)
+			b.Block.SetFences(ch.svc.timelines.Add(b.Block.Fences, done))
 		}
 	}
 	return nil

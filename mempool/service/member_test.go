@@ -84,7 +84,9 @@ func TestMembersGetEachOthersFilesBeforeTheyTakePart(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 2}, 8)
 	a, b := hire(t, r.svc), hire(t, r.svc)
 	came := func(s *seat, role MemberRole) MemberCame {
-		return MemberCame{Channel: r.info.ID, Role: role, Slot: s.member.Slot, Member: s.member.ID, File: s.member.Export.Files[2]}
+		file := r.svc.channels.all[r.info.ID].File(r.svc.ledger.Channels.Get(r.info.ID).Members[s.member.ID])
+		assert.NotEqual(t, s.member.Export.Files[2], file, "the others only read it")
+		return MemberCame{Channel: r.info.ID, Role: role, Slot: s.member.Slot, Member: s.member.ID, File: file}
 	}
 	first := r.sit(a, MemberSpec{Role: Consumer})
 	second := r.sit(a, MemberSpec{Role: Consumer})

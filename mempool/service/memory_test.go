@@ -2,6 +2,7 @@ package service
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -14,10 +15,17 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
 )
 
+// uncheckedService makes a service that keeps no copy of its ledger, which would count as its memory.
+func uncheckedService(t *testing.T) *Service {
+	t.Setenv("POOLBRIDGE_CHECK_LEASES", "") // so that it is as before in the end
+	require.NoError(t, os.Unsetenv("POOLBRIDGE_CHECK_LEASES"))
+	return newService(t)
+}
+
 // The heap memory that each live buffer takes limits how many buffers a service can have: see docs/performance.md.
 func TestALiveBufferTakesLittleOfTheService(t *testing.T) {
 	const buffers, most = 4096, 600
-	svc := newService(t)
+	svc := uncheckedService(t)
 	owner := open(t, svc)
 	p := createPool(t, owner, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: buffers * 4096})
 	w := hire(t, svc)
@@ -38,7 +46,7 @@ func TestALiveBufferTakesLittleOfTheService(t *testing.T) {
 
 func TestWhatIsGoneTakesNoRoomInTheService(t *testing.T) {
 	const most = 64 << 10
-	svc := newService(t)
+	svc := uncheckedService(t)
 	owner := open(t, svc)
 	for i := range journal.Kept { // fill the journal, which keeps its events
 		svc.mu.Lock()

@@ -16,6 +16,7 @@ type mutex struct {
 	woken   []chan struct{}
 	noted   bool // the journal has events for the log
 	journal *journal.Journal
+	commit  func()                // writes the changes of the ledger to the books; nil: there are none
 	check   func() (fault string) // looks for faults in the state; nil: nothing looks for them
 }
 
@@ -35,6 +36,9 @@ func (b *mutex) note(e mempool.HistoryEvent, pool *ledger.Pool) {
 
 // Unlock unlocks the mutex, and then closes the channels that callers have passed to the method wake, and has the journal log the noted events.
 func (b *mutex) Unlock() {
+	if b.commit != nil {
+		b.commit() // before anybody can see the changes
+	}
 	if b.check != nil {
 		if fault := b.check(); fault != "" {
 			b.check = nil // those who unlock the mutex while the panic unwinds shall not panic again

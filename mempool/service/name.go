@@ -41,7 +41,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) (version uint64, 
 	case p.Event != nil && p.Ready == nil:
 		return 0, typed.Errorf(mempool.ErrInvalid, "an interprocess event comes beside a fence, and this one comes without")
 	}
-	b.Ready = svc.timelines.Pending(b.Ready) // the fences of earlier writers
+	b.SetReady(svc.timelines.Pending(b.Ready)) // the fences of earlier writers
 	ready := b.Ready
 	if p.Ready != nil {
 		if err = s.rec.PromiseFence(*p.Ready); err != nil {
@@ -55,8 +55,9 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) (version uint64, 
 	named, old := svc.ledger.SetName(p, b, s.rec)
 	if p.Tensor != nil {
 		b.Tensor = s.rec.Describe(*p.Tensor)
+		svc.ledger.Touch(b)
 	}
-	b.Ready = ready
+	b.SetReady(ready)
 	if p.Event != nil {
 		svc.ledger.SetEvent(b, p.Event.Handle())
 	}
@@ -68,6 +69,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) (version uint64, 
 	if a := svc.awaited[p.Name]; a != nil {
 		a.broadcast()
 	}
+	s.didLocked(context.Background(), named.Version)
 	return named.Version, nil
 }
 
@@ -102,6 +104,7 @@ func (s *Session) Unpublish(text string) error {
 		return typed.Errorf(mempool.ErrDenied, "the name %q belongs to user %d", text, n.UID)
 	}
 	svc.removeNameLocked(n)
+	s.didLocked(context.Background(), 0)
 	return nil
 }
 

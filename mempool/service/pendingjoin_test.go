@@ -8,7 +8,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -127,13 +126,6 @@ func TestProducersDoNotWaitForAConsumerThatDoesNotEnter(t *testing.T) {
 		},
 		"it is killed": func(_ *testing.T, p *pends) {
 			p.End(mempool.SessionLost, "", make(chan struct{})) // its process lives
-		},
-		"it has sealed its file": func(t *testing.T, p *pends) {
-			m := <-p.joined
-			_, err := unix.FcntlInt(m.Export.Files[2].Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL)
-			require.NoError(t, err)
-			_, err = p.Channel(m.Channel.ID).Member(m.ID).Enter()
-			require.ErrorIs(t, err, mempool.ErrInvalid)
 		},
 		"it is stopped": func(t *testing.T, p *pends) {
 			m := <-p.joined

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/typed"
@@ -32,6 +33,7 @@ func (s *Session) AllocateRange(lease, base uint64, t mempool.Tensor) (g Granted
 	s.noteUse()
 	made := uint32(time.Since(svc.began) / time.Second)
 	rec := svc.ledger.Grant(svc.ledger.AddRange(l.Buffer, base, s.rec.Describe(t), n, made), s.rec, true, nil, made)
+	s.didLocked(context.Background(), rec.ID)
 	_, mapped := s.rec.Mapped[l.Buffer.Block.ID]
 	return GrantedLease{Lease: Lease{s, rec}, Grant: svc.describe(rec), Mapped: mapped}, nil
 }
@@ -63,7 +65,7 @@ func (s *Session) Returned(lease uint64, buffers []uint64) (gone []uint64, wait 
 		return nil, nil, nil
 	}
 	block := l.Buffer.Block
-	block.Fences = svc.timelines.Pending(block.Fences)
+	block.SetFences(svc.timelines.Pending(block.Fences))
 	for _, t := range svc.ledger.Await(l, block.Fences, svc.timelines.Over) {
 		svc.retireLocked(t)
 	}

@@ -62,6 +62,7 @@ func (s *Service) flush() error {
 				s.blocks.Remove(b.ID) // the arena has freed it
 			}
 			delete(s.pools, p.rec.Info.ID)
+			s.descriptors.drop(p.rec.File)
 			close(p.closed)
 		}
 		for i, b := range d.blocks {
@@ -107,6 +108,7 @@ func (p *Pool) closeIfEmpty() {
 	svc := p.svc
 	if p.rec.Closing && !p.rec.Closed && p.rec.Gone() {
 		p.rec.Closed = true
+		svc.ledger.Touch(p.rec)
 		svc.reclaim.pools = append(svc.reclaim.pools, p)
 	}
 }

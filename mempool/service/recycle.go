@@ -7,9 +7,10 @@ import (
 
 // recycle takes back a block that no buffer uses any more. The caller holds Service.mu.
 func (p *Pool) recycle(b *ledger.Block) {
-	b.Fences = p.svc.timelines.Pending(b.Fences)
+	b.SetFences(p.svc.timelines.Pending(b.Fences))
 	if len(b.Fences) > maxFences { // more fences than the service can send to the block's next user
 		b.Holds++
+		p.svc.ledger.Touch(b)
 		p.svc.draining.await(b, func() { p.endHoldLocked(b) })
 	}
 	if b.TakeBack() {
@@ -28,7 +29,7 @@ func (p *Pool) kept() {
 
 // endHoldLocked ends one hold on b.
 func (p *Pool) endHoldLocked(b *ledger.Block) {
-	b.Fences = p.svc.timelines.Pending(b.Fences)
+	b.SetFences(p.svc.timelines.Pending(b.Fences))
 	if b.EndHold() {
 		p.kept()
 	}
@@ -106,7 +107,7 @@ func (p *Pool) recall(blocks []*ledger.Block) {
 // become gives a block that counts as held another state. The result `fewer` is true if fewer processes keep the block than before. The
 // caller holds Service.mu.
 func (p *Pool) become(b *ledger.Block, state ledger.BlockState) (fewer bool) {
-	b.Fences = p.svc.timelines.Pending(b.Fences)
+	b.SetFences(p.svc.timelines.Pending(b.Fences))
 	return b.Become(state)
 }
 

@@ -154,6 +154,7 @@ func TestAnAllocationWaitsBeyondItsLimitForMemoryThatIsBeingGivenBack(t *testing
 					n := uint64(4096)
 					if failure != nil {
 						p.rec.Info.MaxBytes = 8192
+						s.svc.ledger.Touch(p.rec)
 					}
 					got := make(chan error)
 					go func() {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
+	"github.com/poolbridge/poolbridge/mempool/service/books"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
@@ -40,10 +41,21 @@ type Config struct {
 	Patience time.Duration
 	// Limits says how many leases, names, channels and other things clients may have.
 	Limits Limits
+	// Store keeps what a successor of this process needs, if this process dies. If Store is nil, everything ends with this process.
+	Store Store
+	// ResumeTime is how long a session of a predecessor waits for its client; 0 stands for 10 seconds.
+	ResumeTime time.Duration
 }
 
 // New makes a service. Each service has its own epoch.
 func New(c Config) *Service {
+	s := newStopped(c)
+	_, _ = rand.Read(s.epoch[:]) // never fails
+	s.keepBooks()
+	return s
+}
+
+func newStopped(c Config) *Service {
 	events := journal.New(c.Log)
 	s := &Service{
 		began: time.Now(), uid: mempool.Self().UID, mayCreate: c.MayCreate, ledger: ledger.New(c.Limits), memory: hostmem.New(),
@@ -59,15 +71,23 @@ func New(c Config) *Service {
 	if s.mayCreate == nil {
 		s.mayCreate = func(p mempool.Peer) bool { return p.UID == s.uid }
 	}
-	_, _ = rand.Read(s.epoch[:]) // never fails
+	s.descriptors.store = c.Store
+	s.resumeTime = cmp.Or(c.ResumeTime, 10*time.Second)
 	return s
 }
 
 // checkLedger returns a function that says which rules of the ledger are broken. The caller of the function holds s.mu. A check reads all
 // records. So the function checks a ledger of n records at every n/16th of the first 4,096 calls, and later at every n+32nd call.
 func (s *Service) checkLedger() func() string {
+	var kept ledger.Records
+	s.ledger.NoteChanges()
 	calls, all := 0, 0
 	return func() string {
+		if s.books == nil {
+			if err := kept.Apply(s.ledger.AppendChanges(nil)); err != nil {
+				return err.Error()
+			}
+		}
 		due := s.ledger.Records() / 16
 		if all++; all > 4096 {
 			due = s.ledger.Records() + 32
@@ -79,8 +99,26 @@ func (s *Service) checkLedger() func() string {
 		if wrong := s.ledger.Check(); wrong != nil {
 			return "the ledger of the service contradicts itself: " + strings.Join(wrong, "; ")
 		}
-		return ""
+		if s.books != nil {
+			c, err := books.Read(s.books.File())
+			if err != nil {
+				return err.Error()
+			}
+			kept = c.Records
+		}
+		return s.checkBooks(&kept)
 	}
+}
+
+// checkBooks says how records differ from the ledger, and why they cannot be read back.
+func (s *Service) checkBooks(kept *ledger.Records) string {
+	if wrong := kept.Differs(s.ledger.Written()); wrong != "" {
+		return "a change was not noted: " + wrong
+	}
+	if _, err := ledger.Read(kept, s.ledger.Limits); err != nil {
+		return err.Error()
+	}
+	return ""
 }
 
 // firstGeneration returns the generation of a block's first buffer. Services begin with different generations, so that a buffer is not taken for
@@ -110,6 +148,7 @@ func (s *Service) OpenSession(p mempool.Peer, program string, notify func(Notice
 	session := &Session{svc: s, rec: s.ledger.OpenSession(p, s.Owns(p.UID), time.Now()), notify: notify, over: make(chan struct{}),
 		reclaimed: make(chan struct{})}
 	session.rec.Program = program
+	_, _ = rand.Read(session.rec.Token[:])
 	s.sessions[session.rec.ID] = session
 	return session, nil
 }

@@ -88,7 +88,7 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 		return g, err
 	}
 	b := svc.ledger.AddBuffer(block, account, s.rec.Describe(t), n, uint32(time.Since(svc.began)/time.Second))
-	return s.grant(b, true), nil
+	return s.grant(ctx, b, true), nil
 }
 
 // Compare returns an error if the client describes one of its leases differently from the service. It does not compare what the client must
@@ -128,6 +128,7 @@ func (s *Session) Release(incomplete bool, done []mempool.Fence, ids ...uint64) 
 		}
 		first = cmp.Or(first, err)
 	}
+	s.didLocked(context.Background(), 0)
 	return first
 }
 
@@ -136,6 +137,7 @@ func (s *Session) Leave() {
 	s.svc.mu.Lock()
 	defer s.svc.unlock()
 	s.svc.removeNamesLocked(s.rec)
+	s.didLocked(context.Background(), 0)
 }
 
 // Dropped notes that the session no longer maps the blocks.
@@ -156,5 +158,6 @@ func (s *Session) Dropped(blocks []uint64) error {
 	for b := range dropped {
 		svc.poolOf(b.Pool).unmapLocked(s.rec, b)
 	}
+	s.didLocked(context.Background(), 0)
 	return nil
 }

@@ -29,15 +29,19 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.makePool(rec, spec)
+	return s.makePool(context.Background(), rec, spec)
 }
 
 // makePool makes a pool whose name is reserved.
-func (s *Session) makePool(rec *ledger.Pool, spec mempool.PoolSpec) (*Pool, error) {
+func (s *Session) makePool(ctx context.Context, rec *ledger.Pool, spec mempool.PoolSpec) (*Pool, error) {
 	svc := s.svc
 	defer svc.background.Done()
 	arena, err := mempool.NewArena(spec, svc.memory)
 	err = svc.journal.Called(journal.CreateArena, err)
+	file := uint64(0)
+	if err == nil && spec.Kind.CanAdopt() {
+		file = svc.descriptors.keep(arena.Export().Files[0])
+	}
 	svc.mu.Lock()
 	defer svc.unlock()
 	defer svc.pooled.broadcast() // after a failure too: sessions that wait for the pool check again
@@ -46,18 +50,25 @@ func (s *Session) makePool(rec *ledger.Pool, spec mempool.PoolSpec) (*Pool, erro
 		return nil, err
 	}
 	svc.ledger.AddPool(rec, mempool.PoolInfo{Name: spec.Name, Kind: spec.Kind, Device: arena.Device(), MaxBytes: spec.MaxBytes,
-		SessionBytes: spec.SessionBytes, UserBytes: spec.UserBytes}, arena.Granularity())
-	p := &Pool{svc: svc, rec: rec, arena: arena, closed: make(chan struct{}), room: roomQueue{mutex: &svc.mu}}
-	svc.pools[rec.Info.ID] = p
+		SessionBytes: spec.SessionBytes, UserBytes: spec.UserBytes}, arena.Granularity(), file)
+	p := svc.addPool(rec, arena)
 	s.noteUse()
 	e := s.rec.About(mempool.PoolMade, "%s made pool %q of kind %s, of at most %s", s.rec.Who(), rec.Info.Name, rec.Info.Kind, bytesize.Text(rec.Info.MaxBytes))
 	e.Bytes = rec.Info.MaxBytes
 	svc.mu.note(e, rec)
+	s.didLocked(ctx, rec.Info.ID)
 	if svc.closed {
 		p.destroyLocked(nil)
 		return nil, errShutdown
 	}
 	return p, nil
+}
+
+// addPool adds what is not plain of a pool.
+func (s *Service) addPool(rec *ledger.Pool, arena mempool.Arena) *Pool {
+	p := &Pool{svc: s, rec: rec, arena: arena, closed: make(chan struct{}), room: roomQueue{mutex: &s.mu}}
+	s.pools[rec.Info.ID] = p
+	return p
 }
 
 // EnsurePool makes a pool. If a pool of that name exists and has the same settings, including the same users and groups, EnsurePool opens
@@ -84,7 +95,7 @@ func (s *Session) EnsurePool(ctx context.Context, spec mempool.PoolSpec) (*Pool,
 		case err != nil:
 			return nil, err
 		case p == nil:
-			return s.makePool(rec, spec)
+			return s.makePool(ctx, rec, spec)
 		}
 		if err := p.alike(s.rec.Peer, spec); !p.isClosing() {
 			return p, err
@@ -227,6 +238,7 @@ func (s *Session) DestroyPool(id uint64) error {
 			"pools", s.rec.Peer.UID, p.Info.Name, p.Maker)
 	}
 	svc.poolOf(p).destroyLocked(s)
+	s.didLocked(context.Background(), 0)
 	return svc.flush()
 }
 

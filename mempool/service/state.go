@@ -8,6 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
+	"github.com/poolbridge/poolbridge/mempool/service/books"
 	"github.com/poolbridge/poolbridge/mempool/service/journal"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 	"github.com/poolbridge/poolbridge/mempool/service/streams"
@@ -23,26 +24,29 @@ type Service struct {
 	mayCreate func(mempool.Peer) bool
 	memory    *hostmem.Memory // the memory of the machine
 
-	mu        mutex
-	ledger    *ledger.Ledger
-	sessions  map[uint64]*Session // what is not plain of the sessions, blocks, pools, …: by id
-	blocks    ledger.Index[uint64, *blockMemory]
-	pools     map[uint64]*Pool
-	timelines streams.Timelines
-	channels  channels
-	broken    broken
-	changed   changes
-	awaited   map[string]*awaited // names that requests wait for
-	pooled    signal              // a pool was made, or could not be made
-	reclaim   reclaimQueue
-	draining  draining
-	view      *view                           // the view that is being made; nil: none
-	viewing   sync.Mutex                      // held while a view is made; locked before mu
-	most      struct{ sessions, awaited int } // the greatest lengths of these maps
+	mu          mutex
+	ledger      *ledger.Ledger
+	books       *books.Books // nil: nothing outlives this process
+	descriptors descriptors
+	sessions    map[uint64]*Session // what is not plain of the sessions, blocks, pools, …: by id
+	blocks      ledger.Index[uint64, *blockMemory]
+	pools       map[uint64]*Pool
+	timelines   streams.Timelines
+	channels    channels
+	broken      broken
+	changed     changes
+	awaited     map[string]*awaited // names that requests wait for
+	pooled      signal              // a pool was made, or could not be made
+	reclaim     reclaimQueue
+	draining    draining
+	view        *view                           // the view that is being made; nil: none
+	viewing     sync.Mutex                      // held while a view is made; locked before mu
+	most        struct{ sessions, awaited int } // the greatest lengths of these maps
 
-	journal  *journal.Journal
-	waiting  map[string]int // how many requests wait, for each kind of thing that they wait for
-	patience time.Duration
+	journal    *journal.Journal
+	waiting    map[string]int // how many requests wait, for each kind of thing that they wait for
+	patience   time.Duration
+	resumeTime time.Duration
 
 	closed     bool
 	closing    chan struct{}  // closed when Close begins
@@ -61,6 +65,8 @@ type Session struct {
 	waits      waits        // requests of the session that wait
 	eventWaits atomic.Int32 // calls of Events that wait
 	notify     func(Notice)
+	request    Request       // that the goroutine of the session carries out now; only this goroutine uses it
+	absent     chan struct{} // not nil: a session of a predecessor, whose client has not come back; closed when it comes
 	told       bool          // the journal has an event that the session began
 	over       chan struct{} // closed when the session has ended
 	// reclaimed is closed when the session has ended and the service holds nothing for the session's process any more.

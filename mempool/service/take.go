@@ -251,7 +251,7 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*ledger.Block
 		}
 		return nil, err
 	}
-	b := growth.Done(svc.firstGeneration())
+	b := growth.Done(svc.firstGeneration(), placeOf(mem))
 	svc.blocks.Set(b.ID, &blockMemory{Allocation: mem})
 	if err = s.rec.Alive(); err == nil && p.rec.Closing {
 		err = p.rec.Ending()
@@ -262,6 +262,14 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*ledger.Block
 		return nil, err
 	}
 	return b, nil
+}
+
+// placeOf returns where an allocation is in the memory of its pool, if a successor needs to know it.
+func placeOf(mem mempool.Allocation) uint64 {
+	if a, ok := mem.(mempool.Adoptable); ok {
+		return a.Place()
+	}
+	return 0
 }
 
 // allocate calls the driver, which allocates the memory of a new block. The caller holds Service.mu; allocate releases the mutex during the

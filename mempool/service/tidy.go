@@ -43,6 +43,7 @@ func (ch *channel) sweepLocked() {
 // forgetLocked removes a member that has no slot any more.
 func (ch *channel) forgetLocked(m *ledger.Member) {
 	svc := ch.svc
+	svc.descriptors.drop(m.File)
 	if t := svc.ledger.RemoveMember(m); t != nil {
 		svc.retireLocked(t)
 	}
@@ -79,6 +80,8 @@ func (ch *channel) freeLocked() {
 	}
 	ch.svc.ledger.RemoveChannel(ch.Channel)
 	delete(ch.svc.channels.all, ch.Info.ID)
+	ch.svc.descriptors.drop(ch.RosterFile)
+	ch.svc.descriptors.drop(ch.SequencerFile)
 	ch.Free()
 }
 

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"os"
 	"slices"
 
@@ -39,8 +40,14 @@ func (s *Session) Timeline() (uint64, mempool.Export, error) {
 		if err := svc.timelines.Make(svc.ledger, s.rec); err != nil {
 			return 0, mempool.Export{}, err
 		}
+		s.didLocked(context.Background(), s.rec.Timeline.ID)
+		s.rec.Timeline.File = svc.descriptors.keep(svc.timelines.File(s.rec.Timeline))
 	}
-	return s.rec.Timeline.ID, mempool.Export{Files: []*os.File{svc.timelines.File(s.rec.Timeline)}}, nil
+	file := svc.timelines.File
+	if s.rec.Timeline.Sealed {
+		file = svc.timelines.ReadOnly
+	}
+	return s.rec.Timeline.ID, mempool.Export{Files: []*os.File{file(s.rec.Timeline)}}, nil
 }
 
 // SealTimeline seals the file of the session's timeline, which the client has mapped: from then on, no other process can map the file for
@@ -54,7 +61,9 @@ func (s *Session) SealTimeline() error {
 	if err := s.rec.MaySeal(); err != nil {
 		return err
 	}
-	return svc.timelines.Seal(s.rec.Timeline)
+	s.rec.Timeline.Seal()
+	s.didLocked(context.Background(), 0)
+	return nil
 }
 
 // FindTimeline returns the file of another session's timeline, for reading.
@@ -68,7 +77,7 @@ func (s *Session) FindTimeline(id uint64) (mempool.Export, error) {
 	if err != nil {
 		return mempool.Export{}, err
 	}
-	return mempool.Export{Files: []*os.File{svc.timelines.File(t)}}, nil
+	return mempool.Export{Files: []*os.File{svc.timelines.ReadOnly(t)}}, nil
 }
 
 // endTimelineLocked ends the timeline of a session that has ended; the timeline may be nil. The argument `last` has the values that the
@@ -134,5 +143,9 @@ func (s *Service) retireLocked(t *ledger.Timeline) {
 	for of := range t.Shown {
 		s.sessionOf(of).tellLocked(Forget{Timelines: []uint64{t.ID}})
 	}
-	s.reclaim.timelines = append(s.reclaim.timelines, s.timelines.Remove(t))
+	free := s.timelines.Remove(t)
+	s.reclaim.timelines = append(s.reclaim.timelines, func() error {
+		s.descriptors.dropNow(t.File)
+		return free()
+	})
 }

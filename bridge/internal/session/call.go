@@ -156,16 +156,25 @@ func (s *Session) send(ctx context.Context, q uint32, r wire.Request) error {
 	case <-ctx.Done():
 		return ended(ctx, r.Op())
 	}
-	err = s.Conn.TrySend(packet, nil)
+	ask := s.unconfirmed.add(q, packet)
+	err = s.Conn().TrySend(packet, nil)
 	if errors.Is(err, seqpacket.ErrWouldBlock) {
 		err = s.sendWhenRoom(ctx, packet)
 	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		s.unconfirmed.undo()
+	}
 	<-s.sending
+	if ask {
+		s.tasks.add(s.ask)
+	}
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return ended(ctx, r.Op())
+	case s.unconfirmed.lasts() != nil && s.linked.Err() == nil && (errors.Is(err, seqpacket.ErrPeerClosed) || errors.Is(err, os.ErrClosed)):
+		return nil // it is sent again, or the session ends, and with it the call
 	case errors.Is(err, seqpacket.ErrPeerClosed), errors.Is(err, os.ErrClosed):
 		<-s.done // the receiving goroutine may still read a goodbye that says why
 		return s.calls.err
@@ -179,12 +188,12 @@ func (s *Session) sendWhenRoom(ctx context.Context, packet []byte) error {
 	passed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(passed)
-		_ = s.Conn.SetWriteDeadline(time.Unix(1, 0)) // a time in the past; this fails only if the connection is closed
+		_ = s.Conn().SetWriteDeadline(time.Unix(1, 0)) // a time in the past; this fails only if the connection is closed
 	})
-	err := s.Conn.Send(packet, nil)
+	err := s.Conn().Send(packet, nil)
 	if !stop() {
 		<-passed
-		_ = s.Conn.SetWriteDeadline(time.Time{}) // for the next packet
+		_ = s.Conn().SetWriteDeadline(time.Time{}) // for the next packet
 	}
 	return err
 }

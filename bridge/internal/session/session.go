@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
@@ -34,7 +35,9 @@ const (
 // Session is a connection with a service. Several goroutines may call its methods.
 type Session struct {
 	Handlers
-	Conn *seqpacket.Conn
+	conn        atomic.Pointer[seqpacket.Conn]
+	unconfirmed unconfirmed
+	features    []string // that the client offers
 	// ID and Epoch identify the session and the run of the service.
 	ID    uint64
 	Epoch mempool.Epoch
@@ -71,14 +74,17 @@ type Handlers struct {
 	Wanted func(pool uint64)
 	// Collect releases the leases that have come back from channels of a pool.
 	Collect func(ctx context.Context, pool uint64)
+	// Redial connects again to the service; nil: the session ends with its connection.
+	Redial func(context.Context) (*seqpacket.Conn, error)
 	// Lost runs when the connection is gone.
 	Lost func()
 }
 
 // New makes a session of a connection. [Session.Hello] begins it.
 func New(conn *seqpacket.Conn) *Session {
-	s := &Session{Conn: conn, LongestWait: 24 * time.Hour, DeadlineGrace: 250 * time.Millisecond, done: make(chan struct{}), sending: make(chan struct{}, 1),
+	s := &Session{LongestWait: 24 * time.Hour, DeadlineGrace: 250 * time.Millisecond, done: make(chan struct{}), sending: make(chan struct{}, 1),
 		calls: calls{pending: make(map[uint32]*Call), quiet: make(chan struct{})}, tasks: tasks{wake: make(chan struct{}, 1)}}
+	s.conn.Store(conn)
 	s.Timelines.start(s)
 	s.Blocks.start(s)
 	s.working, s.stop = context.WithCancelCause(context.Background())
@@ -91,20 +97,25 @@ func (s *Session) Hello(ctx context.Context, program string, more ...string) err
 	go s.receive()
 	go s.tasks.run(s.done)
 	var reply wire.HelloReply
+	s.features = append([]string{wire.FeatureTimelines, wire.FeatureChannels, wire.FeatureRanges}, more...)
 	err := s.Call(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: program,
-		Features: append([]string{wire.FeatureTimelines, wire.FeatureChannels, wire.FeatureRanges}, more...)}, &reply)
+		Features: s.features}, &reply)
 	if err == nil && reply.Version != wire.Version {
 		err = typed.Errorf(convert.ErrVersion, "the service chose version %d, which this client did not offer", reply.Version)
 	}
 	if err != nil {
-		err = errors.Join(err, s.Conn.Close())
+		err = errors.Join(err, s.Conn().Close())
 		<-s.done
 		return err
 	}
 	s.Epoch, s.ID = mempool.Epoch(reply.Epoch), reply.Session
+	s.unconfirmed.begin(reply.Token)
 	s.Timelines.available = slices.Contains(reply.Features, wire.FeatureTimelines)
 	return nil
 }
+
+// Conn returns the connection. It is another one after [Session.resume].
+func (s *Session) Conn() *seqpacket.Conn { return s.conn.Load() }
 
 // Done returns a channel that is closed when the connection is gone.
 func (s *Session) Done() <-chan struct{} { return s.done }
@@ -144,13 +155,13 @@ var packets = seqpacket.NewBuffers(wire.MaxPacket)
 func (s *Session) receive() {
 	var goodbye error
 	for {
-		packet, fds, err := s.Conn.RecvInto(packets)
+		packet, fds, err := s.Conn().RecvInto(packets)
 		if err == nil {
 			err = s.handle(packet.Data, fds, &goodbye)
 			packet.Free()
 			err = errors.Join(err, fds.Close()) // closes the files that no handler took
 		}
-		if err != nil {
+		if err != nil && (errors.Is(err, convert.ErrProtocol) || !s.resume(goodbye)) {
 			s.end(err, goodbye)
 			return
 		}
@@ -164,6 +175,7 @@ func (s *Session) handle(packet []byte, fds *seqpacket.FDs, goodbye *error) erro
 		return err
 	}
 	if h.Q != 0 {
+		s.unconfirmed.answered(h.Q)
 		c := s.calls.remove(h.Q)
 		if c == nil {
 			return typed.Errorf(convert.ErrProtocol, "a reply to request %d, but there is no such request", h.Q)
@@ -196,7 +208,7 @@ func (s *Session) handle(packet []byte, fds *seqpacket.FDs, goodbye *error) erro
 func (s *Session) end(err, goodbye error) {
 	err = fmt.Errorf("%w: %w; the session's leases and subscriptions have ended, what it was writing has failed, and names that it did not keep "+
 		"are gone; what is mapped can still be read: dial again for a new session", ErrDisconnected, cmp.Or(goodbye, err))
-	_ = s.Conn.Close()
+	_ = s.Conn().Close()
 	err = s.calls.fail(err)
 	s.stop(err)
 	s.unlink(err)
@@ -245,13 +257,13 @@ func (s *Session) tasksDone() <-chan struct{} {
 // goroutines of [Session.Go] have ended.
 func (s *Session) HangUp() error {
 	s.bye()
-	if s.Conn.CloseWrite() == nil {
+	if s.Conn().CloseWrite() == nil {
 		select {
 		case <-s.done:
 		case <-time.After(closeGrace):
 		}
 	}
-	err := s.Conn.Close()
+	err := s.Conn().Close()
 	<-s.done
 	s.background.Wait()
 	return err
@@ -270,7 +282,7 @@ func (s *Session) bye() {
 	}
 	select {
 	case s.sending <- struct{}{}:
-		_ = s.Conn.TrySend(packet, nil) // the connection may be gone
+		_ = s.Conn().TrySend(packet, nil) // the connection may be gone
 		<-s.sending
 	default:
 	}

@@ -72,7 +72,7 @@ func TestACallThatCannotBeSentEndsWithItsContext(t *testing.T) {
 	require.NoError(t, err)
 	fillers := 0
 	for ; err == nil; fillers++ {
-		err = s.Conn.TrySend(filler, nil)
+		err = s.Conn().TrySend(filler, nil)
 	}
 	require.ErrorIs(t, err, seqpacket.ErrWouldBlock)
 

@@ -1,6 +1,8 @@
 package ledger
 
 import (
+	"slices"
+
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 )
@@ -11,6 +13,7 @@ type Block struct {
 	Pool *Pool
 	Size uint64
 
+	Place      uint64 // where the block is in the memory of its pool, for a successor of this process
 	Generation uint64 // counts the buffers that have used the block
 	// Mapped has the sessions that may map the block: they got the export, and have neither dropped the block nor been forgotten. While Mapped
 	// is not empty, the service must not free the block.
@@ -73,12 +76,13 @@ func (g *Growth) Failed() {
 }
 
 // Done makes the block after it was allocated. Its first buffer has the generation `first`.
-func (g *Growth) Done(first uint64) *Block {
+func (g *Growth) Done(first, place uint64) *Block {
 	p := g.account.pool
 	delete(p.growing, g)
 	p.ledger.Last.Block++
-	b := &Block{ID: p.ledger.Last.Block, Pool: p, Size: g.size, Generation: first}
+	b := &Block{ID: p.ledger.Last.Block, Pool: p, Size: g.size, Generation: first, Place: place}
 	p.ledger.Blocks.Set(b.ID, b)
+	p.ledger.Touch(b)
 	return b
 }
 
@@ -86,12 +90,14 @@ func (g *Growth) Done(first uint64) *Block {
 func (s *Session) Map(b *Block) {
 	b.Mapped.Add(s)
 	s.Mapped[b.ID] = b
+	b.Pool.ledger.Touch(mapping{s, b})
 }
 
 // Unmap notes that a session no longer maps a block. The result is true if no session maps the block any more.
 func (s *Session) Unmap(b *Block) bool {
 	b.Mapped.Remove(s)
 	RemoveKey(&s.Mapped, &s.most.mapped, b.ID)
+	b.Pool.ledger.Touch(mapping{s, b})
 	if b.Mapped.Len() > 0 {
 		return false
 	}
@@ -127,10 +133,24 @@ func (s *Session) MayDrop(ids []uint64) (map[*Block]struct{}, error) {
 func (b *Block) Hold(s *Session) {
 	b.Holds++
 	b.keeping().left.Add(s)
+	b.touch()
 }
 
 // Left notes that the process of a session can touch the block no more. The hold stays.
-func (b *Block) Left(s *Session) { b.kept.left.Remove(s) }
+func (b *Block) Left(s *Session) {
+	b.kept.left.Remove(s)
+	b.touch()
+}
+
+func (b *Block) touch() { b.Pool.ledger.Touch(b) }
+
+// SetFences replaces the fences of the block.
+func (b *Block) SetFences(ts Fences) {
+	if !slices.Equal(b.Fences, ts) {
+		b.touch()
+	}
+	b.Fences = ts
+}
 
 // LastLeft returns the greatest id of the ended sessions whose process may still touch the block, or 0.
 func (b *Block) LastLeft() (id uint64) {
@@ -146,6 +166,7 @@ func (b *Block) TakeBack() bool {
 	p.Leased -= b.Size
 	if b.Holds > 0 {
 		b.State = BlockHeld
+		b.touch()
 		p.Held += b.Size
 		b.Charge()
 		return false
@@ -157,6 +178,7 @@ func (b *Block) TakeBack() bool {
 // EndHold ends one hold on a block. The result is true if the block is free for use now.
 func (b *Block) EndHold() bool {
 	b.Holds--
+	b.touch()
 	if b.State != BlockHeld {
 		return false
 	}
@@ -172,6 +194,7 @@ func (b *Block) EndHold() bool {
 // Become gives a block that counts as held another state. The result `fewer` is that of Charge.
 func (b *Block) Become(state BlockState) (fewer bool) {
 	b.State = state
+	b.touch()
 	return b.Charge()
 }
 
@@ -183,10 +206,12 @@ func (b *Block) Freed() {
 	p.Held -= b.Size
 	p.Blocks--
 	p.ledger.Blocks.Remove(b.ID)
+	b.touch()
 }
 
 // NotFreed notes that a block could not be freed. It stays counted as held.
 func (b *Block) NotFreed() {
 	b.State = BlockStuck
+	b.touch()
 	b.Pool.stuck = append(b.Pool.stuck, b)
 }

@@ -80,6 +80,7 @@ func (l *Ledger) AddRange(whole *Buffer, base uint64, t *mempool.Tensor, n uint6
 	l.Last.Buffer++
 	b := &Buffer{ID: l.Last.Buffer, Generation: whole.Generation, Block: whole.Block, Tensor: t, Bytes: n, Account: whole.Account, Made: made}
 	l.putRange(b, whole, base)
+	l.Touch(b)
 	return b
 }
 
@@ -116,6 +117,7 @@ func (l *Ledger) AddBuffer(b *Block, a *Account, t *mempool.Tensor, n uint64, ma
 	l.Last.Buffer++
 	of := &Buffer{ID: l.Last.Buffer, Generation: b.Generation, Block: b, Tensor: t, Bytes: n, Account: a, Made: made}
 	l.putBuffer(of)
+	l.Touch(of)
 	return of
 }
 
@@ -138,6 +140,7 @@ func (b *Buffer) Unused() bool {
 func (l *Ledger) RemoveBuffer(b *Buffer) (whole *Buffer) {
 	p, t := b.Block.Pool, &l.buffers
 	whole = b.Whole()
+	l.Touch(b)
 	delete(t.divisions, b.ID)
 	delete(l.whileUsed, b.ID)
 	t.Buffers.Remove(b.ID)
@@ -161,6 +164,7 @@ func (l *Ledger) RemoveBuffer(b *Buffer) (whole *Buffer) {
 // Fail marks a buffer as failed. The argument `reason` is the reason that the buffer's producer gave, or "" if the producer died.
 func (l *Ledger) Fail(b *Buffer, reason string) {
 	b.Failed = true
+	l.Touch(b)
 	if reason != "" {
 		l.reasons[b.ID] = reason
 	}
@@ -202,12 +206,24 @@ func (t *buffers) Available(b *Buffer, write bool) error {
 func (t *buffers) Event(b *Buffer) []byte { return t.events[b.ID] }
 
 // SetEvent stores the handle of an interprocess event, or removes it if the handle is nil.
-func (t *buffers) SetEvent(b *Buffer, handle []byte) {
-	if handle == nil {
-		delete(t.events, b.ID)
-	} else {
-		t.events[b.ID] = handle
+func (l *Ledger) SetEvent(b *Buffer, handle []byte) {
+	if _, had := l.events[b.ID]; !had && handle == nil {
+		return
 	}
+	l.Touch(b)
+	if handle == nil {
+		delete(l.events, b.ID)
+	} else {
+		l.events[b.ID] = handle
+	}
+}
+
+// SetReady replaces the fences after which the content is complete.
+func (b *Buffer) SetReady(ts Fences) {
+	if !slices.Equal(b.Ready, ts) {
+		b.Block.Pool.ledger.Touch(b)
+	}
+	b.Ready = ts
 }
 
 // ReadersOf returns the ids of sessions that have read leases on the buffer, at most [mempool.MaxReaders] of them.
@@ -268,6 +284,7 @@ func (l *Ledger) putLease(of *Lease) {
 		of.Buffer.Readers.Add(of)
 	}
 	of.Session.Leases[of.ID] = of
+	l.Touch(of)
 	l.Leases.Set(of.ID, of)
 	of.Buffer.Block.Pool.Has.Leases++
 	l.addReferences(of.Session, of.Wait)
@@ -278,6 +295,7 @@ func (l *Ledger) putLease(of *Lease) {
 func (l *Ledger) Await(of *Lease, more Fences, over func(mempool.Fence) bool) (gone []*Timeline) {
 	before := of.Wait
 	of.Wait = before.Union(nil).Drop(over).Union(more)
+	l.Touch(of)
 	l.addReferences(of.Session, of.Wait)
 	return l.dropReferences(before)
 }
@@ -285,6 +303,7 @@ func (l *Ledger) Await(of *Lease, more Fences, over func(mempool.Fence) bool) (g
 // Demote makes a read lease of a write lease.
 func (of *Lease) Demote() {
 	of.Buffer.Writer, of.Write = nil, false
+	of.Buffer.Block.Pool.ledger.Touch(of)
 	of.Buffer.Readers.Add(of)
 }
 
@@ -293,6 +312,7 @@ func (of *Lease) Demote() {
 func (l *Ledger) EndLease(of *Lease) (gone []*Timeline) {
 	b, wait := of.Buffer, of.Wait
 	of.Ended, of.Wait = true, nil
+	l.Touch(of)
 	RemoveKey(&of.Session.Leases, &of.Session.most.leases, of.ID)
 	l.Leases.Remove(of.ID)
 	b.Block.Pool.Has.Leases--

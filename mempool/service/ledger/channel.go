@@ -36,8 +36,11 @@ type Channel struct {
 	UID    uint32 // the user who made the channel
 	Closed bool   // no producer publishes any more, and the name is free
 
-	Members    map[uint64]*Member // members that have a slot, by id
-	LastMember uint64             // the greatest id of a member so far
+	Members map[uint64]*Member // members that have a slot, by id
+	// RosterFile and SequencerFile name the descriptors of the channel's memory for a successor of this process; 0: there are none.
+	RosterFile, SequencerFile uint64
+	First                     uint64 // the first frame that a broadcast has not given up
+	LastMember                uint64 // the greatest id of a member so far
 	// The keys of Kept are buffers of producers that have left: the buffers that the channel or a consumer may still need. The value of each
 	// key is a list of the producers that may have published this buffer. A producer in the list may have no slot any more.
 	Kept  map[*Buffer][]*Member
@@ -53,10 +56,13 @@ type Member struct {
 	Role     MemberRole
 	Full     mempool.FullPolicy // what happens when this consumer is slow
 	Timeline *Timeline          // nil if the member writes no fences
+	Oldest   bool               // see MemberSpec
+	File     uint64             // names the descriptor of its memory for a successor of this process; 0: there is none
 	Reserved bool               // the consumer takes part and has not entered
 	Entered  bool
 	Left     bool
 	Said     bool // the member left by its own request
+	kept     int  // how many entries of Channel.Kept name the member
 }
 
 // channels is the table of the channels.
@@ -120,6 +126,7 @@ func (l *Ledger) AddChannel(spec mempool.ChannelSpec, p *Pool, uid uint32) *Chan
 	l.Last.Channel++
 	ch := &Channel{Info: mempool.ChannelIdentity{ID: l.Last.Channel, ChannelSpec: spec}, Pool: p, UID: uid}
 	l.putChannel(ch)
+	l.Touch(ch)
 	return ch
 }
 
@@ -137,6 +144,7 @@ func (cs *channels) putChannel(ch *Channel) {
 func (cs *channels) CloseChannel(ch *Channel) {
 	if !ch.Closed { // otherwise another channel may have this name by now
 		ch.Closed = true
+		ch.Touch(ch)
 		delete(cs.ChannelNames, ch.Info.Name)
 	}
 }
@@ -145,7 +153,12 @@ func (cs *channels) CloseChannel(ch *Channel) {
 func (cs *channels) RemoveChannel(ch *Channel) {
 	cs.Channels.Remove(ch.Info.ID)
 	ch.Pool.Channels--
+	ch.Touch(ch)
+	ch.Touch(ch.Pool)
 }
+
+// Touch does what [Ledger.Touch] does, for the channel or something that belongs to it.
+func (ch *Channel) Touch(r record) { ch.Pool.ledger.Touch(r) }
 
 // Channel finds an open or closed channel by id. The session must be allowed to use the channel.
 //
@@ -225,12 +238,15 @@ func (l *Ledger) MayJoin(s *Session, ch *Channel, spec MemberSpec) error {
 // AddMember makes a member of a channel that has got an id and a slot. If the session's timeline is sealed, the member's fences belong to
 // this timeline. Otherwise the member has no fences.
 func (l *Ledger) AddMember(ch *Channel, s *Session, spec MemberSpec, id uint64, slot int) *Member {
-	m := &Member{ID: id, Slot: slot, Channel: ch, Session: s, Role: spec.Role, Full: cmp.Or(spec.Full, ch.Info.Full), Timeline: s.SealedTimeline()}
+	m := &Member{ID: id, Slot: slot, Channel: ch, Session: s, Role: spec.Role, Full: cmp.Or(spec.Full, ch.Info.Full), Oldest: spec.Oldest, Timeline: s.SealedTimeline()}
 	ch.LastMember = id
 	if m.Timeline != nil {
 		m.Timeline.Unknown = true
+		l.Touch(m.Timeline)
 	}
 	l.putMember(m)
+	l.Touch(ch)
+	l.Touch(m)
 	return m
 }
 
@@ -242,6 +258,7 @@ func (l *Ledger) putMember(m *Member) {
 	}
 	m.Session.Members[m] = struct{}{}
 	l.members++
+	m.Session.holders++
 	if m.Timeline != nil {
 		m.Timeline.references++
 	}
@@ -266,6 +283,7 @@ func (m *Member) produce(n int) {
 func (m *Member) Leave(said bool) {
 	m.produce(-1)
 	m.Left, m.Said = true, said
+	m.Channel.Touch(m)
 }
 
 // RemoveMember removes a member that has no slot any more. If nobody can ask for the member's timeline any more, RemoveMember removes the
@@ -276,10 +294,19 @@ func (l *Ledger) RemoveMember(m *Member) *Timeline {
 	delete(m.Channel.Members, m.ID)
 	delete(m.Session.Members, m)
 	l.members--
+	m.unseat()
 	if m.Timeline == nil {
 		return nil
 	}
 	return l.dropReference(m.Timeline)
+}
+
+// unseat notes that the member has no slot, or that the channel keeps one buffer of it less.
+func (m *Member) unseat() {
+	m.Channel.Touch(m)
+	if m.kept == 0 && m.Channel.Members[m.ID] != m {
+		m.Channel.Pool.ledger.dropHolder(m.Session)
+	}
 }
 
 // Member finds one of the session's own members.
@@ -392,13 +419,24 @@ func (ch *Channel) Keep(b *Buffer, producers []*Member) {
 		b.Frames++
 	}
 	ch.Kept[b] = append(ch.Kept[b], producers...)
+	for _, m := range producers {
+		m.kept++
+	}
+	ch.Touch(keptBy{ch, b})
+	ch.Touch(b)
 }
 
 // Release notes that the channel needs a buffer no more. The result `lost` is true if no channel has had the buffer, although its writer
 // was gone before the buffer was complete: the buffer has failed.
 func (ch *Channel) Release(b *Buffer) (lost bool) {
+	for _, m := range ch.Kept[b] {
+		m.kept--
+		m.unseat()
+	}
 	delete(ch.Kept, b)
 	b.Frames--
+	ch.Touch(keptBy{ch, b})
+	ch.Touch(b)
 	if b.Doubted && b.Frames == 0 {
 		b.Doubted, b.Failed, lost = false, true, true
 	}

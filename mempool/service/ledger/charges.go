@@ -82,7 +82,6 @@ func (a *Account) GiveUp(b *Block) { a.remove(b.Size) }
 
 // Keeper is a process of a user. The process may keep free blocks. Other processes cannot use a free block while a process keeps it.
 type Keeper struct {
-	id       uint64
 	uid      uint32
 	process  uint64           // 0: the process is not known, and the keeper belongs to one session alone
 	sessions int              // for how many sessions of the process the service still holds something
@@ -99,8 +98,7 @@ func (l *Ledger) keeper(p mempool.Peer) *Keeper {
 	key := keeperKey{p.Process, p.UID}
 	k := l.keepers[key]
 	if k == nil {
-		l.Last.Keeper++
-		k = &Keeper{id: l.Last.Keeper, uid: p.UID, process: p.Process, kept: make(map[*Pool]uint64)}
+		k = newKeeper(p)
 		if p.Process != 0 {
 			l.keepers[key] = k
 		}
@@ -109,11 +107,23 @@ func (l *Ledger) keeper(p mempool.Peer) *Keeper {
 	return k
 }
 
+func newKeeper(p mempool.Peer) *Keeper {
+	return &Keeper{uid: p.UID, process: p.Process, kept: make(map[*Pool]uint64)}
+}
+
 // keeping says which processes keep a free block.
 type keeping struct {
 	left    SmallSet[*Session] // ended sessions that had a lease on the block, while their process may still touch the block
 	keepers []*Keeper          // the processes that the block counts for
 	since   uint64             // the value of Pool.lastPending when the block became pending; 0: it is not pending
+}
+
+// when returns the field `since`; k may be nil.
+func (k *keeping) when() uint64 {
+	if k == nil {
+		return 0
+	}
+	return k.since
 }
 
 // keeping returns b.kept. The first call makes b.kept.

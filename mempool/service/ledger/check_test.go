@@ -22,6 +22,7 @@ type books struct {
 	channel         *Channel
 	producer        *Member // of the writer
 	consumer        *Member // of the reader
+	noted           Records // see changed
 	gone            *Member // of a session that is forgotten; it has a slot, and the channel keeps its buffer
 }
 
@@ -31,8 +32,9 @@ type books struct {
 func newBooks(t testing.TB) *books {
 	t.Helper()
 	b := &books{Ledger: New(Limits{})}
+	b.NoteChanges()
 	b.pool = b.ReservePool("p", 7, mempool.Access{UIDs: []uint32{7}})
-	b.AddPool(b.pool, mempool.PoolInfo{Name: "p", MaxBytes: 1 << 20, SessionBytes: 1 << 19}, 512)
+	b.AddPool(b.pool, mempool.PoolInfo{Name: "p", MaxBytes: 1 << 20, SessionBytes: 1 << 19}, 512, 0)
 	b.writer = b.OpenSession(mempool.Peer{UID: 7, PID: 1, Process: 11}, false, time.Unix(1000, 0).UTC())
 	b.reader = b.OpenSession(mempool.Peer{UID: 7, PID: 2}, true, time.Unix(1001, 0).UTC())
 	b.AddTimeline(b.writer).Sealed = true
@@ -40,7 +42,7 @@ func newBooks(t testing.TB) *books {
 	require.NoError(t, b.writer.PromiseFence(fence[0]))
 	bufferOf := func(s *Session, bytes uint64) *Buffer {
 		account := s.Account(b.pool)
-		block := account.Grow((bytes + 511) / 512 * 512).Done(1)
+		block := account.Grow((bytes+511)/512*512).Done(1, 0)
 		of := b.AddBuffer(block, account, s.Describe(mempool.Bytes(bytes)), bytes, 3)
 		b.Grant(of, s, true, nil, 4)
 		s.Map(block)
@@ -95,6 +97,14 @@ func newBooks(t testing.TB) *books {
 	b.ForgetSession(dead)
 	require.Empty(t, b.Check())
 	return b
+}
+
+// changed returns the records of the changes so far.
+func (b *books) changed() *Records {
+	if err := b.noted.Apply(b.AppendChanges(nil)); err != nil {
+		panic(err)
+	}
+	return &b.noted
 }
 
 func TestACheckSaysWhatIsWrong(t *testing.T) {

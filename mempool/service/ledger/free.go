@@ -32,6 +32,7 @@ func (b *Block) Pending() bool { return b.kept != nil && b.kept.since > 0 }
 // keep makes a block available that is not in use. The caller of the methods that call keep has removed the fences that are reached.
 func (b *Block) keep() {
 	b.State = BlockCached
+	b.touch()
 	b.Pool.Cached += b.Size
 	b.Charge()
 	if b.Kept() {
@@ -109,6 +110,7 @@ func (b *Block) shelve() {
 func (b *Block) LookAgain() (fewer bool) {
 	fewer = b.Charge()
 	if b.Pending() && !b.Kept() {
+		b.touch()
 		b.clearPending()
 		b.shelve()
 	}
@@ -198,6 +200,7 @@ func (a *Account) Reuse(b *Block) {
 		}
 	}
 	b.State = BlockLeased
+	b.touch()
 	b.Charge()
 	b.Generation++
 	p.Cached -= b.Size

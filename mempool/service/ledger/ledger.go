@@ -13,6 +13,7 @@ type Ledger struct {
 	names
 	timelines
 	channels
+	changes
 
 	Limits Limits
 
@@ -32,7 +33,7 @@ type Ledger struct {
 
 // LastIDs has the greatest id of each kind.
 type LastIDs struct {
-	Session, Pool, Block, Buffer, Lease, Timeline, Channel, Keeper uint64
+	Session, Pool, Block, Buffer, Lease, Timeline, Channel uint64
 }
 
 // New makes a ledger without records.
@@ -60,7 +61,15 @@ type Session struct {
 	Timeline *Timeline                           // nil until the session asks for it
 	most     struct{ leases, names, mapped int } // the greatest lengths of these maps
 	Keeper   *Keeper
-	tensor   *mempool.Tensor // the last tensor that the session described
+	// Token proves that a client which connects again has the session.
+	Token mempool.Epoch
+	// Done is the number of the session's last packet that changed something. Answers has, by the number of a request that changed something,
+	// from what its answer is made again. The client may lack these answers.
+	Done      uint64
+	Answers   map[uint32]uint64
+	forgotten bool            // see ForgetSession
+	holders   int             // how many timelines, and members of channels, refer to the session
+	tensor    *mempool.Tensor // the last tensor that the session described
 }
 
 // OpenSession adds a session of a peer. The argument `owner` says whether the peer's user sees everything.
@@ -70,17 +79,27 @@ func (l *Ledger) OpenSession(p mempool.Peer, owner bool, began time.Time) *Sessi
 		Mapped: make(map[uint64]*Block), Accounts: make(map[*Pool]*Account), Keeper: l.keeper(p)}
 	l.Sessions.Set(s.ID, s)
 	l.sessionsOf.add(p.UID, 1)
+	l.Touch(s)
 	return s
 }
 
 // EndSession moves a session to the ended ones.
 func (l *Ledger) EndSession(s *Session) {
 	s.Ended = true
+	l.Touch(doneBy{s})
+	for q := range s.Answers {
+		l.Touch(answerTo{s, q})
+	}
+	s.Answers = nil
 	l.Sessions.Remove(s.ID)
 	l.sessionsOf.add(s.Peer.UID, -1)
 	l.Ended.Set(s.ID, s)
+	l.Touch(s)
 	for _, t := range l.Timelines {
-		delete(t.Shown, s)
+		if _, shown := t.Shown[s]; shown {
+			delete(t.Shown, s)
+			l.Touch(showing{t, s})
+		}
 	}
 }
 
@@ -88,9 +107,44 @@ func (l *Ledger) EndSession(s *Session) {
 // and timelines that are still there refer to it.
 func (l *Ledger) ForgetSession(s *Session) {
 	l.Ended.Remove(s.ID)
+	s.forgotten = true
+	l.Touch(s)
 	k := s.Keeper
 	if k.sessions--; k.sessions == 0 && k.process != 0 {
 		delete(l.keepers, keeperKey{k.process, k.uid})
+	}
+}
+
+// Did notes that the packet of this number, with the request q or with none, changed something, and from what the request's answer is made
+// again. A packet 0 is not noted: its request has waited, and later packets have been carried out.
+func (l *Ledger) Did(s *Session, packet uint64, q uint32, answer uint64) {
+	if packet > s.Done {
+		s.Done = packet
+		l.Touch(doneBy{s})
+	}
+	if q != 0 {
+		if s.Answers == nil {
+			s.Answers = make(map[uint32]uint64)
+		}
+		s.Answers[q] = answer
+		l.Touch(answerTo{s, q})
+	}
+}
+
+// Answered notes that the client has the answers to requests.
+func (l *Ledger) Answered(s *Session, requests []uint32) {
+	for _, q := range requests {
+		if _, kept := s.Answers[q]; kept {
+			delete(s.Answers, q)
+			l.Touch(answerTo{s, q})
+		}
+	}
+}
+
+// dropHolder notes that a timeline or a member that referred to a session is gone.
+func (l *Ledger) dropHolder(s *Session) {
+	if s.holders--; s.forgotten {
+		l.Touch(s)
 	}
 }
 

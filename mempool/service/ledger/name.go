@@ -40,6 +40,7 @@ func (l *Ledger) SetName(p mempool.Publication, b *Buffer, s *Session) (named, o
 		named.Owner = s
 	}
 	l.putName(named)
+	l.Touch(namedBy{l, p.Name})
 	return named, old
 }
 
@@ -70,6 +71,8 @@ func (t *names) putName(n *Name) {
 // RemoveName removes a name. The name's buffer stays, even if nothing holds it any more.
 func (l *Ledger) RemoveName(n *Name) {
 	l.Names.Remove(n.Text)
+	l.Touch(namedBy{l, n.Text})
+	l.Touch(n.Buffer)
 	l.namesOf.add(n.UID, -1)
 	l.versions[n.Buffer.ID] = max(l.versions[n.Buffer.ID], n.Version)
 	n.Buffer.Block.Pool.Has.Names--

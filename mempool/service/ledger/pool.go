@@ -13,6 +13,8 @@ import (
 type Pool struct {
 	ledger *Ledger
 	Info   mempool.PoolInfo
+	// File names the descriptor of the pool's memory for a successor of this process; 0: there is none.
+	File uint64
 	// Granularity divides the size of each block.
 	Granularity uint64
 	Maker       uint32          // the user who made the pool
@@ -50,12 +52,13 @@ func (l *Ledger) ReservePool(name string, maker uint32, access mempool.Access) *
 }
 
 // AddPool completes a pool whose name is reserved. The argument `info` needs no id.
-func (l *Ledger) AddPool(p *Pool, info mempool.PoolInfo, granularity uint64) {
+func (l *Ledger) AddPool(p *Pool, info mempool.PoolInfo, granularity, file uint64) {
 	l.Last.Pool++
 	info.ID = l.Last.Pool
-	p.Info, p.Granularity = info, granularity
+	p.Info, p.Granularity, p.File = info, granularity, file
 	p.makeLists()
 	l.Pools[info.ID] = p
+	l.Touch(p)
 }
 
 func (p *Pool) makeLists() {
@@ -67,6 +70,7 @@ func (p *Pool) makeLists() {
 func (l *Ledger) ClosePool(p *Pool) {
 	p.Closing = true
 	delete(l.PoolNames, p.Info.Name)
+	l.Touch(p)
 }
 
 // RemovePool removes a pool: one that could not be made, or one that is destroyed. It also removes the pool's blocks that could not be freed,
@@ -85,6 +89,10 @@ func (l *Ledger) RemovePool(p *Pool) []*Block {
 	}
 	for _, b := range p.stuck {
 		l.Blocks.Remove(b.ID)
+		l.Touch(b)
+	}
+	if p.Info.ID != 0 {
+		l.Touch(p)
 	}
 	return p.stuck
 }

@@ -7,6 +7,8 @@ import (
 
 // Timeline is what is known of the timeline of a session. A timeline is a page of words whose values only grow.
 type Timeline struct {
+	ledger  *Ledger
+	File    uint64 // names the descriptor of its memory for a successor of this process; 0: there is none
 	ID      uint64
 	Session *Session // may be forgotten
 
@@ -29,8 +31,9 @@ type timelines struct {
 // AddTimeline makes the timeline of a session, which has none yet.
 func (l *Ledger) AddTimeline(s *Session) *Timeline {
 	l.Last.Timeline++
-	t := &Timeline{ID: l.Last.Timeline, Session: s}
+	t := &Timeline{ledger: l, ID: l.Last.Timeline, Session: s}
 	l.putTimeline(t)
+	l.Touch(t)
 	return t
 }
 
@@ -38,6 +41,7 @@ func (l *Ledger) AddTimeline(s *Session) *Timeline {
 func (all *timelines) putTimeline(t *Timeline) {
 	t.Shown = make(map[*Session]struct{})
 	t.Session.Timeline = t
+	t.Session.holders++
 	all.Timelines[t.ID] = t
 }
 
@@ -45,6 +49,7 @@ func (all *timelines) putTimeline(t *Timeline) {
 // timeline any more, EndTimeline removes it, and `gone` is true.
 func (all *timelines) EndTimeline(t *Timeline) (gone bool) {
 	t.Dead = true
+	t.ledger.Touch(t)
 	return all.removeUnreferenced(t)
 }
 
@@ -54,6 +59,11 @@ func (all *timelines) removeUnreferenced(t *Timeline) bool {
 		return false
 	}
 	RemoveKey(&all.Timelines, &all.mostTimelines, t.ID)
+	t.ledger.Touch(t)
+	for s := range t.Shown {
+		t.ledger.Touch(showing{t, s})
+	}
+	t.ledger.dropHolder(t.Session)
 	return true
 }
 
@@ -62,7 +72,15 @@ func (all *timelines) addReferences(s *Session, ts Fences) {
 	for _, f := range ts {
 		t := all.Timelines[f.Timeline]
 		t.references++
+		t.Show(s)
+	}
+}
+
+// Show notes that a session may ask for the timeline.
+func (t *Timeline) Show(s *Session) {
+	if _, shown := t.Shown[s]; !shown {
 		t.Shown[s] = struct{}{}
+		t.ledger.Touch(showing{t, s})
 	}
 }
 
@@ -82,6 +100,12 @@ func (all *timelines) dropReferences(ts Fences) (gone []*Timeline) {
 		}
 	}
 	return gone
+}
+
+// Seal notes that nobody else can map the timeline for writing any more.
+func (t *Timeline) Seal() {
+	t.Sealed = true
+	t.ledger.Touch(t)
 }
 
 // MaySeal says whether the session has a timeline.
@@ -157,7 +181,10 @@ func (t *Timeline) Promise(word, value uint64) mempool.Fence {
 	if missing := int(word) + 1 - len(t.Promised); missing > 0 {
 		t.Promised = append(t.Promised, make([]uint64, missing)...)
 	}
-	t.Promised[word] = max(t.Promised[word], value)
+	if t.Promised[word] < value {
+		t.Promised[word] = value
+		t.ledger.Touch(t)
+	}
 	return mempool.Fence{Timeline: t.ID, Word: word, Value: value}
 }
 

@@ -78,7 +78,7 @@ func (of Lending) Keep(l *ledger.Lease) (needed bool) {
 		}
 	}
 	needed = of.Needs(b.Block)
-	b.Doubted = needed && !named
+	b.Doubted = needed && !named // Keep has touched the buffer
 	return needed
 }
 
@@ -97,6 +97,7 @@ func (st *Stream) Unneeded() (free, certain []*ledger.Buffer) {
 	for b, producers := range st.Kept {
 		if b.Doubted && found.names(b.Block, producers) {
 			b.Doubted = false
+			st.Touch(b)
 			certain = append(certain, b)
 		}
 		if !found.needs(b.Block, producers) {
@@ -112,7 +113,7 @@ func (st *Stream) Unneeded() (free, certain []*ledger.Buffer) {
 	}
 	for _, b := range free {
 		work := done.Union(st.timelines.Outstanding(st.Kept[b][0].Session.Timeline))
-		b.Block.Fences = st.timelines.Pending(work.Union(b.Block.Fences))
+		b.Block.SetFences(st.timelines.Pending(work.Union(b.Block.Fences)))
 	}
 	return free, certain
 }

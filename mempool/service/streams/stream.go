@@ -61,12 +61,57 @@ func Make(l *ledger.Ledger, ts *Timelines, spec mempool.ChannelSpec, p *ledger.P
 	if err != nil {
 		return nil, mempool.HostError("make the memory of a channel", err)
 	}
-	return &Stream{Channel: l.AddChannel(spec, p, uid), ledger: l, timelines: ts, host: host, ends: make(map[uint64]*end),
-		note: func(e mempool.HistoryEvent) {
-			e.Channel = spec.Name
-			note(e, p)
-		}}, nil
+	return of(l.AddChannel(spec, p, uid), l, ts, host, note), nil
 }
+
+func of(ch *ledger.Channel, l *ledger.Ledger, ts *Timelines, host *shmchannel.Host, note func(mempool.HistoryEvent, *ledger.Pool)) *Stream {
+	return &Stream{Channel: ch, ledger: l, timelines: ts, host: host, ends: make(map[uint64]*end),
+		note: func(e mempool.HistoryEvent) {
+			e.Channel = ch.Info.Name
+			note(e, ch.Pool)
+		}}
+}
+
+// Adopt takes over a channel of a service that died. The function `file` returns a descriptor that the channel's records name.
+func Adopt(l *ledger.Ledger, ts *Timelines, ch *ledger.Channel, file func(number uint64) (*os.File, error), note func(mempool.HistoryEvent, *ledger.Pool)) (*Stream, error) {
+	roster, err := file(ch.RosterFile)
+	if err != nil {
+		return nil, err
+	}
+	sequencer, err := file(ch.SequencerFile)
+	if err != nil {
+		return nil, err
+	}
+	var members []shmchannel.AdoptedMember
+	for _, m := range ch.Members {
+		f, err := file(m.File)
+		if err != nil {
+			return nil, err
+		}
+		one := shmchannel.AdoptedMember{ID: m.ID, Slot: m.Slot, File: f, Entered: m.Entered, Reserved: m.Reserved, Left: m.Left, SaidLeft: m.Said,
+			MemberSpec: shmchannel.MemberSpec{Role: roles[m.Role], PID: uint32(m.Session.Peer.PID), Oldest: m.Oldest, Policy: policies[m.Full]}}
+		if m.Timeline != nil {
+			one.Timeline = m.Timeline.ID
+		}
+		members = append(members, one)
+	}
+	spec := shmchannel.Spec{Mode: modes[ch.Info.Mode], Capacity: ch.Info.Capacity, Policy: policies[ch.Info.Full], MaxDeliveries: ch.Info.MaxDeliveries}
+	host, all, err := shmchannel.AdoptHost(spec, roster, sequencer, ch.LastMember, ch.First, ch.Closed, members)
+	if err != nil {
+		return nil, mempool.HostError("take over the memory of a channel", err)
+	}
+	st := of(ch, l, ts, host, note)
+	for _, m := range all {
+		st.ends[m.ID] = &end{Member: m, reserved: time.Now()}
+	}
+	if host.Destroyed() {
+		l.CloseChannel(ch)
+	}
+	return st, nil
+}
+
+// OwnFiles returns the files with which a successor of this process can take over the channel: see [shmchannel.Host.OwnFiles].
+func (st *Stream) OwnFiles() (roster, sequencer *os.File) { return st.host.OwnFiles() }
 
 // Add makes a new member, which may join. If a producer finds no slot because producers that left still have theirs, Add makes a broadcast
 // keep fewer frames, and then calls the function `tidy`, which frees slots.
@@ -82,6 +127,8 @@ func (st *Stream) Add(s *ledger.Session, spec ledger.MemberSpec, tidy func()) (*
 	}
 	added, err := st.host.Add(how)
 	if spec.Role == ledger.Producer && errors.Is(err, shmchannel.ErrNoSlot) && st.host.GiveUp() {
+		st.First = st.host.First()
+		st.Touch(st.Channel)
 		tidy() // otherwise dead producers would keep the slots until other producers publish, and these cannot join
 		added, err = st.host.Add(how)
 	}
@@ -94,19 +141,23 @@ func (st *Stream) Add(s *ledger.Session, spec ledger.MemberSpec, tidy func()) (*
 
 // Files returns the files that a member needs: the roster, the sequencer, and the member's own file.
 func (st *Stream) Files(m *ledger.Member) []*os.File {
-	return []*os.File{st.host.RosterFile(), st.host.SequencerFile(), st.File(m)}
+	return []*os.File{st.host.RosterFile(), st.host.SequencerFile(), st.Own(m)}
 }
 
-// File returns a member's own file, which the members of the other role need too.
-func (st *Stream) File(m *ledger.Member) *os.File { return st.ends[m.ID].File() }
+// Own returns a member's file for the member, which writes it.
+func (st *Stream) Own(m *ledger.Member) *os.File { return st.ends[m.ID].File() }
+
+// File returns a member's file for the members of the other role, which read it.
+func (st *Stream) File(m *ledger.Member) *os.File { return st.ends[m.ID].Reader() }
 
 // Enter activates a member whose process has mapped the member's files.
 //
-// Errors: [mempool.ErrInvalid] if the client itself has sealed the member's file, [mempool.ErrClosed].
+// Errors: [mempool.ErrClosed].
 func (st *Stream) Enter(m *ledger.Member) error {
 	err := st.failed(st.host.Join(st.ends[m.ID].Member))
 	if err == nil {
 		m.Entered, m.Reserved = true, false
+		st.Touch(m)
 	}
 	return err
 }
@@ -118,6 +169,7 @@ func (st *Stream) Enter(m *ledger.Member) error {
 func (st *Stream) Reserve(m *ledger.Member) error {
 	err := st.failed(st.host.Reserve(st.ends[m.ID].Member))
 	m.Reserved, st.ends[m.ID].reserved = err == nil, time.Now()
+	st.Touch(m)
 	return err
 }
 
@@ -266,13 +318,21 @@ func (st *Stream) Drains() bool { return st.Closed && st.host.Waiting() > 0 }
 // waited too long for a consumer.
 func (st *Stream) Over() bool {
 	if !st.Closed || st.Consumed() || !st.Drains() {
-		st.Alone = time.Time{}
+		st.beAlone(time.Time{})
 		return st.Closed && !st.Consumed()
 	}
 	if st.Alone.IsZero() {
-		st.Alone = time.Now()
+		st.beAlone(time.Now())
 	}
 	return time.Since(st.Alone) >= st.patience()
+}
+
+// beAlone notes since when the channel has no consumer.
+func (st *Stream) beAlone(since time.Time) {
+	if st.Alone != since {
+		st.Alone = since
+		st.Touch(st.Channel)
+	}
 }
 
 // patience returns how long a closed queue waits for a consumer.

@@ -26,7 +26,7 @@ func newRig(t testing.TB, spec mempool.ChannelSpec) *rig {
 	t.Helper()
 	r := &rig{TB: t, Ledger: ledger.New(ledger.Limits{})}
 	r.pool = r.ReservePool("p", 7, mempool.Access{UIDs: []uint32{7}})
-	r.AddPool(r.pool, mempool.PoolInfo{Name: "p", MaxBytes: 1 << 20}, 4096)
+	r.AddPool(r.pool, mempool.PoolInfo{Name: "p", MaxBytes: 1 << 20}, 4096, 0)
 	spec.Name, spec.Pool = "frames", r.pool.Info.ID
 	var err error
 	r.Stream, err = Make(r.Ledger, new(Timelines), spec.Filled(), r.pool, 7, func(e mempool.HistoryEvent, _ *ledger.Pool) { r.events = append(r.events, e) })

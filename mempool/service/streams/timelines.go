@@ -6,9 +6,6 @@ import (
 	"slices"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
@@ -22,56 +19,58 @@ type Timelines struct {
 
 type timeline struct {
 	*ledger.Timeline
-	page *mempool.Page
-	file *os.File
+	page     *mempool.Page
+	file     *os.File
+	readOnly *os.File // the same, for other sessions than the timeline's own
 }
 
-// Probe returns an error if this machine cannot make timelines. Timelines need F_SEAL_FUTURE_WRITE, which exists since Linux 5.1.
+// Probe returns an error if this machine cannot make timelines.
 var Probe = sync.OnceValue(func() error {
 	page, file, err := mempool.NewPage()
 	if err != nil {
 		return err
 	}
-	err = mempool.SealPage(file)
-	if errors.Is(err, unix.EINVAL) {
-		err = typed.Errorf(mempool.ErrUnavailable, "the kernel is older than 5.1 and has no F_SEAL_FUTURE_WRITE")
-	}
-	return errors.Join(err, page.Close(), file.Close())
+	return errors.Join(page.Close(), file.Close())
 })
 
 // Make makes the timeline of a session that has none.
 //
 // Errors: [mempool.ErrUnavailable], [mempool.ErrOutOfMemory].
 func (ts *Timelines) Make(l *ledger.Ledger, s *ledger.Session) error {
-	if err := Probe(); err != nil {
-		return err
-	}
 	page, file, err := mempool.NewPage()
 	if err != nil {
 		return err
 	}
-	t := timeline{l.AddTimeline(s), page, file}
+	return ts.add(page, file, func() *ledger.Timeline { return l.AddTimeline(s) })
+}
+
+// Adopt adds the timeline of a predecessor. It owns the file.
+func (ts *Timelines) Adopt(t *ledger.Timeline, file *os.File) error {
+	page, err := mempool.AdoptPage(file)
+	if err != nil {
+		return errors.Join(err, file.Close())
+	}
+	return ts.add(page, file, func() *ledger.Timeline { return t })
+}
+
+func (ts *Timelines) add(page *mempool.Page, file *os.File, of func() *ledger.Timeline) error {
+	readOnly, err := mempool.ReadOnly(file)
+	if err != nil {
+		return errors.Join(err, page.Close(), file.Close())
+	}
 	if ts.all == nil {
 		ts.all = make(map[uint64]timeline)
 	}
-	ts.all[t.ID] = t
+	t := of()
+	ts.all[t.ID] = timeline{t, page, file, readOnly}
 	return nil
 }
 
-// File returns the file of a timeline.
+// File returns the file of a timeline for its own session, which maps it for writing.
 func (ts *Timelines) File(t *ledger.Timeline) *os.File { return ts.all[t.ID].file }
 
-// Seal seals the file of a timeline, which the session's client has mapped. If it is sealed already, Seal does nothing.
-//
-// Errors: [mempool.ErrInvalid] if the client has sealed the file in another way.
-func (ts *Timelines) Seal(t *ledger.Timeline) error {
-	if t.Sealed {
-		return nil
-	}
-	err := mempool.SealPage(ts.File(t))
-	t.Sealed = err == nil
-	return err
-}
+// ReadOnly returns the file of a timeline for other sessions.
+func (ts *Timelines) ReadOnly(t *ledger.Timeline) *os.File { return ts.all[t.ID].readOnly }
 
 // LetGo takes a timeline from a process that is gone, and returns the values that the timeline's words had.
 func (ts *Timelines) LetGo(t *ledger.Timeline) [mempool.TimelineWords]uint64 {
@@ -80,9 +79,12 @@ func (ts *Timelines) LetGo(t *ledger.Timeline) [mempool.TimelineWords]uint64 {
 
 // Remove forgets the memory of a timeline that the ledger has removed. The returned function unmaps the timeline's page and closes its file.
 func (ts *Timelines) Remove(gone *ledger.Timeline) (free func() error) {
-	t := ts.all[gone.ID]
+	t, there := ts.all[gone.ID]
+	if !there {
+		return func() error { return nil }
+	}
 	ledger.RemoveKey(&ts.all, &ts.most, gone.ID)
-	return func() error { return errors.Join(t.page.Close(), t.file.Close()) }
+	return func() error { return errors.Join(t.page.Close(), t.file.Close(), t.readOnly.Close()) }
 }
 
 // Over says whether nobody needs to wait for f any more: f is reached, or its timeline is over.
@@ -160,6 +162,6 @@ func (ts *Timelines) Add(fs, done ledger.Fences) ledger.Fences {
 
 // Quiet says whether all fences of b are reached, and drops those that are.
 func (ts *Timelines) Quiet(b *ledger.Block) bool {
-	b.Fences = ts.Pending(b.Fences)
+	b.SetFences(ts.Pending(b.Fences))
 	return len(b.Fences) == 0
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from poolbridge._client import operations as _operations, paths as _paths
@@ -65,6 +66,7 @@ async def _connect(
     while isinstance(sock := patience.attempt(loop.time()), float):
         await asyncio.sleep(sock)
     session = Session(Transport(sock))
+    session.dial = partial(_paths.dialled_again, where, timeout)
     session.device, session.tracer, session.concurrent = gpu, tracer, True
     reader = LoopReader(session, loop)
     try:

@@ -7,6 +7,7 @@ import os
 import select
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from poolbridge._client import operations as _operations, paths as _paths
@@ -118,6 +119,7 @@ def _connect(where: str, timeout: float, wait: float, gpu: int | str | None, tra
     while isinstance(sock := patience.attempt(time.monotonic()), float):
         time.sleep(sock)
     session = Session(Transport(sock))
+    session.dial = partial(_paths.dialled_again, where, timeout)
     session.device, session.tracer = gpu, tracer
     try:
         reader = SocketReader(session)

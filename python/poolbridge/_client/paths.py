@@ -6,8 +6,11 @@ import errno
 import os
 import socket
 import struct
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+from poolbridge._session.resumption import ABSENT_SECONDS
 from poolbridge._sys.descriptors import beyond_standard
 from poolbridge._sys.error_texts import shown
 from poolbridge.errors import (
@@ -171,6 +174,11 @@ def _not_running(path: str, error: OSError) -> str:
         "this program start one, by connect(start=True) or poolbridge.serve(); or set POOLBRIDGE_SOCKET to the socket "
         "of a running service"
     )
+
+
+def dialled_again(where: str, timeout: float) -> Callable[[float], socket.socket | float]:
+    """Return a function that tries to connect again to the service at a path; see `Patience.attempt`."""
+    return Patience(where, ABSENT_SECONDS, timeout, time.monotonic()).attempt
 
 
 class Patience:

@@ -31,13 +31,25 @@ class Call:
         Whether the service has said that it is working on the request.
     """
 
-    __slots__ = ("abandoned", "error", "failed", "number", "on_done", "reply", "reply_type", "request", "working")
+    __slots__ = (
+        "abandoned",
+        "error",
+        "failed",
+        "number",
+        "on_done",
+        "packet",
+        "reply",
+        "reply_type",
+        "request",
+        "working",
+    )
 
     def __init__(self, request: Request, reply_type: type[Reply], on_done: Callable[[], object]) -> None:
         self.request: Any = request
         self.number = request.number
         self.reply_type = reply_type
         self.on_done = on_done
+        self.packet = b""
         self.abandoned = False
         self.working = False
         self.reply: Reply | None = None

@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType, structs
 from poolbridge import errors as _errors
 from poolbridge._memory.session_blocks import SessionBlock, SessionPool
 from poolbridge._session.calls import Call, Waiter
+from poolbridge._session.unconfirmed import Asking, Unconfirmed
 from poolbridge._wire import received_errors as _received_errors
 from poolbridge._wire.limits import MAX_QUERY, TIMELINE_WORDS, VERSION
 from poolbridge._wire.messages import (
@@ -122,6 +123,7 @@ class Core:
         self._calls: dict[int, Call] = {}
         self._number = 0
         self._all_issued = False  # whether every request number was used at least once
+        self.unconfirmed = Unconfirmed()
         self._answered: deque[tuple[Any, type[Reply]]] = deque(maxlen=_REMEMBERED)
 
     # Sending
@@ -135,8 +137,9 @@ class Core:
             The request does not fit into a packet. The core is unchanged.
         """
         number = request.number = self._next_number()
-        packet = encode(request)
+        packet = Asking(encode(request))
         call = self._calls[number] = Call(request, reply_type, on_done)
+        call.packet = packet
         self.outbox.append(packet)
         return call
 
@@ -172,6 +175,16 @@ class Core:
     def owed(self) -> bool:
         """Whether the service has not answered an allocation that its caller has abandoned."""
         return any(call.abandoned and isinstance(call.request, Alloc) for call in list(self._calls.values()))
+
+    def note_outbox(self) -> None:
+        """Keep the packets of the outbox, which are about to be sent, so that they can be sent again."""
+        if self.unconfirmed.note(self.outbox) and self.unconfirmed.forget(self.awaited()):
+            self.start(Cancel(request=0), Reply, _nothing)  # its answer confirms the packets before
+            self.unconfirmed.note(self.outbox)
+
+    def awaited(self) -> set[int]:
+        """Return the ids of the packets whose answers have not come."""
+        return {id(call.packet) for call in list(self._calls.values())}
 
     def unjoin(self, number: int) -> None:
         """Leave a channel if the service has granted the request `number` to join it, and nobody has taken the seat."""
@@ -358,6 +371,7 @@ class Core:
             error = _received_errors.exception(envelope.error.code, envelope.error.message)
             decode(data, Reply)
             del self._calls[call.number]
+            self.unconfirmed.latest = call.packet
             self._answered.append((call.request, call.reply_type))
             call.fail(error)
         else:
@@ -376,6 +390,7 @@ class Core:
 
     def _answer(self, call: Call, reply: Reply, descriptors: Descriptors) -> None:
         self._learn(call, reply, descriptors)
+        self.unconfirmed.latest = call.packet
         if self._calls.pop(call.number, None) is not None:
             self._answered.append((call.request, call.reply_type))
         if call.abandoned and isinstance(reply, GrantReply):
@@ -416,6 +431,7 @@ class Core:
                 raise _errors.VersionError(f"the service chose protocol version {reply.version}; offered was {VERSION}")
             self.epoch, self.session_id, self.service_pid = reply.epoch, reply.session, reply.pid
             self.features = reply.features
+            self.unconfirmed.token = reply.token
 
     def _learn_memory(self, call: Call, reply: JoinReply | MapReply, descriptors: Descriptors) -> None:
         export, own = _claim(reply.export, descriptors)

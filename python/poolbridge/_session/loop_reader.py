@@ -148,6 +148,18 @@ class LoopReader:
             self._writing = False
             self.loop.remove_writer(self._fd)
 
+    def reconnected(self) -> None:
+        """See `Driver`."""
+        self._soon(self._read_again)
+
+    def _read_again(self) -> None:
+        if not self._closed:
+            self.loop.remove_reader(self._fd)
+            self.loop.remove_writer(self._fd)
+            self._writing = False
+            self.loop.add_reader(self._fd, self._readable)
+            self._session.flush()
+
     def background(self, work: Callable[[], None]) -> None:
         """See `Driver`."""
         if not self._soon(partial(self._in_executor, work)):

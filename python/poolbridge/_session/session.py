@@ -14,6 +14,7 @@ from weakref import ref
 from poolbridge._order import fences as _fences
 from poolbridge._order.captures import CAPTURES
 from poolbridge._session.calls import Waiter
+from poolbridge._session.resumption import take_up
 from poolbridge._session.session_members import SessionMembers
 from poolbridge._sys import error_texts as _error_texts, process as _process
 from poolbridge._wire import received_errors as _received_errors
@@ -27,6 +28,8 @@ from poolbridge.errors import (
 )
 
 if TYPE_CHECKING:
+    import socket
+
     from poolbridge._memory.session_blocks import SessionBlock
     from poolbridge._session.calls import Call
     from poolbridge._session.lease_state import LeaseState, Taker
@@ -46,6 +49,9 @@ class Driver(Protocol):
 
     def want_write(self) -> None:
         """Make sure that `Session.flush` is called as soon as the socket accepts packets again. Never waits."""
+
+    def reconnected(self) -> None:
+        """Wait for packets of the new connection, which has the descriptor of the old one."""
 
     def background(self, work: Callable[[], None]) -> None:
         """Let another thread run `work`, which may wait for a device. This method never waits and never raises."""
@@ -72,6 +78,7 @@ class Session(SessionMembers):
         self.lost: set[int] = set()
         self._fault: ProtocolError | None = None  # a protocol error found while sending
         self._driver: Driver | None = None
+        self.dial: Callable[[], Callable[[float], socket.socket | float]] | None = None  # connects to the service again
 
     def carried_by(self, driver: Driver) -> None:
         """Set the driver, which sends and receives this session's packets."""
@@ -147,7 +154,10 @@ class Session(SessionMembers):
             outbox.clear()
             return
         try:
-            if self.transport.send(outbox):
+            self.core.note_outbox()
+            sent = self.transport.send(outbox)
+            self.core.unconfirmed.sent(len(outbox))
+            if sent:
                 if self._all_said:
                     self.transport.end_sending()
             else:
@@ -158,6 +168,7 @@ class Session(SessionMembers):
         except ConnectionLostError:
             # Replies may still be in the socket. The driver reads these replies, and then finds the connection closed.
             outbox.clear()
+            self.core.unconfirmed.sent(0)
             if self._driver is None:
                 raise
         except ProtocolError as error:
@@ -181,7 +192,11 @@ class Session(SessionMembers):
             The session has ended. Every request that waits for its reply fails with the same error.
         """
         try:
-            came = self.transport.receive()
+            try:
+                came = self.transport.receive()
+            except ConnectionLostError as error:
+                self._resume(error)
+                return True
             if came is None:
                 return False
             core = self.core
@@ -200,6 +215,29 @@ class Session(SessionMembers):
             self.lose(error)
             raise error from None
         return True
+
+    def _resume(self, error: ConnectionLostError) -> None:
+        """Take the session up again after its service has died, or raise `error`."""
+        core = self.core
+        if (
+            not core.unconfirmed.token
+            or core.goodbye is not None
+            or self._bye is not None
+            or self.dial is None
+            or self._driver is None
+        ):
+            raise error
+        idle: list[SessionBlock] = []
+        with self.lock:
+            try:
+                sock = take_up(core, self.dial(), idle)
+            except PoolbridgeError as reason:
+                raise error from reason
+            self.transport.replace(sock)
+            self._driver.reconnected()
+            for block in idle:
+                self._unmap(block)
+            self._flush()
 
     def _reason(self, error: PoolbridgeError) -> PoolbridgeError:
         """Return the error that explains why the session ends: `error`, or an error with the real reason."""

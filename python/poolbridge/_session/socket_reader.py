@@ -277,6 +277,11 @@ class SocketReader:
         self._want_write = True
         self._arm()
 
+    def reconnected(self) -> None:
+        """See `Driver`."""
+        self._epoll.register(self._fd, select.EPOLLIN)  # the old connection was removed when it was closed
+        self._arm()
+
     def background(self, work: Callable[[], None]) -> None:
         """See `Driver`."""
         self._work.append(work)

@@ -323,6 +323,8 @@ class Hello(Request, kw_only=True, tag="hello"):
     versions: tuple[U, ...] = field(name="v")  # versions that the client speaks
     name: str = field(default="", name="nm")  # the program's name, for people
     features: tuple[str, ...] = field(default=(), name="ft")  # features of the client
+    resume: U = field(default=0, name="rs")  # id of the session that the client takes up again; left out: a new session
+    token: bytes = field(default=b"", name="tk")  # token of this session
 
 
 class Create(Request, kw_only=True, tag="create"):
@@ -673,6 +675,11 @@ class HelloReply(Reply, kw_only=True):
     session: U = field(name="id")  # session id
     pid: U  # the service's process id, for people
     features: tuple[str, ...] = field(default=(), name="ft")  # features of both
+    # token with which the client can take the session up again when the connection is gone; left out: the session ends
+    # with the connection
+    token: bytes = field(default=b"", name="tk")
+    # to a client that takes a session up again: the number of the last of its packets that changed something
+    done: U = field(default=0, name="dn")
 
 
 class PoolReply(Reply, kw_only=True):

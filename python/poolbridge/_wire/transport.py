@@ -197,6 +197,12 @@ class Transport:
             raise
         return bytes(self._buffer[:length]), descriptors
 
+    def replace(self, sock: socket.socket) -> None:
+        """Use another connection, which gets the descriptor of this one."""
+        os.dup2(sock.fileno(), self._sock.fileno(), inheritable=False)
+        sock.close()
+        self._came.clear()
+
     def end_sending(self) -> None:
         """End sending. Idempotent.
 

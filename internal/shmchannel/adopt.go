@@ -1,0 +1,71 @@
+package shmchannel
+
+import (
+	"errors"
+	"os"
+)
+
+// AdoptedMember is a member of a channel of a host whose process is gone.
+type AdoptedMember struct {
+	MemberSpec
+	ID             uint64
+	Slot           int
+	File           *os.File
+	Entered        bool
+	Reserved       bool
+	Left, SaidLeft bool
+}
+
+// AdoptHost takes over the channel of a host whose process is gone: its files, the greatest id of a member so far, the first frame that was not
+// given up (see [Host.First]), whether it was closed, and the members that have a slot. The roster may have a change that the host did not
+// complete, and of which nothing else is known: AdoptHost completes the change, or the caller repeats it. AdoptHost owns the files, also if it fails.
+//
+// Errors: [ErrInvalid], [ErrFile], [ErrCorrupt]; errors of the system.
+func AdoptHost(spec Spec, rosterFile, sequencerFile *os.File, lastID, first uint64, closed bool, members []AdoptedMember) (_ *Host, all []*Member, err error) {
+	h := &Host{channel: &channel{geometry: geometryFor(spec.Capacity), mode: spec.Mode, policy: spec.Policy, delivers: uint64(spec.MaxDeliveries)},
+		rosterFile: rosterFile, sequencerFile: sequencerFile, lastID: lastID, first: first}
+	for _, one := range members {
+		m := &Member{Role: one.Role, Peer: Peer{Slot: one.Slot, ID: one.ID, Timeline: one.Timeline, PID: one.PID}, policy: one.Policy, oldest: one.Oldest, file: one.File,
+			reserved: one.Reserved, left: one.Left, said: one.SaidLeft}
+		all = append(all, m)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.Free())
+		}
+	}()
+	if err := errors.Join(spec.Validate(), h.begin(false)); err != nil {
+		return nil, nil, err
+	}
+	for i, m := range all {
+		slots := h.consumers[:]
+		if m.Role == ProducerRole {
+			slots = h.producers[:]
+		}
+		if m.Slot < 0 || m.Slot >= len(slots) || slots[m.Slot] != nil {
+			return nil, nil, invalid("two members have slot %d, or there is none", m.Slot)
+		}
+		slots[m.Slot] = m
+		if err := m.mapFile(h.geometry); err != nil {
+			return nil, nil, err
+		}
+		s := h.slot(m)
+		m.joined = (members[i].Entered || m.reserved) && s.id.Load() == m.ID && s.state.Load() != slotFree
+		m.start = s.start.Load()
+	}
+	if h.roster.state.Load() == channelClosing || closed && h.roster.state.Load() == channelOpen {
+		h.roster.state.Store(channelOpen)
+		return h, all, h.Close()
+	}
+	_, err = h.change() // members wake and look again
+	return h, all, err
+}
+
+// First returns the number of the first frame that was not given up: see [Host.GiveUp].
+func (h *Host) First() uint64 { return h.first }
+
+// Destroyed says whether the channel has ended.
+func (h *Host) Destroyed() bool { return h.roster.state.Load() == channelDestroyed }
+
+// OwnFiles returns the files of the roster and the sequencer, with which a successor of this process can adopt the channel.
+func (h *Host) OwnFiles() (roster, sequencer *os.File) { return h.rosterFile, h.sequencerFile }

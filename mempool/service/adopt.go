@@ -1,0 +1,452 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/internal/typed"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/books"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
+	"github.com/poolbridge/poolbridge/mempool/service/streams"
+)
+
+// This file keeps what a service needs to outlive its process, and makes a service of what a predecessor has left.
+
+// Store keeps descriptors for a successor of this process.
+type Store interface {
+	// Keep keeps a descriptor under a name. It returns when the store has it.
+	Keep(name string, f *os.File) error
+	// Drop closes a descriptor of the store.
+	Drop(name string)
+}
+
+// BooksName is the name of the books in a [Store].
+const BooksName = "books"
+
+// descriptors are the descriptors of the service that its Store has. They have numbers, which are also in the records of the ledger.
+type descriptors struct {
+	store   Store // nil: there is none
+	last    atomic.Uint64
+	dropped []uint64 // descriptors that the records do not name any more; guarded by Service.mu
+}
+
+// filePrefix begins the names of the descriptors that the books name.
+const filePrefix = "pb."
+
+func fileName(number uint64) string { return fmt.Sprint(filePrefix, number) }
+
+// keep gives a descriptor to the store, and returns its number; 0: the store does not have it.
+func (d *descriptors) keep(f *os.File) uint64 {
+	if d.store == nil {
+		return 0
+	}
+	number := d.last.Add(1)
+	if d.store.Keep(fileName(number), f) != nil {
+		return 0
+	}
+	return number
+}
+
+// drop makes the service close a descriptor of the store when the books do not name it any more. The caller holds Service.mu.
+func (d *descriptors) drop(number uint64) {
+	if number != 0 {
+		d.dropped = append(d.dropped, number)
+	}
+}
+
+// dropNow closes a descriptor of the store, which the books do not name.
+func (d *descriptors) dropNow(number uint64) {
+	if number != 0 {
+		d.store.Drop(fileName(number))
+	}
+}
+
+// flush closes the descriptors that the books do not name any more. The caller holds Service.mu.
+func (d *descriptors) flush() {
+	for _, number := range d.dropped {
+		d.store.Drop(fileName(number))
+	}
+	d.dropped = d.dropped[:0]
+}
+
+// keepBooks makes the books, if there is a store.
+func (s *Service) keepBooks() {
+	store := s.descriptors.store
+	if store == nil {
+		return
+	}
+	s.ledger.NoteChanges()
+	b, err := books.New(s.epoch, s.ledger)
+	if err == nil {
+		s.books, err = b, store.Keep(BooksName, b.File())
+	}
+	if err != nil {
+		s.Impaired(fmt.Sprintf("the service does not outlive its process: its books cannot be kept: %v", err))
+		return
+	}
+	s.mu.commit = func() {
+		if err := b.Commit(s.ledger); err != nil {
+			s.mu.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: fmt.Sprintf("the service does not outlive its process any more: its books cannot be written: %v", err)}, nil)
+		}
+		s.descriptors.flush()
+	}
+}
+
+// Adopt makes a service of what its predecessor has left: the content of its books, and the descriptors in the store by their names. Adopt
+// closes the descriptors that the service does not need, also in the store. The predecessor's process is gone. The sessions of the books wait
+// until their clients call [Service.Resume].
+//
+// Errors: [mempool.ErrInvalid] if the books contradict themselves or the memory, [mempool.ErrUnavailable] for memory that ended with the predecessor.
+func Adopt(c Config, from *books.Content, files map[string]*os.File) (*Service, error) {
+	s := newStopped(c)
+	l, err := ledger.Read(&from.Records, c.Limits)
+	if err != nil {
+		return nil, err
+	}
+	s.ledger, s.epoch = l, from.Epoch
+	a := adoption{s, files, make(map[string]bool)}
+	if err := a.memory(); err != nil {
+		return nil, errors.Join(err, a.undo())
+	}
+	s.mu.Lock()
+	defer s.unlock()
+	for name, f := range files {
+		if !a.used[name] && strings.HasPrefix(name, filePrefix) {
+			_ = f.Close() // it was only held
+			c.Store.Drop(name)
+		}
+	}
+	s.keepBooks()
+	a.sessions()
+	a.blocks()
+	return s, nil
+}
+
+// memory takes over all memory. Nobody else uses the service yet.
+func (a *adoption) memory() error {
+	if err := a.pools(); err != nil {
+		return err
+	}
+	if err := a.timelines(); err != nil {
+		return err
+	}
+	return a.channels()
+}
+
+// undo gives back the memory that was taken over.
+func (a *adoption) undo() error {
+	var errs []error
+	for _, p := range a.Service.pools {
+		errs = append(errs, p.arena.Close())
+	}
+	for _, t := range a.ledger.Timelines {
+		errs = append(errs, a.Service.timelines.Remove(t)())
+	}
+	for _, ch := range a.Service.channels.all {
+		ch.Free()
+	}
+	a.journal.Close()
+	a.Service.memory.Close()
+	return errors.Join(errs...)
+}
+
+// adoption is one call of Adopt.
+type adoption struct {
+	*Service
+	files map[string]*os.File
+	used  map[string]bool
+}
+
+// file returns a descriptor of the predecessor.
+func (a *adoption) file(number uint64, what string, id uint64) (*os.File, error) {
+	name := fileName(number)
+	a.descriptors.last.Store(max(a.descriptors.last.Load(), number))
+	if a.used[name] = true; a.files[name] == nil {
+		return nil, typed.Errorf(mempool.ErrUnavailable, "the memory of %s %d was not kept", what, id)
+	}
+	return a.files[name], nil
+}
+
+func (a *adoption) pools() error {
+	of := make(map[*ledger.Pool][]*ledger.Block)
+	for b := range a.ledger.Blocks.All() {
+		of[b.Pool] = append(of[b.Pool], b)
+	}
+	for id, rec := range a.ledger.Pools {
+		f, err := a.file(rec.File, "pool", id)
+		if err != nil {
+			return err
+		}
+		var at []mempool.Place
+		for _, b := range of[rec] {
+			at = append(at, mempool.Place{At: b.Place, Size: b.Size})
+		}
+		arena, all, err := mempool.AdoptArena(rec.Info.Kind, f, at, a.Service.memory)
+		if err != nil {
+			return fmt.Errorf("pool %q: %w", rec.Info.Name, err)
+		}
+		a.addPool(rec, arena)
+		for i, b := range of[rec] {
+			a.Service.blocks.Set(b.ID, &blockMemory{Allocation: all[i]})
+		}
+	}
+	return nil
+}
+
+func (a *adoption) timelines() error {
+	for id, t := range a.ledger.Timelines {
+		f, err := a.file(t.File, "timeline", id)
+		if err != nil {
+			return err
+		}
+		if err := a.Service.timelines.Adopt(t, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *adoption) channels() error {
+	cs := &a.Service.channels
+	for id, rec := range a.ledger.Channels.After(0) {
+		file := func(number uint64) (*os.File, error) { return a.file(number, "channel", id) }
+		stream, err := streams.Adopt(a.ledger, &a.Service.timelines, rec, file, a.mu.note)
+		if err != nil {
+			return fmt.Errorf("channel %q: %w", rec.Info.Name, err)
+		}
+		cs.all[id] = &channel{Stream: stream, svc: a.Service}
+		if p := a.poolOf(rec.Pool); p != nil {
+			p.streams = true
+		}
+	}
+	return nil
+}
+
+// sessions makes the sessions, and ends those whose process is gone.
+func (a *adoption) sessions() {
+	for _, table := range []*ledger.Index[uint64, *ledger.Session]{&a.ledger.Sessions, &a.ledger.Ended} {
+		for rec := range table.All() {
+			a.Service.sessions[rec.ID] = &Session{svc: a.Service, rec: rec, over: make(chan struct{}), reclaimed: make(chan struct{})}
+		}
+	}
+	for rec := range a.ledger.Ended.All() {
+		s := a.Service.sessions[rec.ID]
+		close(s.over)
+		s.ending = &ending{Session: s, how: mempool.SessionLost, at: time.Now(), lingers: true}
+		for b := range a.ledger.Blocks.All() {
+			if slices.Contains(slices.Collect(b.AllLeft()), rec) {
+				s.ending.held = append(s.ending.held, b)
+			}
+		}
+		if rec.Consumes() {
+			s.swept = make(chan struct{})
+		}
+		swept := s.swept
+		a.background.Go(func() { s.ending.linger(processGone(rec.Peer, a.closing), swept) })
+	}
+	for rec := range a.ledger.Sessions.All() {
+		s := a.Service.sessions[rec.ID]
+		s.absent = make(chan struct{})
+		a.drains.Go(func() { s.awaitClient(s.absent) })
+	}
+}
+
+// blocks goes on with what the predecessor was doing with its free blocks.
+func (a *adoption) blocks() {
+	for b := range a.ledger.Blocks.All() {
+		p := a.poolOf(b.Pool)
+		left := slices.Collect(b.AllLeft())
+		switch {
+		case b.State == ledger.BlockFreeing || b.State == ledger.BlockDraining || b.State == ledger.BlockRecalling && b.Mapped.Len() == 0:
+			p.free(b)
+		case int(b.Holds) > len(left): // it had too many fences
+			a.draining.await(b, func() { p.endHoldLocked(b) })
+		}
+	}
+	if a.ledger.Channels.Len() > 0 {
+		a.Service.channels.watchLocked()
+	}
+	for rec := range a.ledger.Channels.All() {
+		a.Service.channels.of(rec).tidyLocked()
+	}
+	for _, p := range slices.Collect(maps.Values(a.Service.pools)) {
+		if p.rec.Closing {
+			p.retire(p.rec.Cached, false)
+			p.rec.Closed = false
+			p.closeIfEmpty()
+		}
+	}
+}
+
+// awaitClient ends the session if its client does not come back.
+func (s *Session) awaitClient(back <-chan struct{}) {
+	gone := processGone(s.rec.Peer, s.svc.closing)
+	select {
+	case <-back:
+		return
+	case <-gone:
+	case <-time.After(s.svc.resumeTime):
+	case <-s.svc.closing:
+		return
+	}
+	s.svc.mu.Lock()
+	absent := s.absent == back
+	s.svc.mu.Unlock()
+	if absent {
+		s.End(mempool.SessionLost, "its client did not come back to the service that took over", gone)
+	}
+}
+
+// Request says which request of its client a session carries out.
+type Request struct {
+	Packet uint64 // its number among the packets of the session, from 1
+	Query  uint32 // the number that the client gave the request; 0: the client wants no answer
+}
+
+type requestKey struct{}
+
+// Begin says which request the calling goroutine, the only one of the session that does not wait, carries out now.
+func (s *Session) Begin(r Request) { s.request = r }
+
+// Waiting returns a context for a request that waits in a goroutine of its own.
+func (s *Session) Waiting(ctx context.Context, q uint32) context.Context {
+	return context.WithValue(ctx, requestKey{}, Request{Query: q})
+}
+
+// didLocked notes that the request of ctx, or without ctx that of Begin, has changed something, and from what its answer is made again.
+func (s *Session) didLocked(ctx context.Context, answer uint64) {
+	if s.svc.books == nil {
+		return
+	}
+	r := s.request
+	if waits, ok := ctx.Value(requestKey{}).(Request); ok {
+		r = waits
+	}
+	s.svc.ledger.Did(s.rec, r.Packet, r.Query, answer)
+}
+
+// Answer returns from what the answer to a request is made again that the session, or its predecessor, has carried out. It returns false if the
+// request has changed nothing.
+func (s *Session) Answer(q uint32) (answer uint64, did bool) {
+	s.svc.mu.Lock()
+	defer s.svc.mu.Unlock()
+	answer, did = s.rec.Answers[q]
+	return answer, did
+}
+
+// Answered notes that the client has the answers to requests.
+func (s *Session) Answered(requests []uint32) {
+	s.svc.mu.Lock()
+	defer s.svc.mu.Unlock()
+	s.svc.ledger.Answered(s.rec, requests)
+}
+
+// Token returns the proof with which the session's client can take the session up again: see [Service.Resume]. It returns false if the session
+// ends with this process.
+func (s *Session) Token() (token mempool.Epoch, lasts bool) { return s.rec.Token, s.svc.books != nil }
+
+// Granted returns a lease of the session again, for an answer that is made again.
+//
+// Errors: [mempool.ErrReleased].
+func (s *Session) Granted(id uint64) (g GrantedLease, err error) {
+	s.svc.mu.Lock()
+	defer s.svc.mu.Unlock()
+	l, err := s.rec.Lease(id)
+	if err != nil {
+		return g, err
+	}
+	if b := l.Buffer.Block; s.rec.Mapped[b.ID] == b {
+		s.rec.Unmap(b) // the export may be lost with the first answer, and is sent again
+	}
+	for n := range s.svc.ledger.Names.All() {
+		if n.Buffer == l.Buffer && !l.Write {
+			g.Version = n.Version
+		}
+	}
+	g.Lease, g.Grant, g.Mapped = Lease{s, l}, s.svc.describe(l), false
+	return g, nil
+}
+
+// Resume gives a session of a predecessor to the connection of its client. The argument `notify` is that of OpenSession. The result `done` is
+// the number of the session's last packet that changed something.
+//
+// Errors: [mempool.ErrStale] if there is no such session, or it is another process's, or the token is wrong; [mempool.ErrClosed].
+func (s *Service) Resume(p mempool.Peer, id uint64, token mempool.Epoch, notify func(Notice)) (session *Session, done uint64, err error) {
+	s.mu.Lock()
+	defer s.unlock()
+	of := s.sessions[id]
+	if s.closed {
+		return nil, 0, errShutdown
+	}
+	if of == nil || of.absent == nil || of.rec.Ended || of.rec.Token != token || of.rec.Peer.UID != p.UID || of.rec.Peer.Process != p.Process {
+		return nil, 0, typed.Errorf(mempool.ErrStale, "there is no session %d that process %d can take up again: connect without it", id, p.PID)
+	}
+	close(of.absent)
+	of.absent, of.notify = nil, notify
+	var recalled, failed []uint64
+	for id, b := range of.rec.Mapped {
+		if b.State == ledger.BlockRecalling {
+			recalled = append(recalled, id)
+		}
+	}
+	for _, l := range of.rec.Leases {
+		if l.Buffer.Failed {
+			failed = append(failed, l.Buffer.ID)
+		}
+	}
+	of.tellLocked(Recall{Blocks: recalled})
+	of.tellLocked(Failed{Buffers: failed})
+	for m := range of.rec.Members { // the notices about other members may be lost
+		role := Consumer
+		if m.Role == Consumer {
+			role = Producer
+		}
+		ch := s.channels.of(m.Channel)
+		for _, o := range ch.MembersOf(role) {
+			if o.Entered {
+				of.tellLocked(ch.came(o))
+			}
+		}
+	}
+	return of, of.rec.Done, nil
+}
+
+// processGone returns a channel that is closed when the process of a peer of a predecessor is gone. It stays open after `closing` is closed.
+func processGone(p mempool.Peer, closing <-chan struct{}) <-chan struct{} {
+	gone := make(chan struct{})
+	fd, err := unix.PidfdOpen(int(p.PID), 0)
+	var st unix.Stat_t
+	if err != nil || unix.Fstat(fd, &st) != nil || p.Process != st.Ino && p.Process != uint64(p.PID) {
+		if err == nil {
+			_ = unix.Close(fd)
+		}
+		close(gone)
+		return gone
+	}
+	go func() {
+		defer unix.Close(fd)
+		for {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 1000)
+			select {
+			case <-closing:
+				return
+			default:
+			}
+			if n > 0 || err != nil && err != unix.EINTR {
+				close(gone)
+				return
+			}
+		}
+	}()
+	return gone
+}

@@ -1,0 +1,190 @@
+package service
+
+import (
+	"context"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/books"
+)
+
+// shelf is a Store that keeps descriptors for the next service of a test.
+type shelf struct {
+	mu    sync.Mutex
+	files map[string]*os.File
+}
+
+func (s *shelf) Keep(name string, f *os.File) error {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	s.Drop(name)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.files[name] = os.NewFile(uintptr(fd), name)
+	return nil
+}
+
+func (s *shelf) Drop(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.files[name]; f != nil {
+		_ = f.Close()
+		delete(s.files, name)
+	}
+}
+
+// taken returns descriptors for a service that takes over: the shelf keeps its own.
+func (s *shelf) taken(t *testing.T) map[string]*os.File {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make(map[string]*os.File)
+	for name, f := range s.files {
+		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		require.NoError(t, err)
+		out[name] = os.NewFile(uintptr(fd), name)
+	}
+	return out
+}
+
+// succession is a service that a test abandons, as if it was killed, and another takes over.
+type succession struct {
+	*testing.T
+	shelf *shelf
+	svc   *Service
+}
+
+func newSuccession(t *testing.T) *succession {
+	s := &succession{T: t, shelf: &shelf{files: make(map[string]*os.File)}}
+	s.svc = New(Config{Store: s.shelf})
+	t.Cleanup(func() {
+		s.svc.Close()
+		for name := range s.shelf.taken(t) {
+			s.shelf.Drop(name)
+		}
+	})
+	return s
+}
+
+// takeOver makes another service of what the present one has left. The present one does nothing any more that the next one sees.
+func (s *succession) takeOver() error {
+	s.Helper()
+	files := s.shelf.taken(s.T)
+	content, err := books.Read(files[BooksName])
+	require.NoError(s, err)
+	was := s.svc
+	was.mu.Lock()
+	was.descriptors.store, was.mu.commit, was.mu.check = &shelf{files: make(map[string]*os.File)}, nil, nil
+	was.mu.Unlock()
+	s.Cleanup(was.Close)
+	next, err := Adopt(Config{Store: s.shelf, ResumeTime: time.Minute}, content, files)
+	if err == nil {
+		s.svc = next
+	}
+	return err
+}
+
+func (s *succession) resume(of *Session) *Session {
+	s.Helper()
+	token, lasts := of.Token()
+	require.True(s, lasts)
+	again, _, err := s.svc.Resume(of.Peer(), of.ID(), token, func(Notice) {})
+	require.NoError(s, err)
+	return again
+}
+
+func TestAServiceTakesOverPoolsLeasesNamesAndTheirContent(t *testing.T) {
+	s := newSuccession(t)
+	a, err := s.svc.OpenSession(mempool.Self(), "a", func(Notice) {})
+	require.NoError(t, err)
+	p := createPool(t, a, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 20})
+	named, held, freed := allocate(t, a, p, 4096), allocate(t, a, p, 8192), allocate(t, a, p, 4096)
+	require.NoError(t, memory(named).Fill(0, 4096, 7))
+	_, err = a.Publish(named.rec.ID, mempool.Publication{Name: "n", Keep: true})
+	require.NoError(t, err)
+	_, _, err = a.Timeline()
+	require.NoError(t, err)
+	require.NoError(t, a.SealTimeline())
+	a.Begin(Request{Packet: 9, Query: 5})
+	release(t, freed)
+	require.NoError(t, a.Release(false, []mempool.Fence{{Timeline: a.rec.Timeline.ID, Word: 1, Value: 1}}, held.rec.ID))
+
+	require.NoError(t, s.takeOver())
+	checkBooks(t, s.svc)
+	again := s.resume(a)
+	assert.EqualValues(t, 9, again.rec.Done)
+	_, did := again.Answer(5)
+	assert.True(t, did)
+	again.Answered([]uint32{5})
+	_, did = again.Answer(5)
+	assert.False(t, did)
+	g, err := again.Get(context.Background(), "n", false, Known{}, 0)
+	require.NoError(t, err)
+	assert.EqualValues(t, 7, memory(g.Lease).Bytes()[4095])
+	fresh, err := again.Allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(4096), 0, 0)
+	require.NoError(t, err)
+	assert.Greater(t, fresh.Grant.ID, named.rec.ID, "no id comes again")
+	assert.Equal(t, s.svc.Epoch(), a.svc.Epoch())
+}
+
+func TestOnlyTheProcessWithTheTokenTakesASessionUpAndOnce(t *testing.T) {
+	s := newSuccession(t)
+	a, err := s.svc.OpenSession(mempool.Self(), "a", func(Notice) {})
+	require.NoError(t, err)
+	token, _ := a.Token()
+	_, _, err = s.svc.Resume(a.Peer(), a.ID(), token, func(Notice) {})
+	require.ErrorIs(t, err, mempool.ErrStale, "its client has it")
+	require.NoError(t, s.takeOver())
+	other, stranger, guessed := a.Peer(), a.Peer(), token
+	other.Process++
+	stranger.UID++
+	guessed[3]++
+	for what, try := range map[string]func() error{
+		"another process":   func() error { _, _, err := s.svc.Resume(other, a.ID(), token, nil); return err },
+		"another user":      func() error { _, _, err := s.svc.Resume(stranger, a.ID(), token, nil); return err },
+		"a guessed token":   func() error { _, _, err := s.svc.Resume(a.Peer(), a.ID(), guessed, nil); return err },
+		"no token":          func() error { _, _, err := s.svc.Resume(a.Peer(), a.ID(), mempool.Epoch{}, nil); return err },
+		"another's session": func() error { _, _, err := s.svc.Resume(a.Peer(), a.ID()+1, token, nil); return err },
+	} {
+		require.ErrorIs(t, try(), mempool.ErrStale, what)
+	}
+	s.resume(a)
+	_, _, err = s.svc.Resume(a.Peer(), a.ID(), token, nil)
+	require.ErrorIs(t, err, mempool.ErrStale, "a second time")
+}
+
+func TestASessionWhoseClientDoesNotComeBackEnds(t *testing.T) {
+	s := newSuccession(t)
+	gone := mempool.Self()
+	gone.PID, gone.Process = 1<<30, 1<<40 // no process has it
+	a, err := s.svc.OpenSession(gone, "a", func(Notice) {})
+	require.NoError(t, err)
+	maker := open(t, s.svc)
+	p := createPool(t, maker, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 20})
+	allocate(t, a, p, 4096)
+	require.NoError(t, s.takeOver())
+	s.svc.mu.Lock()
+	again := s.svc.sessions[a.ID()]
+	s.svc.mu.Unlock()
+	if again != nil {
+		<-again.Over()
+	}
+	assert.Eventually(t, func() bool { return s.svc.Stats().Leases == 0 }, time.Minute, time.Millisecond)
+}
+
+func TestMemoryThatWasNotKeptIsNotTakenOver(t *testing.T) {
+	s := newSuccession(t)
+	p, _ := fakePool(t, open(t, s.svc), 1<<20)
+	err := s.takeOver()
+	require.ErrorIs(t, err, mempool.ErrUnavailable)
+	assert.ErrorContains(t, err, "was not kept")
+	_ = p
+}

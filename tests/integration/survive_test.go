@@ -1,0 +1,282 @@
+package integration
+
+import (
+	"context"
+	_ "embed"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/tests/rig"
+)
+
+// serviceOf returns the process of the service that a guard runs.
+func serviceOf(t *testing.T, guard int) (pid int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", guard))
+		require.NoError(t, err)
+		for _, thread := range threads {
+			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", guard, thread.Name()))
+			if err == nil && len(text) > 0 {
+				_, err = fmt.Sscan(string(text), &pid)
+				require.NoError(t, err)
+				return true
+			}
+		}
+		return false
+	}, time.Minute, time.Millisecond)
+	return pid
+}
+
+func killService(t *testing.T, guard int) {
+	t.Helper()
+	require.NoError(t, syscall.Kill(serviceOf(t, guard), syscall.SIGKILL))
+}
+
+func TestClientsGoOnWhenTheServiceIsKilled(t *testing.T) {
+	const kills = 20
+	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", "name=p,kind=host,max=64MiB")
+	holder := dial(t, s)
+	p, err := holder.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	held, err := p.TryAllocate(t.Context(), mempool.Bytes(4096))
+	require.NoError(t, err)
+	require.NoError(t, held.Fill(context.Background(), 0, 4096, 42))
+	var rounds atomic.Int64
+	stop := make(chan struct{})
+	var work sync.WaitGroup
+	for n := range 4 {
+		c := dial(t, s)
+		p, err := c.TryOpenPool(t.Context(), "p")
+		require.NoError(t, err)
+		work.Go(func() {
+			ctx := context.Background()
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				l, err := p.Allocate(ctx, mempool.Bytes(uint64(1+i%5)*4096))
+				if !assert.NoError(t, err) {
+					return
+				}
+				name := fmt.Sprint("n", n)
+				if !assert.NoError(t, l.Publish(ctx, mempool.Publication{Name: name, Replace: true})) {
+					return
+				}
+				r, err := c.Get(ctx, name, bridge.LeaseOptions{})
+				if !assert.NoError(t, err) || !assert.NoError(t, r.Release(false)) || !assert.NoError(t, l.Release(false)) {
+					return
+				}
+				rounds.Add(1)
+			}
+		})
+	}
+	sent, received := stream(t, s, "q", mempool.WorkQueue, stop, &work)
+	seen, heard := stream(t, s, "b", mempool.Broadcast, stop, &work)
+	var pauses []time.Duration
+	for range kills {
+		time.Sleep(time.Duration(rand.Int64N(int64(100 * time.Millisecond))))
+		killService(t, s.Process.Pid)
+		began := time.Now()
+		_, err := holder.Stats(t.Context())
+		require.NoError(t, err)
+		pauses = append(pauses, time.Since(began))
+	}
+	close(stop)
+	work.Wait()
+	slices.Sort(pauses)
+	t.Log(rounds.Load(), "rounds,", sent.Load(), received.Load(), "frames of a queue,", seen.Load(), heard.Load(), "of a broadcast; pauses", pauses[len(pauses)/2], pauses[len(pauses)-1])
+	assert.Equal(t, sent.Load(), received.Load())
+	assert.Equal(t, seen.Load(), heard.Load())
+	assert.Positive(t, rounds.Load())
+	require.NoError(t, held.Release(false))
+	stats := s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Leases == 0 })
+	assert.Zero(t, stats.Leases)
+	assert.NotContains(t, s.Log(), "contradicts")
+}
+
+// stream publishes numbered frames in a new channel until `stop` is closed, and checks that a consumer gets each frame once, in order.
+func stream(t *testing.T, s *rig.Service, name string, mode mempool.ChannelMode, stop <-chan struct{}, work *sync.WaitGroup) (sent, received *atomic.Uint64) {
+	sent, received = new(atomic.Uint64), new(atomic.Uint64)
+	producer, consumer := dial(t, s), dial(t, s)
+	p, err := producer.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	ch, err := producer.CreateChannel(t.Context(), mempool.ChannelSpec{Name: name, Pool: p.Info().ID, Mode: mode, Capacity: 8})
+	require.NoError(t, err)
+	to, err := consumer.TryOpenChannel(t.Context(), name)
+	require.NoError(t, err)
+	work.Go(func() {
+		for f, err := range to.Frames(context.Background(), mempool.SubscribeOptions{Oldest: true}) {
+			if err != nil {
+				assert.ErrorIs(t, err, bridge.ErrClosed, name)
+				return
+			}
+			b, err := f.Lease.Bytes(context.Background())
+			if !assert.NoError(t, err) || !assert.Equal(t, received.Add(1), binary.LittleEndian.Uint64(b), name) || !assert.NoError(t, f.Release()) {
+				return
+			}
+		}
+	})
+	if mode == mempool.Broadcast {
+		require.NoError(t, ch.WaitForConsumers(t.Context(), 1))
+	}
+	work.Go(func() {
+		defer func() { assert.NoError(t, ch.Close(context.Background())) }()
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			l, err := p.Allocate(context.Background(), mempool.Bytes(64))
+			if !assert.NoError(t, err, name) {
+				return
+			}
+			n := sent.Add(1)
+			if !assert.NoError(t, l.CopyFrom(context.Background(), 0, binary.LittleEndian.AppendUint64(nil, n))) {
+				return
+			}
+			if _, err = ch.Publish(context.Background(), l, mempool.FrameOptions{}); !assert.NoError(t, err, name) {
+				return
+			}
+		}
+	})
+	return sent, received
+}
+
+func TestAServiceThatIsKilledWhileItTakesOverLosesNothing(t *testing.T) {
+	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", "name=p,kind=host,max=64MiB")
+	c := dial(t, s)
+	p, err := c.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	var leases []*bridge.Lease
+	for i := range 200 {
+		l, err := p.TryAllocate(t.Context(), mempool.Bytes(4096))
+		require.NoError(t, err)
+		require.NoError(t, l.Fill(t.Context(), 0, 4096, byte(i)))
+		leases = append(leases, l)
+	}
+	for range 10 {
+		killService(t, s.Process.Pid)
+		time.Sleep(time.Duration(rand.Int64N(int64(30 * time.Millisecond)))) // while the next one takes over, or before, or after
+	}
+	stats, err := c.Stats(t.Context())
+	require.NoError(t, err)
+	assert.EqualValues(t, len(leases), stats.Leases)
+	for i, l := range leases {
+		b, err := l.Bytes(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, []byte{byte(i), byte(i)}, []byte{b[0], b[4095]})
+		require.NoError(t, l.Release(false))
+	}
+	stats = s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Leases == 0 })
+	assert.Zero(t, stats.Buffers)
+}
+
+func TestClientsGetAnErrorSoonWhenGuardAndServiceAreKilled(t *testing.T) {
+	s := rig.Serve(t, "--guard", "--pool", "name=p,kind=host,max=64MiB")
+	c, err := bridge.Dial(t.Context(), s.Socket)
+	require.NoError(t, err)
+	pid := serviceOf(t, s.Process.Pid)
+	require.NoError(t, s.Process.Kill())
+	s.Said(t, "the guard of the service is gone")
+	_, err = c.Stats(t.Context())
+	require.NoError(t, err, "the service goes on without its guard")
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	began := time.Now()
+	_, err = c.Stats(t.Context())
+	require.ErrorIs(t, err, bridge.ErrDisconnected)
+	t.Log(time.Since(began))
+	require.NoError(t, c.Close())
+}
+
+func TestASessionWhoseProcessDiedWhileTheServiceWasAwayEnds(t *testing.T) {
+	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", "name=p,kind=host,max=64MiB")
+	script := rig.Python(t).Start(t, `
+import poolbridge as pb, sys
+c = pb.connect(sys.argv[1])
+c.open_pool("p")
+l = c.allocate((64,), "uint8")
+print("ready", flush=True)
+sys.stdin.readline()
+`, s.Socket)
+	require.Equal(t, "ready", script.Line(t))
+	s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Leases == 1 })
+	pid := serviceOf(t, s.Process.Pid)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	script.Kill(t)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Leases == 0 && st.Pools[0].Held == 0 })
+}
+
+func TestBooksThatWereOverwrittenAreGivenUpWithAReason(t *testing.T) {
+	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", "name=p,kind=host,max=64MiB")
+	c, err := bridge.Dial(t.Context(), s.Socket)
+	require.NoError(t, err)
+	pid := serviceOf(t, s.Process.Pid)
+	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	require.NoError(t, err)
+	found := false
+	for _, fd := range fds {
+		path := fmt.Sprintf("/proc/%d/fd/%s", pid, fd.Name())
+		if to, _ := os.Readlink(path); strings.Contains(to, "poolbridge:books") {
+			out, err := exec.Command(rig.Poolsvc(t), "books", "check", path).CombinedOutput()
+			require.NoError(t, err, string(out))
+			assert.Contains(t, string(out), "ok: ")
+			f, err := os.OpenFile(path, os.O_WRONLY, 0)
+			require.NoError(t, err)
+			_, err = f.WriteAt([]byte("nonsense"), 4096+8)
+			require.NoError(t, err)
+			require.NoError(t, f.Close())
+			out, err = exec.Command(rig.Poolsvc(t), "books", "check", path).CombinedOutput()
+			require.Error(t, err)
+			assert.Contains(t, string(out), "the books were overwritten")
+			found = true
+		}
+	}
+	require.True(t, found)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	_, err = c.Stats(t.Context())
+	require.ErrorIs(t, err, bridge.ErrDisconnected)
+	require.NoError(t, c.Close())
+	s.Said(t, "the books were overwritten")
+	fresh := dial(t, s)
+	_, err = fresh.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err, "the next service makes it anew")
+}
+
+//go:embed survive.py
+var surviving string
+
+func TestPythonClientsGoOnWhenTheServiceIsKilled(t *testing.T) {
+	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", "name=p,kind=host,max=64MiB")
+	script := rig.Python(t).Start(t, surviving, s.Socket)
+	require.Equal(t, "ready", script.Line(t))
+	for range 20 {
+		time.Sleep(time.Duration(rand.Int64N(int64(100 * time.Millisecond))))
+		killService(t, s.Process.Pid)
+	}
+	script.Say(t, "stop")
+	line := script.Line(t)
+	assert.Contains(t, line, "True")
+	t.Log(line)
+	script.End(t)
+	s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Leases == 0 && st.Buffers == 0 })
+}
