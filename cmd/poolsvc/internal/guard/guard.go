@@ -63,7 +63,7 @@ func (g *Guard) Run() error {
 			deaths = 1
 		}
 		if deaths >= maxDeaths {
-			return fmt.Errorf("the service died %d times in a row, the last time by %v: its memory is given up", deaths, exit)
+			return fmt.Errorf("the service died %d times in a row, the last time by %w: its memory is given up", deaths, exit)
 		}
 		pause := time.Duration(0)
 		if deaths > freeDeaths {
