@@ -86,7 +86,7 @@ func (s *Service) keepBooks() {
 		return
 	}
 	s.ledger.NoteChanges()
-	b, err := books.New(s.epoch, s.ledger)
+	b, err := books.New(s.epoch, s.began, s.ledger)
 	if err == nil {
 		s.books, err = b, store.Keep(BooksName, b.File())
 	}
@@ -113,7 +113,7 @@ func Adopt(c Config, from *books.Content, files map[string]*os.File) (*Service, 
 	if err != nil {
 		return nil, err
 	}
-	s.ledger, s.epoch = l, from.Epoch
+	s.ledger, s.epoch, s.began = l, from.Epoch, from.Began
 	a := adoption{s, files, make(map[string]bool)}
 	if err := a.memory(); err != nil {
 		return nil, errors.Join(err, a.undo())
@@ -426,7 +426,7 @@ func processGone(p mempool.Peer, closing <-chan struct{}) <-chan struct{} {
 	gone := make(chan struct{})
 	fd, err := unix.PidfdOpen(int(p.PID), 0)
 	var st unix.Stat_t
-	if err != nil || unix.Fstat(fd, &st) != nil || p.Process != st.Ino && p.Process != uint64(p.PID) {
+	if err != nil || unix.Fstat(fd, &st) != nil || p.Process != 0 && p.Process != st.Ino && p.Process != uint64(p.PID) {
 		if err == nil {
 			_ = unix.Close(fd)
 		}

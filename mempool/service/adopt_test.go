@@ -133,6 +133,7 @@ func TestAServiceTakesOverPoolsLeasesNamesAndTheirContent(t *testing.T) {
 	require.NoError(t, err)
 	assert.Greater(t, fresh.Grant.ID, named.rec.ID, "no id comes again")
 	assert.Equal(t, s.svc.Epoch(), a.svc.Epoch())
+	assert.WithinDuration(t, a.svc.began, s.svc.began, 0, "times in the records count from it")
 }
 
 func TestOnlyTheProcessWithTheTokenTakesASessionUpAndOnce(t *testing.T) {

@@ -10,6 +10,7 @@
 //	 8  the version of the records, 8 bytes
 //	16  the service's epoch, 16 bytes
 //	32  the commit word: area << 63 | bytes << 32 | CRC-32C of that, 8 bytes; 0 bytes: the books are given up
+//	40  when the service began, in nanoseconds since 1970, 8 bytes
 package books
 
 import (
@@ -19,6 +20,7 @@ import (
 	"hash/crc32"
 	"os"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -34,6 +36,7 @@ const (
 	headBytes  = 4096
 	areaBytes  = 1 << 30 // the file is sparse
 	commitAt   = 32
+	beganAt    = 40
 	partBytes  = 1 << 20 // how many bytes the books allocate at a time
 	entryBytes = 8       // before the changes of a transaction
 )
@@ -69,19 +72,19 @@ type Books struct {
 // New makes books of a ledger.
 //
 // Errors: [mempool.ErrOutOfMemory], [mempool.ErrLimit].
-func New(epoch mempool.Epoch, l *ledger.Ledger) (*Books, error) {
+func New(epoch mempool.Epoch, began time.Time, l *ledger.Ledger) (*Books, error) {
 	fd, err := unix.MemfdCreate("poolbridge:books", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, mempool.HostError("memfd_create", err)
 	}
 	b := &Books{file: os.NewFile(uintptr(fd), "memfd:books")}
-	if err := b.begin(epoch, l); err != nil {
+	if err := b.begin(epoch, began, l); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
 	return b, nil
 }
 
-func (b *Books) begin(epoch mempool.Epoch, l *ledger.Ledger) error {
+func (b *Books) begin(epoch mempool.Epoch, began time.Time, l *ledger.Ledger) error {
 	if err := b.file.Truncate(headBytes + 2*areaBytes); err != nil {
 		return mempool.HostError("ftruncate", err)
 	}
@@ -94,6 +97,7 @@ func (b *Books) begin(epoch mempool.Epoch, l *ledger.Ledger) error {
 	copy(b.mem, magic)
 	binary.LittleEndian.PutUint64(b.mem[8:], ledger.Version)
 	copy(b.mem[16:], epoch[:])
+	binary.LittleEndian.PutUint64(b.mem[beganAt:], uint64(began.UnixNano()))
 	b.area = 1 // so that the first area is the other one
 	return b.rewrite(l)
 }
@@ -209,6 +213,7 @@ func commitWord(area, end uint64) uint64 {
 // Content is what books say.
 type Content struct {
 	Epoch        mempool.Epoch
+	Began        time.Time // of the first service of the epoch; times in the records count from it
 	Records      ledger.Records
 	Transactions int    // how many there are in the area that counts
 	Bytes        uint64 // the length of this area
@@ -246,7 +251,7 @@ func read(mem []byte) (*Content, error) {
 	if end == 0 || end > areaBytes || word != commitWord(area, end) {
 		return nil, typed.Errorf(mempool.ErrInvalid, "the service gave its books up, or they were overwritten: the commit word is %#x", word)
 	}
-	c := &Content{Epoch: mempool.Epoch(mem[16:32]), Bytes: end}
+	c := &Content{Epoch: mempool.Epoch(mem[16:32]), Began: time.Unix(0, int64(binary.LittleEndian.Uint64(mem[beganAt:]))), Bytes: end}
 	for left := mem[headBytes+area*areaBytes:][:end]; len(left) > 0; c.Transactions++ {
 		if len(left) < entryBytes || uint64(binary.LittleEndian.Uint32(left)) > uint64(len(left)-entryBytes) {
 			return nil, typed.Errorf(mempool.ErrInvalid, "the books were overwritten: transaction %d is longer than they are", c.Transactions)

@@ -76,7 +76,7 @@ func (p *play) prune() {
 
 func newBooks(t testing.TB, p *play) *Books {
 	t.Helper()
-	b, err := New(mempool.Epoch{1, 2}, p.Ledger)
+	b, err := New(mempool.Epoch{1, 2}, time.Unix(7, 8), p.Ledger)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, b.Close()) })
 	return b
@@ -148,6 +148,7 @@ func TestBooksAreReadFromTheirFileAfterManyTransactions(t *testing.T) {
 			require.NoError(t, err)
 			require.Empty(t, c.Records.Differs(p.Written()))
 			assert.Equal(t, mempool.Epoch{1, 2}, c.Epoch)
+			assert.Equal(t, time.Unix(7, 8), c.Began)
 		}
 	}
 	var st unix.Stat_t
@@ -236,7 +237,7 @@ func BenchmarkCommit(b *testing.B) {
 			}
 			p.pool = p.ReservePool("p", 7, mempool.Access{UIDs: []uint32{7}})
 			p.AddPool(p.pool, mempool.PoolInfo{Name: "p", MaxBytes: 1 << 30}, 4096, 0)
-			l, err := New(mempool.Epoch{}, p.Ledger)
+			l, err := New(mempool.Epoch{}, time.Now(), p.Ledger)
 			require.NoError(b, err)
 			defer l.Close()
 			s := p.OpenSession(mempool.Peer{UID: 7}, false, time.Unix(1000, 0))
