@@ -251,8 +251,8 @@ func (a *adoption) sessions() {
 		if rec.Consumes() {
 			s.swept = make(chan struct{})
 		}
-		swept := s.swept
-		a.background.Go(func() { s.ending.linger(processGone(rec.Peer, a.closing), swept) })
+		swept, gone := s.swept, a.processGone(rec.Peer, s.reclaimed)
+		a.background.Go(func() { s.ending.linger(gone, swept) })
 	}
 	for rec := range a.ledger.Sessions.All() {
 		s := a.Service.sessions[rec.ID]
@@ -290,7 +290,7 @@ func (a *adoption) blocks() {
 
 // awaitClient ends the session if its client does not come back.
 func (s *Session) awaitClient(back <-chan struct{}) {
-	gone := processGone(s.rec.Peer, s.svc.closing)
+	gone := s.svc.processGone(s.rec.Peer, back)
 	select {
 	case <-back:
 		return
@@ -421,10 +421,10 @@ func (s *Service) Resume(p mempool.Peer, id uint64, token mempool.Epoch, notify 
 	return of, of.rec.Done, nil
 }
 
-// processGone returns a channel that is closed when the process of a peer of a predecessor is gone. It stays open after `closing` is closed.
-func processGone(p mempool.Peer, closing <-chan struct{}) <-chan struct{} {
+// processGone returns a channel that is closed when the process of a peer of a predecessor is gone. It stays open after `stop` is closed.
+func (s *Service) processGone(p mempool.Peer, stop <-chan struct{}) <-chan struct{} {
 	gone := make(chan struct{})
-	fd, err := unix.PidfdOpen(int(p.PID), 0)
+	fd, err := unix.PidfdOpen(int(p.PID), unix.O_NONBLOCK)
 	var st unix.Stat_t
 	if err != nil || unix.Fstat(fd, &st) != nil || p.Process != 0 && p.Process != st.Ino && p.Process != uint64(p.PID) {
 		if err == nil {
@@ -433,20 +433,23 @@ func processGone(p mempool.Peer, closing <-chan struct{}) <-chan struct{} {
 		close(gone)
 		return gone
 	}
-	go func() {
-		defer unix.Close(fd)
-		for {
-			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 1000)
-			select {
-			case <-closing:
-				return
-			default:
-			}
-			if n > 0 || err != nil && err != unix.EINTR {
-				close(gone)
-				return
-			}
+	f := os.NewFile(uintptr(fd), "pidfd")
+	s.drains.Go(func() {
+		ended := func(fd uintptr) bool {
+			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			return err == nil && n > 0
 		}
-	}()
+		if raw, err := f.SyscallConn(); err == nil && raw.Read(ended) == nil {
+			close(gone)
+		}
+	})
+	s.drains.Go(func() {
+		select {
+		case <-gone:
+		case <-stop:
+		case <-s.closing:
+		}
+		_ = f.Close() // ends the wait of the other goroutine
+	})
 	return gone
 }
