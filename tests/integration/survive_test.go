@@ -280,3 +280,13 @@ func TestPythonClientsGoOnWhenTheServiceIsKilled(t *testing.T) {
 	script.End(t)
 	s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Leases == 0 && st.Buffers == 0 })
 }
+
+func TestAServiceOfAProgramHasNoGuard(t *testing.T) {
+	for _, flags := range [][]string{{"--private"}, {"--end-fd", "3"}} {
+		cmd := exec.Command(rig.Poolsvc(t), append([]string{"serve", "--guard"}, flags...)...)
+		cmd.ExtraFiles = []*os.File{os.Stdin}
+		out, err := cmd.CombinedOutput()
+		require.Error(t, err)
+		assert.Contains(t, string(out), "--guard excludes")
+	}
+}
