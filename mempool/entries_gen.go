@@ -15,6 +15,9 @@ type ServiceStats struct {
 	Names    int // number of names of buffers
 	// Pools, by id. They are the pools that this user may use or destroy.
 	Pools []PoolStats
+	// `watches`: a guard starts another service if this one dies, which takes over; `lost`: not any more; left out: there was no guard.
+	Guard     string
+	Takeovers uint64 // how often services have taken over from one that died, until this one did
 }
 
 // PoolStats counts the bytes of a pool. At all times, reserved = leased + cached + held.

@@ -4,6 +4,12 @@ import "time"
 
 // This file has types in which a service reports events and counters. All of them are plain data. HistoryEvent is in entries_gen.go.
 
+// The values of [ServiceStats].Guard, beside "".
+const (
+	GuardWatches = "watches"
+	GuardLost    = "lost"
+)
+
 // EventKind is the kind of an event.
 type EventKind string
 
@@ -26,20 +32,21 @@ const (
 	FrameLost          EventKind = "frame-lost"          // frames of a queue were lost: at its end, or because it had no consumer and dropped them; Count says how many
 	FrameUndeliverable EventKind = "frame-undeliverable" // a frame of a queue was delivered as often as its channel allows, and dropped
 	SubscriberSlow     EventKind = "subscriber-slow"     // one consumer has long kept the channel full, or has not entered it
+	ServiceAdopted     EventKind = "service-adopted"     // another process has taken over from a service that died
 	ServiceImpaired    EventKind = "service-impaired"    // the service goes on, but lacks something of its own, such as its log or its socket's file
 )
 
 // EventKinds returns all kinds of events, in the order in which the documentation lists them.
 func EventKinds() []EventKind {
 	return []EventKind{PoolMade, PoolDestroyed, PoolFull, LimitMet, SessionBegan, SessionEnded, MemoryReclaimed, LeaseLong, WriterDied, DriverError,
-		ChannelMade, ChannelClosed, ChannelFailed, FrameDoubted, FrameLost, FrameUndeliverable, SubscriberSlow, ServiceImpaired}
+		ChannelMade, ChannelClosed, ChannelFailed, FrameDoubted, FrameLost, FrameUndeliverable, SubscriberSlow, ServiceAdopted, ServiceImpaired}
 }
 
 // Trouble reports whether an operator may have to act on an event of kind k.
 func (k EventKind) Trouble() bool {
 	switch k {
 	case PoolFull, LimitMet, LeaseLong, WriterDied, DriverError, ChannelFailed, FrameDoubted, FrameLost, FrameUndeliverable, SubscriberSlow,
-		ServiceImpaired:
+		ServiceAdopted, ServiceImpaired:
 		return true
 	}
 	return false

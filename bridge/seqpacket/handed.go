@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -44,6 +45,22 @@ func ListenFile(file *os.File, config ListenConfig) (_ *Listener, err error) {
 		at = SocketFile{path: path}
 	}
 	return newListener(fd, at, nil, config)
+}
+
+// ListenAgain is like [ListenFile] for a socket that [Listen] made in a process that has ended, and which another process has kept. The socket's
+// file is the listener's again, with the lock.
+func ListenAgain(file *os.File, config ListenConfig) (*Listener, error) {
+	l, err := ListenFile(file, config)
+	if err != nil {
+		return nil, err
+	}
+	for range 100 {
+		if l.lock, err = lockFile(l.Path() + ".lock"); !errors.Is(err, ErrInUse) {
+			break
+		}
+		time.Sleep(10 * time.Millisecond) // another program tries to listen there, and will find that this socket does
+	}
+	return l, nil // without the lock, the file stays
 }
 
 // listensAt returns the path at which a socket listens.

@@ -22,6 +22,9 @@ type ListenConfig struct {
 	// `lost` says what happened. If `failed` is nil, the listener has made the socket again; otherwise `failed` says why it could not. The
 	// listener tries again every second, and calls OnLost again only if `failed` changes. OnLost must return soon.
 	OnLost func(lost, failed error)
+	// If Made is not nil, the listener calls Made with each socket that it is about to use. The listener owns the file. If Made fails, the
+	// listener does not use the socket.
+	Made func(socket *os.File) error
 }
 
 // backlog is how many connections may wait until the service accepts them. If net.core.somaxconn is smaller, the kernel uses

@@ -45,19 +45,17 @@ func (l *Listener) use(fd int) error {
 	if err != nil {
 		return errors.Join(err, file.Close())
 	}
+	if l.config.Made != nil {
+		if err := l.config.Made(file); err != nil {
+			return errors.Join(err, file.Close())
+		}
+	}
 	l.file, l.raw = file, raw
 	return nil
 }
 
 // Path returns the path at which the listener listens.
 func (l *Listener) Path() string { return l.at.path }
-
-// File returns the listening socket. The listener owns the file.
-func (l *Listener) File() *os.File {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.file
-}
 
 // Check returns nil if the socket's file is at its path, so that clients can connect.
 //

@@ -35,6 +35,8 @@ type Config struct {
 	// of the request. `result` is "ok", the code of the error, or "unanswered" if the client wanted no answer. `took` is the time since the
 	// server read the request. If Answered is nil, the server calls nothing.
 	Answered func(operation, result string, took time.Duration)
+	// Made hears of each socket that the server listens on: see [seqpacket.ListenConfig]. If Made is nil, the server calls nothing.
+	Made func(socket *os.File) error
 	// Limits are the limits for each client; nil means [DefaultLimits].
 	Limits *ClientLimits
 	// Log gets the server's log; nil means no log.
@@ -95,6 +97,13 @@ func ListenFile(file *os.File, svc *service.Service, c Config) (*Server, error) 
 	})
 }
 
+// ListenAgain is like [ListenFile] for a socket that [Listen] made in a process that has ended: Close removes the socket's file.
+func ListenAgain(file *os.File, svc *service.Service, c Config) (*Server, error) {
+	return begin(svc, c, func(config seqpacket.ListenConfig) (*seqpacket.Listener, error) {
+		return seqpacket.ListenAgain(file, config)
+	})
+}
+
 func begin(svc *service.Service, c Config, listen func(seqpacket.ListenConfig) (*seqpacket.Listener, error)) (*Server, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -109,7 +118,7 @@ func begin(svc *service.Service, c Config, listen func(seqpacket.ListenConfig) (
 		left: time.Now(), unused: make(chan struct{}), complaints: complaints{log: c.Log}}
 	err := s.SetLimits(c.MaxSessions, c.MaxWaits)
 	if err == nil {
-		s.listener, err = listen(seqpacket.ListenConfig{Mode: c.Mode, OnLost: s.noteLost,
+		s.listener, err = listen(seqpacket.ListenConfig{Mode: c.Mode, OnLost: s.noteLost, Made: c.Made,
 			OnPause: func(err error) { s.complaints.warn(0, "connections have to wait", "error", err) }})
 	}
 	if err != nil {
@@ -148,9 +157,6 @@ func (s *Server) SetLimits(sessions, waits int) error {
 
 // Path returns the path of the server's socket.
 func (s *Server) Path() string { return s.listener.Path() }
-
-// Socket returns the listening socket. The server owns the file.
-func (s *Server) Socket() *os.File { return s.listener.File() }
 
 // Check returns an error that says why the server cannot accept sessions, or nil if the server can accept them. If the server hangs, Check
 // does not return.

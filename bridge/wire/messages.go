@@ -151,6 +151,9 @@ type ServiceStats struct {
 	Buffers  Count       `wire:"bf"`             // number of buffers
 	Names    Count       `wire:"nm"`             // number of names of buffers
 	Pools    []PoolStats `wire:"p?" poolsvc:"-"` // pools, by id. They are the pools that this user may use or destroy
+	// `watches`: a guard starts another service if this one dies, which takes over; `lost`: not any more; left out: there was no guard
+	Guard     string `wire:"gd?"`
+	Takeovers uint64 `wire:"tk?"` // how often services have taken over from one that died, until this one did
 }
 
 // PoolStats counts the bytes of a pool. At all times, reserved = leased + cached + held.

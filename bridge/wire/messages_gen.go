@@ -131,6 +131,8 @@ var serviceStatsFields = record[ServiceStats]{
 	uintField("bf", func(m *ServiceStats) *Count { return &m.Buffers }),
 	uintField("nm", func(m *ServiceStats) *Count { return &m.Names }),
 	structsField("p", func(m *ServiceStats) *[]PoolStats { return &m.Pools }, poolStatsFields).maybe(),
+	stringField("gd", func(m *ServiceStats) *string { return &m.Guard }).maybe(),
+	uintField("tk", func(m *ServiceStats) *uint64 { return &m.Takeovers }).maybe(),
 }
 
 var poolStatsFields = record[PoolStats]{

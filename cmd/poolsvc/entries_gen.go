@@ -10,10 +10,12 @@ import (
 
 func jsonServiceStats(e mempool.ServiceStats, _ *listed) map[string]any {
 	out := map[string]any{
-		"sessions": e.Sessions,
-		"leases":   e.Leases,
-		"buffers":  e.Buffers,
-		"names":    e.Names,
+		"sessions":  e.Sessions,
+		"leases":    e.Leases,
+		"buffers":   e.Buffers,
+		"names":     e.Names,
+		"guard":     e.Guard,
+		"takeovers": e.Takeovers,
 	}
 	return out
 }

@@ -55,7 +55,7 @@ func (l *life) check(c *cobra.Command) error {
 			return misused(c, "--%s %d is no open descriptor: %v", flag, fd, err)
 		}
 	}
-	if l.guarded && (l.private || l.ready > 2 || l.end > 2) { // the guard's child has other descriptors there
+	if l.guarded && (l.private || l.ready >= 0 || l.end >= 0) {
 		return misused(c, "--guard excludes --private, --ready-fd and --end-fd: a service that ends with the program that started it needs no guard")
 	}
 	if l.private && c.Flags().Changed("socket") {

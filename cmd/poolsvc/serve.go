@@ -129,7 +129,7 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 		return err
 	}
 	defer web.close(log)
-	srv, err := took.listen(func() (*server.Server, error) { return listen(socket, p, l, r.svc, serving) }, r.svc, serving)
+	srv, err := took.listen(socket, p, l, r.svc, serving)
 	if err != nil {
 		return &socketError{err}
 	}

@@ -35,7 +35,7 @@ func newStatus() *cobra.Command {
 		Use:   "status",
 		Short: "Say whether a running service is healthy",
 		Long: `Say whether a service answers, and warn of pools that are nearly full, of consumers that block the producers of a channel, of queues that drop
-frames because they have no consumer, and of workers that have had a frame of a queue for long. It does not count its own session.
+frames because they have no consumer, of workers that have had a frame of a queue for long, and of a lost guard. It does not count its own session.
 
 The exit status is 0 if the service answers in time, else 1. Warnings do not change it. A service that has reached its limit of sessions gives a
 warning, too.`,
@@ -98,6 +98,9 @@ func askStatus(ctx context.Context, client *bridge.Client, held time.Duration) (
 		return s, err
 	}
 	s.Sessions = len(sessions)
+	if stats.Guard == mempool.GuardLost {
+		s.Warnings = append(s.Warnings, "if the service dies now, all sessions and their memory end with it (poolsvc events --kind service-impaired says why)")
+	}
 	for _, p := range stats.Pools {
 		if used := p.Leased + p.Held; used >= p.Pool.MaxBytes-p.Pool.MaxBytes/20 { // at least 95 % of the pool
 			s.Warnings = append(s.Warnings, fmt.Sprintf("pool %s: %s of %s are in use or held (poolsvc sessions and poolsvc buffers show for which sessions)",

@@ -4,25 +4,27 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"time"
 
-	"github.com/coreos/go-systemd/v22/activation"
 	"github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// listen starts the server on the socket that systemd passed to this process. If systemd passed no socket, listen makes a socket at the
-// path `socket`.
-func listen(socket string, p *plan, l life, svc *service.Service, serving server.Config) (*server.Server, error) {
-	files := activation.Files(true)
+func manySockets(files []*os.File) error {
+	return fmt.Errorf("systemd passed %d sockets: expected one ListenSequentialPacket= in the socket unit", len(files))
+}
+
+// listen starts the server on the socket that systemd passed. If systemd passed no socket, listen makes a socket at the path `socket`.
+func listen(files []*os.File, socket string, p *plan, l life, svc *service.Service, serving server.Config) (*server.Server, error) {
 	switch {
 	case len(files) == 0:
 		return server.Listen(socket, svc, serving)
 	case len(files) > 1:
-		return nil, fmt.Errorf("systemd passed %d sockets: expected one ListenSequentialPacket= in the socket unit", len(files))
+		return nil, manySockets(files)
 	case l.private:
 		return nil, fmt.Errorf("systemd passed a socket, and --private makes another: drop one of them")
 	}

@@ -1,35 +1,59 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/activation"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/guard"
+	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 	"github.com/poolbridge/poolbridge/mempool/service/books"
 )
 
-// socketName is the name of the listening socket in the descriptor store.
-const socketName = "socket"
+// The names of a listening socket in the descriptor store: one that the service made, and one that systemd made.
+const (
+	socketName = "socket"
+	unitSocket = "unit-socket"
+)
 
 // beGuard runs the service as a child of this process.
 func beGuard(c *cobra.Command, p *plan, quick time.Duration) error {
 	r := &running{plan: p}
-	g := guard.Guard{Quick: quick, Log: r.newLog(c.ErrOrStderr()), Command: func() *exec.Cmd {
+	g := guard.Guard{Quick: quick, Log: r.newLog(c.ErrOrStderr()), Held: make(map[string]*os.File), Command: func() *exec.Cmd {
 		cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 		cmd.Args[0] = os.Args[0]
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 		return cmd
 	}}
 	defer r.lines.close()
-	return g.Run()
+	files := activation.Files(true)
+	if len(files) > 1 {
+		return manySockets(files)
+	}
+	for _, f := range files {
+		g.Held[unitSocket] = f
+	}
+	err := g.Run()
+	if exit, ended := errors.AsType[*exec.ExitError](err); ended && exit.Exited() {
+		return &childError{exit} // the service has said why
+	}
+	return err
 }
+
+// childError is the end of the service that a guard ran.
+type childError struct{ *exec.ExitError }
+
+// Is reports true for errReported.
+func (*childError) Is(target error) bool { return target == errReported }
 
 // watchGuard notes when the guard has died.
 func (r *running) watchGuard() {
@@ -38,7 +62,7 @@ func (r *running) watchGuard() {
 		err = awaitReadable(fd)
 	}
 	if err == nil {
-		r.svc.Impaired("the guard of the service is gone: if the service dies now, all sessions and their memory end with it; restart the service when that suits")
+		r.svc.Unguarded("the guard of the service is gone: if the service dies now, all sessions and their memory end with it; restart the service when that suits")
 	}
 }
 
@@ -55,31 +79,36 @@ func (r *running) begin(config service.Config) (*takeover, error) {
 		return nil, fmt.Errorf("the guard of the service cannot be reached: %w", err)
 	}
 	t := &takeover{store, held}
-	if store != nil {
-		config.Store = store
+	if store == nil {
+		r.svc = service.New(config)
+		return t, nil
 	}
+	config.Store = store
+	config.Takeovers, _ = strconv.ParseUint(os.Getenv(guard.TakeoversVariable), 10, 64) // systemd does not count them
+	defer func() {
+		if r.svc != nil {
+			go r.watchGuard()
+		}
+	}()
 	if f := held[service.BooksName]; f != nil {
 		began := time.Now()
 		if r.svc, err = adopt(config, f, held); err == nil {
 			r.adopted = true
-			counts := r.svc.Stats()
-			r.log.Info("took over from a service that died", "took", time.Since(began).Round(time.Microsecond), "sessions", counts.Sessions, "leases", counts.Leases,
-				"buffers", counts.Buffers, "names", counts.Names, "pools", len(counts.Pools))
-			go r.watchGuard()
+			r.svc.TookOver(time.Since(began))
 			return t, nil
+		}
+		if !errors.Is(err, mempool.ErrInvalid) && !errors.Is(err, mempool.ErrUnavailable) {
+			return nil, fmt.Errorf("the service before this one cannot be taken over now: %w", err) // the guard tries again
 		}
 		r.log.Error("the service before this one cannot be taken over: its sessions end, and its memory is given back", "error", err)
 		for name, f := range held {
-			if name != socketName {
+			if name != socketName && name != unitSocket {
 				_ = f.Close() // it was only held
 				store.Drop(name)
 			}
 		}
 	}
 	r.svc = service.New(config)
-	if store != nil {
-		go r.watchGuard()
-	}
 	return t, nil
 }
 
@@ -92,13 +121,16 @@ func adopt(config service.Config, f *os.File, held map[string]*os.File) (*servic
 }
 
 // listen serves clients on the socket of the service before this one, or on a new one.
-func (t *takeover) listen(anew func() (*server.Server, error), svc *service.Service, config server.Config) (*server.Server, error) {
+func (t *takeover) listen(socket string, p *plan, l life, svc *service.Service, config server.Config) (*server.Server, error) {
+	if t.store != nil && t.held[unitSocket] == nil {
+		config.Made = func(made *os.File) error { return t.store.Keep(socketName, made) }
+	}
 	if f := t.held[socketName]; f != nil {
-		return server.ListenFile(f, svc, config)
+		return server.ListenAgain(f, svc, config)
 	}
-	srv, err := anew()
-	if err != nil || t.store == nil {
-		return srv, err
+	files := activation.Files(true)
+	if f := t.held[unitSocket]; f != nil {
+		files = []*os.File{f}
 	}
-	return srv, t.store.Keep(socketName, srv.Socket())
+	return listen(files, socket, p, l, svc, config)
 }

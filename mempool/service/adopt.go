@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/books"
@@ -91,15 +92,38 @@ func (s *Service) keepBooks() {
 		s.books, err = b, store.Keep(BooksName, b.File())
 	}
 	if err != nil {
-		s.Impaired(fmt.Sprintf("the service does not outlive its process: its books cannot be kept: %v", err))
+		s.unguardedLocked(fmt.Sprintf("the service does not outlive its process: its books cannot be kept: %v", err))
 		return
 	}
+	s.guard = mempool.GuardWatches
 	s.mu.commit = func() {
 		if err := b.Commit(s.ledger); err != nil {
-			s.mu.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: fmt.Sprintf("the service does not outlive its process any more: its books cannot be written: %v", err)}, nil)
+			s.unguardedLocked(fmt.Sprintf("the service does not outlive its process any more: its books cannot be written: %v", err))
 		}
 		s.descriptors.flush()
 	}
+}
+
+// Unguarded notes that the service does not outlive its process any more; text says why, and what to do.
+func (s *Service) Unguarded(text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unguardedLocked(text)
+}
+
+func (s *Service) unguardedLocked(text string) {
+	s.guard = mempool.GuardLost
+	s.mu.note(mempool.HistoryEvent{Kind: mempool.ServiceImpaired, Text: text}, nil)
+}
+
+// TookOver notes that the service took over from one that died, within a time.
+func (s *Service) TookOver(took time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := s.statsLocked(nil)
+	s.mu.note(mempool.HistoryEvent{Kind: mempool.ServiceAdopted, Text: fmt.Sprintf("took over from a service that died, within %v: %s, %s, %s, %s, %s",
+		took.Round(10*time.Microsecond), count.Of(len(st.Pools), "pool"), count.Of(st.Sessions, "session"), count.Of(st.Buffers, "buffer"),
+		count.Of(st.Leases, "lease"), count.Of(s.ledger.Channels.Len(), "channel"))}, nil)
 }
 
 // Adopt makes a service of what its predecessor has left: the content of its books, and the descriptors in the store by their names. Adopt

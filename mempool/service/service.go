@@ -43,6 +43,8 @@ type Config struct {
 	Limits Limits
 	// Store keeps what a successor of this process needs, if this process dies. If Store is nil, everything ends with this process.
 	Store Store
+	// Takeovers is how often processes have taken over from each other until this one did.
+	Takeovers uint64
 	// ResumeTime is how long a session of a predecessor waits for its client; 0 stands for 10 seconds.
 	ResumeTime time.Duration
 }
@@ -71,7 +73,7 @@ func newStopped(c Config) *Service {
 	if s.mayCreate == nil {
 		s.mayCreate = func(p mempool.Peer) bool { return p.UID == s.uid }
 	}
-	s.descriptors.store = c.Store
+	s.descriptors.store, s.takeovers = c.Store, c.Takeovers
 	s.resumeTime = cmp.Or(c.ResumeTime, 10*time.Second)
 	return s
 }
@@ -217,6 +219,9 @@ func (s *Service) Close() {
 		<-p.closed
 	}
 	s.drains.Wait()
+	if s.descriptors.store != nil {
+		s.descriptors.store.Drop(BooksName) // a service that ends has no successor
+	}
 	s.journal.Close()
 	s.memory.Close()
 }

@@ -47,6 +47,8 @@ type Service struct {
 	waiting    map[string]int // how many requests wait, for each kind of thing that they wait for
 	patience   time.Duration
 	resumeTime time.Duration
+	takeovers  uint64
+	guard      string // see mempool.ServiceStats
 
 	closed     bool
 	closing    chan struct{}  // closed when Close begins

@@ -10,22 +10,26 @@ import (
 // ServiceStats converts a structure that came in a message.
 func ServiceStats(e wire.ServiceStats) mempool.ServiceStats {
 	return mempool.ServiceStats{
-		Sessions: countOf(e.Sessions),
-		Leases:   countOf(e.Leases),
-		Buffers:  countOf(e.Buffers),
-		Names:    countOf(e.Names),
-		Pools:    each(e.Pools, PoolStats),
+		Sessions:  countOf(e.Sessions),
+		Leases:    countOf(e.Leases),
+		Buffers:   countOf(e.Buffers),
+		Names:     countOf(e.Names),
+		Pools:     each(e.Pools, PoolStats),
+		Guard:     e.Guard,
+		Takeovers: e.Takeovers,
 	}
 }
 
 // WireServiceStats converts a structure of package mempool to package wire.
 func WireServiceStats(e mempool.ServiceStats) wire.ServiceStats {
 	return wire.ServiceStats{
-		Sessions: wireCount(e.Sessions),
-		Leases:   wireCount(e.Leases),
-		Buffers:  wireCount(e.Buffers),
-		Names:    wireCount(e.Names),
-		Pools:    each(e.Pools, WirePoolStats),
+		Sessions:  wireCount(e.Sessions),
+		Leases:    wireCount(e.Leases),
+		Buffers:   wireCount(e.Buffers),
+		Names:     wireCount(e.Names),
+		Pools:     each(e.Pools, WirePoolStats),
+		Guard:     e.Guard,
+		Takeovers: e.Takeovers,
 	}
 }
 

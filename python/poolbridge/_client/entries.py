@@ -83,6 +83,11 @@ class ServiceStats(Shown):
         Number of names of buffers.
     pools
         Pools, by id. They are the pools that this user may use or destroy.
+    guard
+        ``watches``: a guard starts another service if this one dies, which takes over; ``lost``: not any more; left
+        out: there was no guard.
+    takeovers
+        How often services have taken over from one that died, until this one did.
     """
 
     sessions: int
@@ -90,6 +95,8 @@ class ServiceStats(Shown):
     buffers: int
     names: int
     pools: tuple[PoolStats, ...]
+    guard: str
+    takeovers: int
 
 
 def service_stats(of: _messages.ServiceStats) -> ServiceStats:
@@ -100,6 +107,8 @@ def service_stats(of: _messages.ServiceStats) -> ServiceStats:
         buffers=of.buffers,
         names=of.names,
         pools=tuple(map(pool_stats, of.pools)),
+        guard=of.guard,
+        takeovers=of.takeovers,
     )
 
 

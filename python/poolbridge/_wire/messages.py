@@ -151,6 +151,11 @@ class ServiceStats(Struct, omit_defaults=True, gc=False, kw_only=True):
     buffers: U = field(name="bf")  # number of buffers
     names: U = field(name="nm")  # number of names of buffers
     pools: tuple[PoolStats, ...] = field(default=(), name="p")  # pools, by id
+    # `watches`: a guard starts another service if this one dies, which takes over; `lost`: not any more; left out:
+    # there was no guard
+    guard: str = field(default="", name="gd")
+    # how often services have taken over from one that died, until this one did
+    takeovers: U = field(default=0, name="tk")
 
 
 class PoolStats(Struct, omit_defaults=True, gc=False, kw_only=True):

@@ -12,9 +12,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,6 +25,8 @@ const (
 	maxFDs     = 253 // descriptors in a message, as the kernel allows
 	// fromGuard is the value of LISTEN_PID that the guard sets: it does not know the number of its child before the child runs.
 	fromGuard = "guard"
+	// TakeoversVariable says how often a service of this guard has taken over from another one.
+	TakeoversVariable = "POOLBRIDGE_TAKEOVERS"
 )
 
 // Guard holds descriptors for a service.
@@ -34,17 +36,23 @@ type Guard struct {
 	Quick time.Duration
 	// Command returns the command of the service. The guard adds files and variables of the environment.
 	Command func() *exec.Cmd
+	// Held are the descriptors for the first service, by their names.
+	Held map[string]*os.File
 
 	socket *os.File
 	name   string
 	mu     sync.Mutex
-	held   map[string]*os.File
-	ready  bool // a service has served
+	child  int  // the process of the service
+	ready  bool // this service has served
 }
 
 // Run runs the service until it ends by itself, or dies again and again. It returns how the last service ended.
+//
+// The guard starts a service only when it has reaped the one before: a service that was stopped (SIGSTOP) cannot run on beside its successor.
 func (g *Guard) Run() error {
-	g.held = make(map[string]*os.File)
+	if g.Held == nil {
+		g.Held = make(map[string]*os.File)
+	}
 	if err := g.listen(); err != nil {
 		return err
 	}
@@ -52,54 +60,70 @@ func (g *Guard) Run() error {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	defer signal.Stop(signals)
-	for deaths := 0; ; {
+	served := false // by any service
+	for deaths, takeovers := 0, 1; ; takeovers++ {
 		began := time.Now()
-		err := g.serve(signals)
+		ended, err := g.serve(signals, fmt.Sprint(takeovers-1))
+		g.mu.Lock()
+		ready := g.ready
+		g.mu.Unlock()
 		exit, exited := errors.AsType[*exec.ExitError](err)
-		if !exited || !g.ready || exit.Exited() && exit.ExitCode() != 2 { // 2: a panic
+		refuses := exited && exit.Exited() && exit.ExitCode() != 2 && (ready || !served) // 2: a panic
+		switch served = served || ready; {
+		case ended && exited && !exit.Exited(): // the signal came before the service could handle it
+			return nil
+		case err == nil, ended, !served, refuses:
 			return err
 		}
 		if deaths++; time.Since(began) > g.Quick {
 			deaths = 1
 		}
 		if deaths >= maxDeaths {
-			return fmt.Errorf("the service died %d times in a row, the last time by %w: its memory is given up", deaths, exit)
+			return fmt.Errorf("the service died %d times in a row, the last time by: %w; the guard gives its memory up", deaths, err)
 		}
 		pause := time.Duration(0)
 		if deaths > freeDeaths {
 			pause = min(20*time.Millisecond<<(deaths-freeDeaths), time.Second)
 		}
-		g.Log.Error("the service died, and another takes over", "death", exit.String(), "served", time.Since(began).Round(time.Millisecond), "pause", pause)
-		time.Sleep(pause)
+		g.Log.Error("the service died, and another takes over", "death", err, "served", time.Since(began).Round(time.Millisecond), "pause", pause)
+		select {
+		case s := <-signals:
+			if s != unix.SIGHUP {
+				return nil
+			}
+		case <-time.After(pause):
+		}
 	}
 }
 
-// serve runs one service.
-func (g *Guard) serve(signals <-chan os.Signal) error {
+// serve runs one service. It reports whether the guard was told to end it.
+func (g *Guard) serve(signals <-chan os.Signal, takeovers string) (told bool, err error) {
 	cmd := g.Command()
 	g.mu.Lock()
 	var names []string
-	for name, f := range g.held {
-		if cmd.ExtraFiles = append(cmd.ExtraFiles, f); true {
-			names = append(names, name)
-		}
+	for name, f := range g.Held {
+		names, cmd.ExtraFiles = append(names, name), append(cmd.ExtraFiles, f)
 	}
-	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+g.name, "FDSTORE=guard", "LISTEN_PID="+fromGuard, fmt.Sprint("LISTEN_FDS=", len(names)),
-		"LISTEN_FDNAMES="+strings.Join(names, ":"))
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: 0}
-	err := cmd.Start()
+	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+g.name, "FDSTORE=guard", TakeoversVariable+"="+takeovers, "LISTEN_PID="+fromGuard,
+		fmt.Sprint("LISTEN_FDS=", len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"))
+	cmd.Env = slices.DeleteFunc(cmd.Env, func(v string) bool { return strings.HasPrefix(v, "WATCHDOG_PID=") }) // it names the guard
+	if err = cmd.Start(); err == nil {
+		g.child = cmd.Process.Pid
+	}
+	g.ready = false
 	g.mu.Unlock()
 	if err != nil {
-		return err
+		return false, err
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	for {
 		select {
 		case err := <-ended:
-			return err
+			return told, err
 		case s := <-signals:
-			_ = cmd.Process.Signal(s)
+			told = told || s != unix.SIGHUP
+			_ = cmd.Process.Signal(s) // the service may have ended
 		}
 	}
 }
@@ -137,18 +161,13 @@ func (g *Guard) receive() {
 			g.Log.Error("the guard hears nothing any more: what the service makes from now on ends with it", "error", err)
 			return
 		}
-		files, uid := parts(control[:size])
-		if uid != uint32(os.Getuid()) {
-			closeAll(files)
-			continue
-		}
-		g.handle(string(data[:n]), files)
+		files, pid := parts(control[:size])
+		g.handle(pid, string(data[:n]), files)
 	}
 }
 
-// parts returns the descriptors of a message, and the user of its sender.
-func parts(control []byte) (files []*os.File, uid uint32) {
-	uid = ^uint32(0)
+// parts returns the descriptors of a message, and the process of its sender.
+func parts(control []byte) (files []*os.File, pid int) {
 	messages, _ := unix.ParseSocketControlMessage(control)
 	for _, m := range messages {
 		if fds, err := unix.ParseUnixRights(&m); err == nil {
@@ -157,10 +176,10 @@ func parts(control []byte) (files []*os.File, uid uint32) {
 			}
 		}
 		if from, err := unix.ParseUnixCredentials(&m); err == nil {
-			uid = from.Uid
+			pid = int(from.Pid)
 		}
 	}
-	return files, uid
+	return files, pid
 }
 
 func closeAll(files []*os.File) {
@@ -169,26 +188,35 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// handle handles a message.
-func (g *Guard) handle(text string, files []*os.File) {
+// handle handles a message of the process `pid`. What is for the guard's own supervisor, the guard passes on.
+func (g *Guard) handle(pid int, text string, files []*os.File) {
+	name, others := "", []string(nil)
 	lines := strings.Split(text, "\n")
-	name := ""
 	for _, line := range lines {
-		if after, ok := strings.CutPrefix(line, "FDNAME="); ok {
-			name = after
+		key, value, _ := strings.Cut(line, "=")
+		switch key {
+		case "FDNAME":
+			name = value
+		case "FDSTORE", "FDSTOREREMOVE", "FDPOLL", "BARRIER", "":
+		default:
+			others = append(others, line)
 		}
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	defer func() { closeAll(files) }() // that of BARRIER=1, too: its sender notices
 	switch {
-	case slices.Contains(lines, "READY=1"):
-		g.ready = true
+	case pid != g.child:
+		return
 	case slices.Contains(lines, "FDSTORE=1") && len(files) == 1:
-		closeAll([]*os.File{g.held[name]})
-		g.held[name], files = files[0], nil
+		closeAll([]*os.File{g.Held[name]})
+		g.Held[name], files = files[0], nil
 	case slices.Contains(lines, "FDSTOREREMOVE=1"):
-		closeAll([]*os.File{g.held[name]})
-		delete(g.held, name)
+		closeAll([]*os.File{g.Held[name]})
+		delete(g.Held, name)
 	}
-	closeAll(files) // that of BARRIER=1, too: its sender notices
+	g.ready = g.ready || slices.Contains(others, "READY=1")
+	if len(others) > 0 {
+		_, _ = daemon.SdNotify(false, strings.Join(others, "\n")) // without a supervisor, this does nothing
+	}
 }

@@ -52,6 +52,14 @@ var totals = []gauge[mempool.ServiceStats]{
 	{describe("leases", "Leases on buffers."), prometheus.GaugeValue, func(s mempool.ServiceStats) float64 { return float64(s.Leases) }},
 	{describe("buffers", "Buffers."), prometheus.GaugeValue, func(s mempool.ServiceStats) float64 { return float64(s.Buffers) }},
 	{describe("names", "Names under which buffers are published."), prometheus.GaugeValue, func(s mempool.ServiceStats) float64 { return float64(s.Names) }},
+	{describe("guarded", "1 if another service takes over when this one dies, else 0."), prometheus.GaugeValue, func(s mempool.ServiceStats) float64 {
+		if s.Guard == mempool.GuardWatches {
+			return 1
+		}
+		return 0
+	}},
+	{describe("takeovers_total", "How often services have taken over from one that died."), prometheus.CounterValue,
+		func(s mempool.ServiceStats) float64 { return float64(s.Takeovers) }},
 }
 
 // The labels mode and full of a channel say what happens when the channel is full.
