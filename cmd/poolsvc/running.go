@@ -88,7 +88,11 @@ func (r *running) createPool(session *service.Session, spec mempool.PoolSpec) er
 		return err
 	}
 	info := p.Info()
-	r.log.Info("made a pool", "name", info.Name, "kind", info.Kind, "device", info.Device.UUID, "max_bytes", info.MaxBytes)
+	said := "made a pool"
+	if r.adopted {
+		said = "has a pool"
+	}
+	r.log.Info(said, "name", info.Name, "kind", info.Kind, "device", info.Device.UUID, "max_bytes", info.MaxBytes)
 	return nil
 }
 

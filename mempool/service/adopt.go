@@ -97,6 +97,10 @@ func (s *Service) keepBooks() {
 	}
 	s.guard = mempool.GuardWatches
 	s.mu.commit = func() {
+		if last := s.journal.Last(); last != s.ledger.Last.Event {
+			s.ledger.Last.Event = last
+			s.ledger.Touch(&s.ledger.Last)
+		}
 		if err := b.Commit(s.ledger); err != nil {
 			s.unguardedLocked(fmt.Sprintf("the service does not outlive its process any more: its books cannot be written: %v", err))
 		}
@@ -138,6 +142,7 @@ func Adopt(c Config, from *books.Content, files map[string]*os.File) (*Service, 
 		return nil, err
 	}
 	s.ledger, s.epoch, s.began = l, from.Epoch, from.Began
+	s.journal.Continue(l.Last.Event)
 	a := adoption{s, files, make(map[string]bool)}
 	if err := a.memory(); err != nil {
 		return nil, errors.Join(err, a.undo())
@@ -260,7 +265,7 @@ func (a *adoption) channels() error {
 func (a *adoption) sessions() {
 	for _, table := range []*ledger.Index[uint64, *ledger.Session]{&a.ledger.Sessions, &a.ledger.Ended} {
 		for rec := range table.All() {
-			a.Service.sessions[rec.ID] = &Session{svc: a.Service, rec: rec, over: make(chan struct{}), reclaimed: make(chan struct{})}
+			a.Service.sessions[rec.ID] = &Session{svc: a.Service, rec: rec, told: true, over: make(chan struct{}), reclaimed: make(chan struct{})}
 		}
 	}
 	for rec := range a.ledger.Ended.All() {

@@ -114,12 +114,14 @@ func (u *unconfirmed) again(done uint64) []sentPacket {
 // resume connects to a service that has the session, and sends it the packets again that it may not have. It runs in the receiving goroutine. It
 // returns false if the session is over.
 func (s *Session) resume(goodbye error) bool {
-	if s.unconfirmed.lasts() == nil || goodbye != nil || s.Over() != nil || s.Redial == nil {
+	if s.unconfirmed.lasts() == nil || goodbye != nil || s.hung.Err() != nil || s.Redial == nil {
 		return false
 	}
-	s.sending <- struct{}{} // those who send to the old connection get an error
-	_ = s.Conn().Close()
-	ctx, cancel := context.WithTimeout(s.working, resumeTime)
+	s.resuming.Store(true)
+	defer s.resuming.Store(false)
+	_ = s.Conn().Close()    // those who send to the old connection get an error
+	s.sending <- struct{}{} // and later ones wait
+	ctx, cancel := context.WithTimeout(s.hung, resumeTime)
 	defer cancel()
 	refused := time.Now()
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -129,6 +131,9 @@ func (s *Session) resume(goodbye error) bool {
 			if done, err = s.helloAgain(ctx, conn); err == nil {
 				s.conn.Store(conn)
 				go s.sendAgain(conn, s.unconfirmed.again(done))
+				if s.hung.Err() != nil { // HangUp may have closed the old connection
+					_ = conn.Close()
+				}
 				return true
 			}
 			_ = conn.Close()
@@ -196,6 +201,9 @@ func (s *Session) sendAgain(conn *seqpacket.Conn, all []sentPacket) {
 		if conn.Send(p.data, nil) != nil {
 			return // the receiving goroutine takes the session up once more
 		}
+	}
+	if s.leaving.Load() {
+		_ = conn.CloseWrite() // HangUp has closed the old one
 	}
 }
 

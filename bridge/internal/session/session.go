@@ -38,6 +38,10 @@ type Session struct {
 	conn        atomic.Pointer[seqpacket.Conn]
 	unconfirmed unconfirmed
 	features    []string // that the client offers
+	resuming    atomic.Bool
+	leaving     atomic.Bool     // bye was sent
+	hung        context.Context // ends when HangUp has given up waiting
+	hang        context.CancelFunc
 	// ID and Epoch identify the session and the run of the service.
 	ID    uint64
 	Epoch mempool.Epoch
@@ -87,6 +91,7 @@ func New(conn *seqpacket.Conn) *Session {
 	s.conn.Store(conn)
 	s.Timelines.start(s)
 	s.Blocks.start(s)
+	s.hung, s.hang = context.WithCancel(context.Background())
 	s.working, s.stop = context.WithCancelCause(context.Background())
 	s.linked, s.unlink = context.WithCancelCause(context.Background())
 	return s
@@ -256,13 +261,15 @@ func (s *Session) tasksDone() <-chan struct{} {
 // HangUp ends the connection. It waits until the service has ended the session and closed the service's end of the connection, and until the
 // goroutines of [Session.Go] have ended.
 func (s *Session) HangUp() error {
-	s.bye()
-	if s.Conn().CloseWrite() == nil {
+	grace := time.After(closeGrace)
+	s.bye(grace)
+	if s.Conn().CloseWrite() == nil || s.unconfirmed.lasts() != nil {
 		select {
 		case <-s.done:
-		case <-time.After(closeGrace):
+		case <-grace:
 		}
 	}
+	s.hang()
 	err := s.Conn().Close()
 	<-s.done
 	s.background.Wait()
@@ -274,16 +281,29 @@ func (s *Session) Grace() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(s.linked, closeGrace)
 }
 
-// bye tells the service that the client closes the connection. If sending would have to wait, bye sends nothing.
-func (s *Session) bye() {
+// bye tells the service that the client closes the connection. If sending would have to wait, bye sends nothing; but it waits for a service
+// that takes over.
+func (s *Session) bye(grace <-chan time.Time) {
 	packet, err := wire.AppendRequest(nil, 0, &wire.Bye{})
 	if err != nil {
 		return
 	}
 	select {
 	case s.sending <- struct{}{}:
-		_ = s.Conn().TrySend(packet, nil) // the connection may be gone
-		<-s.sending
 	default:
+		if !s.resuming.Load() {
+			return
+		}
+		select {
+		case s.sending <- struct{}{}:
+		case <-s.done:
+			return
+		case <-grace:
+			return
+		}
 	}
+	s.leaving.Store(true)
+	s.unconfirmed.add(0, packet)
+	_ = s.Conn().TrySend(packet, nil) // the connection may be gone
+	<-s.sending
 }

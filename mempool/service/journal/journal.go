@@ -31,7 +31,8 @@ type Journal struct {
 	calls [calls]struct{ made, failed atomic.Uint64 }
 
 	mu       sync.Mutex
-	ring     []Entry // the index of an event is (number - 1) modulo Kept; the ring grows to that length
+	ring     []Entry // the index of an event is (number - 1 - before) modulo Kept; the ring grows to that length
+	before   uint64  // the number of the last event of the services before this one, which are not here
 	last     uint64  // number of the newest event
 	unlogged []Entry
 	watchers map[*watcher]struct{} // callers that wait for an event
@@ -47,6 +48,13 @@ func New(log *slog.Logger) *Journal {
 		log = slog.New(slog.DiscardHandler)
 	}
 	return &Journal{log: log, watchers: make(map[*watcher]struct{}), counts: newCounts(), leftOut: make(map[cause]*leftOut), refused: make(map[string]*Gap)}
+}
+
+// Continue makes the numbers of events go on after `last`. The journal has no event yet.
+func (j *Journal) Continue(last uint64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.before, j.last = last, last
 }
 
 // Note adds an event. The next call of Log logs the event: as a warning if [mempool.EventKind].Trouble returns true for its kind. The
@@ -132,7 +140,7 @@ func (j *Journal) record(one Entry) {
 	if len(j.ring) < Kept {
 		j.ring = append(j.ring, one)
 	} else {
-		j.ring[(j.last-1)%Kept] = one
+		j.ring[(j.last-1-j.before)%Kept] = one
 	}
 	j.counts.kinds[one.Kind] += uint64(one.Count)
 	for w := range j.watchers {

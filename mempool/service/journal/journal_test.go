@@ -157,3 +157,17 @@ func TestEventsAreInTheOrderOfTheirTimes(t *testing.T) {
 		assert.True(t, slices.IsSortedFunc(events, func(a, b mempool.HistoryEvent) int { return a.At.Compare(b.At) }))
 	})
 }
+
+func TestTheNumbersOfEventsGoOnAfterThoseOfAnotherJournal(t *testing.T) {
+	j := New(nil)
+	j.Continue(70)
+	j.Note(Entry{HistoryEvent: mempool.HistoryEvent{Kind: mempool.PoolMade}})
+	page := j.Read(70, 10, everything)
+	require.Len(t, page.Events, 1)
+	assert.EqualValues(t, 71, page.Events[0].Number)
+	assert.Zero(t, page.Lost)
+	fill(j, Kept+5)
+	page = j.Read(60, Kept, everything)
+	assert.EqualValues(t, 70+6-60, page.Lost)
+	assert.EqualValues(t, 77, page.Events[0].Number)
+}

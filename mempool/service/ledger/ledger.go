@@ -34,6 +34,7 @@ type Ledger struct {
 // LastIDs has the greatest id of each kind.
 type LastIDs struct {
 	Session, Pool, Block, Buffer, Lease, Timeline, Channel uint64
+	Event                                                  uint64 // of the journal
 }
 
 // New makes a ledger without records.

@@ -349,6 +349,7 @@ func (l *LastIDs) raise(o LastIDs) {
 			*id = max(*id, *o.of(t))
 		}
 	}
+	l.Event = max(l.Event, o.Event)
 }
 
 func (l *LastIDs) key() key { return key{table: inLast} }
@@ -364,6 +365,7 @@ func (l *LastIDs) code(c *codec) {
 			number(c, id)
 		}
 	}
+	number(c, &l.Event)
 }
 
 type sessionFields struct {

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType, structs
 from poolbridge import errors as _errors
 from poolbridge._memory.session_blocks import SessionBlock, SessionPool
 from poolbridge._session.calls import Call, Waiter
-from poolbridge._session.unconfirmed import Asking, Unconfirmed
+from poolbridge._session.unconfirmed import Unconfirmed
 from poolbridge._wire import received_errors as _received_errors
 from poolbridge._wire.limits import MAX_QUERY, TIMELINE_WORDS, VERSION
 from poolbridge._wire.messages import (
@@ -137,7 +137,7 @@ class Core:
             The request does not fit into a packet. The core is unchanged.
         """
         number = request.number = self._next_number()
-        packet = Asking(encode(request))
+        packet = encode(request)
         call = self._calls[number] = Call(request, reply_type, on_done)
         call.packet = packet
         self.outbox.append(packet)

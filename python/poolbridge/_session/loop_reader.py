@@ -148,17 +148,28 @@ class LoopReader:
             self._writing = False
             self.loop.remove_writer(self._fd)
 
-    def reconnected(self) -> None:
+    def reconnect(self, finish: Callable[[], None]) -> None:
         """See `Driver`."""
-        self._soon(self._read_again)
+        if not self._soon(partial(self._read_again, finish)):
+            finish()  # the loop is closed
 
-    def _read_again(self) -> None:
+    def _read_again(self, finish: Callable[[], None]) -> None:
+        if self._closed and self._session.ended is None:  # a `SocketReader` reads now
+            self._session.reconnect(finish)
+            return
+        finish()
+        if self._session.ended is not None:
+            self.stop()
+        elif not self._closed:
+            self.loop.add_reader(self._fd, self._readable)
+            self._session.flush()
+
+    def away(self) -> None:
+        """See `Driver`."""
         if not self._closed:
             self.loop.remove_reader(self._fd)
             self.loop.remove_writer(self._fd)
             self._writing = False
-            self.loop.add_reader(self._fd, self._readable)
-            self._session.flush()
 
     def background(self, work: Callable[[], None]) -> None:
         """See `Driver`."""

@@ -11,7 +11,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import UnsetType
 
@@ -19,11 +19,10 @@ from poolbridge._wire import received_errors as _received_errors
 from poolbridge._wire.limits import MAX_QUERY, VERSION
 from poolbridge._wire.messages import Envelope, Hello, HelloReply
 from poolbridge._wire.packet import decode, encode
-from poolbridge._wire.transport import Transport
-from poolbridge.errors import ConnectionLostError
+from poolbridge._wire.transport import Descriptors, Transport
+from poolbridge.errors import ConnectionLostError, PoolbridgeError
 
 if TYPE_CHECKING:
-    from poolbridge._memory.session_blocks import SessionBlock
     from poolbridge._session.core import Core
 
 # How many seconds a session waits for a service that has its state. The guard of a service holds its socket, so that
@@ -31,41 +30,46 @@ if TYPE_CHECKING:
 _RESUME_SECONDS: Final = 10.0
 # How many seconds the socket may be without a listener: then the guard is gone, too.
 ABSENT_SECONDS: Final = 0.5
+_PAUSE: Final = 0.005
 
 
-def take_up(core: Core, dial: Callable[[float], socket.socket | float], idle: list[SessionBlock]) -> socket.socket:
-    """Connect to a service that has the session, and put into the outbox what it needs to be sent again.
+class Resumed(NamedTuple):
+    """A connection with a service that has the session, the number `done`, and the notices that came meanwhile."""
 
-    Append to `idle` the blocks that the service recalls and that no lease needs.
+    sock: socket.socket
+    done: int
+    came: list[tuple[bytes, Descriptors]]
+
+
+def connect_again(core: Core, dial: Callable[[float], socket.socket | float], over: Callable[[], bool]) -> Resumed:
+    """Connect to a service that has the session; give up when `over` returns True.
 
     Raises
     ------
-    ConnectionLostError
+    PoolbridgeError
         No service has the session.
     """
     deadline = time.monotonic() + _RESUME_SECONDS
-    while True:
-        now = time.monotonic()
-        if now > deadline:
-            raise ConnectionLostError(f"no service took over within {_RESUME_SECONDS:.0f} seconds")
+    while not over() and (now := time.monotonic()) < deadline:
         sock = dial(now)
         if isinstance(sock, float):
             time.sleep(sock)
             continue
+        came: list[tuple[bytes, Descriptors]] = []
         try:
-            done = _hello(core, sock, deadline, idle)
-        except ConnectionLostError:
+            return Resumed(sock, _hello(core, sock, deadline, came), came)
+        except BaseException as error:
             sock.close()
-            time.sleep(0.002)
-            continue
-        except BaseException:
-            sock.close()
-            raise
-        core.unconfirmed.again(core.outbox, core.awaited(), done)
-        return sock
+            for _, descriptors in came:
+                descriptors.close()
+            # A service that is dying or has no room may have a successor that takes the session.
+            if not isinstance(error, PoolbridgeError) or error.code == "stale":
+                raise
+        time.sleep(_PAUSE)
+    raise ConnectionLostError(f"no service took over within {_RESUME_SECONDS:.0f} seconds")
 
 
-def _hello(core: Core, sock: socket.socket, deadline: float, idle: list[SessionBlock]) -> int:
+def _hello(core: Core, sock: socket.socket, deadline: float, came: list[tuple[bytes, Descriptors]]) -> int:
     transport = Transport(sock)
     request = Hello(versions=(VERSION,), features=core.features, resume=core.session_id, token=core.unconfirmed.token)
     request.number = MAX_QUERY
@@ -73,19 +77,20 @@ def _hello(core: Core, sock: socket.socket, deadline: float, idle: list[SessionB
         sock.send(encode(request))
     except OSError as error:
         raise ConnectionLostError(str(error)) from None
-    while time.monotonic() < deadline:
-        select.select([sock], [], [], deadline - time.monotonic())
-        came = transport.receive()
-        if came is None:
+    ready = select.poll()
+    ready.register(sock, select.POLLIN)
+    while (left := deadline - time.monotonic()) > 0:
+        ready.poll(left * 1000)
+        packet = transport.receive()
+        if packet is None:
             continue
-        data, descriptors = came
+        data, descriptors = packet
         envelope = decode(data, Envelope, checked=True)
         if envelope.number != MAX_QUERY:
-            idle += core.receive(data, descriptors)
+            came.append(packet)
             continue
         descriptors.close()
         if not isinstance(envelope.error, UnsetType):
             raise _received_errors.exception(envelope.error.code, envelope.error.message)
-        reply = decode(data, HelloReply)
-        return reply.done
+        return decode(data, HelloReply).done
     raise ConnectionLostError("the service that took over does not answer")

@@ -6,6 +6,9 @@ The blocking client and the asyncio client both use a session. The session itsel
 from __future__ import annotations
 
 import os
+import socket
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,9 +17,10 @@ from weakref import ref
 from poolbridge._order import fences as _fences
 from poolbridge._order.captures import CAPTURES
 from poolbridge._session.calls import Waiter
-from poolbridge._session.resumption import take_up
+from poolbridge._session.resumption import Resumed, connect_again
 from poolbridge._session.session_members import SessionMembers
 from poolbridge._sys import error_texts as _error_texts, process as _process
+from poolbridge._sys.log import LOG
 from poolbridge._wire import received_errors as _received_errors
 from poolbridge._wire.messages import Bye, Cancel, Forget, GrantReply, JoinReply, Reply, Seal, Wanted
 from poolbridge.errors import (
@@ -28,8 +32,6 @@ from poolbridge.errors import (
 )
 
 if TYPE_CHECKING:
-    import socket
-
     from poolbridge._memory.session_blocks import SessionBlock
     from poolbridge._session.calls import Call
     from poolbridge._session.lease_state import LeaseState, Taker
@@ -50,8 +52,14 @@ class Driver(Protocol):
     def want_write(self) -> None:
         """Make sure that `Session.flush` is called as soon as the socket accepts packets again. Never waits."""
 
-    def reconnected(self) -> None:
-        """Wait for packets of the new connection, which has the descriptor of the old one."""
+    def reconnect(self, finish: Callable[[], None]) -> None:
+        """Run `finish`, which replaces the connection or ends the session, where packets are processed. Never waits.
+
+        From now on the driver waits for packets of the new connection, which has the descriptor of the old one.
+        """
+
+    def away(self) -> None:
+        """Wait a while for the new connection, unless others have work to do in this thread."""
 
     def background(self, work: Callable[[], None]) -> None:
         """Let another thread run `work`, which may wait for a device. This method never waits and never raises."""
@@ -78,6 +86,7 @@ class Session(SessionMembers):
         self.lost: set[int] = set()
         self._fault: ProtocolError | None = None  # a protocol error found while sending
         self._driver: Driver | None = None
+        self._resuming: threading.Thread | None = None
         self.dial: Callable[[], Callable[[float], socket.socket | float]] | None = None  # connects to the service again
 
     def carried_by(self, driver: Driver) -> None:
@@ -154,9 +163,12 @@ class Session(SessionMembers):
             outbox.clear()
             return
         try:
-            self.core.note_outbox()
+            lasting = self.core.unconfirmed if self.core.unconfirmed.token else None
+            if lasting is not None:
+                self.core.note_outbox()
             sent = self.transport.send(outbox)
-            self.core.unconfirmed.sent(len(outbox))
+            if lasting is not None:
+                lasting.noted = len(outbox)
             if sent:
                 if self._all_said:
                     self.transport.end_sending()
@@ -168,7 +180,7 @@ class Session(SessionMembers):
         except ConnectionLostError:
             # Replies may still be in the socket. The driver reads these replies, and then finds the connection closed.
             outbox.clear()
-            self.core.unconfirmed.sent(0)
+            self.core.unconfirmed.noted = 0
             if self._driver is None:
                 raise
         except ProtocolError as error:
@@ -191,12 +203,13 @@ class Session(SessionMembers):
         ClosedError, ProtocolError
             The session has ended. Every request that waits for its reply fails with the same error.
         """
+        connection = self.transport.connections
         try:
             try:
                 came = self.transport.receive()
             except ConnectionLostError as error:
-                self._resume(error)
-                return True
+                self._begin_resuming(error, connection)
+                return False
             if came is None:
                 return False
             core = self.core
@@ -216,27 +229,66 @@ class Session(SessionMembers):
             raise error from None
         return True
 
-    def _resume(self, error: ConnectionLostError) -> None:
-        """Take the session up again after its service has died, or raise `error`."""
-        core = self.core
-        if (
-            not core.unconfirmed.token
-            or core.goodbye is not None
-            or self._bye is not None
-            or self.dial is None
-            or self._driver is None
-        ):
-            raise error
-        idle: list[SessionBlock] = []
+    def _begin_resuming(self, error: ConnectionLostError, connection: int) -> None:
+        """Take the session up again in another thread, after the service has died; or raise `error`.
+
+        A thread of its own is not interrupted by signals, and the event loop of an asyncio client does not wait.
+        """
+        driver = self._driver
         with self.lock:
+            if not self.core.unconfirmed.token or self.core.goodbye is not None or self.dial is None or driver is None:
+                raise error
+            if self._fault is not None or self.ended is not None:
+                raise error
+            if connection != self.transport.connections:
+                return  # there is another one already
+            if self._resuming is None:
+                self._resuming = threading.Thread(
+                    target=self._resume, args=(error, self.dial()), name="poolbridge-resume", daemon=True
+                )
+                try:
+                    self._resuming.start()
+                except RuntimeError:
+                    raise error from None
+        driver.away()
+
+    def _resume(self, error: ConnectionLostError, dial: Callable[[float], socket.socket | float]) -> None:
+        began, again = time.monotonic(), None
+        try:
+            again = connect_again(self.core, dial, lambda: self.ended is not None)
+        except (PoolbridgeError, OSError, MemoryError) as reason:
+            error.__cause__ = reason
+        if again is not None:
+            LOG.info("the service died; its successor answered after %.3f seconds", time.monotonic() - began)
+        self.reconnect(partial(self._resumed, again, error))
+
+    def reconnect(self, finish: Callable[[], None]) -> None:
+        """See `Driver`."""
+        if self._driver is not None:
+            self._driver.reconnect(finish)
+
+    def _resumed(self, again: Resumed | None, error: ConnectionLostError) -> None:
+        if again is None:
+            self.lose(self._reason(error))
+            return
+        with self.lock:
+            if self.ended is not None:
+                again.sock.close()
+                for _, descriptors in again.came:
+                    descriptors.close()
+                return
+            self._resuming, core = None, self.core
             try:
-                sock = take_up(core, self.dial(), idle)
-            except PoolbridgeError as reason:
-                raise error from reason
-            self.transport.replace(sock)
-            self._driver.reconnected()
+                idle = [block for packet in again.came for block in core.receive(*packet)]
+            except PoolbridgeError as fault:
+                self._fault, idle = ProtocolError(*fault.args), []
+                again.sock.shutdown(socket.SHUT_RDWR)
+            core.unconfirmed.again(core.outbox, core.awaited(), again.done)
+            self.transport.replace(again.sock)
             for block in idle:
                 self._unmap(block)
+            if core.news:
+                self._hear()
             self._flush()
 
     def _reason(self, error: PoolbridgeError) -> PoolbridgeError:

@@ -34,6 +34,8 @@ _ReplyT = TypeVar("_ReplyT", bound=Reply)
 _MOST_LATE = 1024
 # The longest time limit of one call of `poll`. A longer wait calls `poll` again.
 _LONGEST_POLL_MS = 1_000_000_000
+# How long a thread waits at a time for a service that takes over.
+_AWAY_SECONDS = 0.02
 
 
 class _Bell:
@@ -77,6 +79,7 @@ class SocketReader:
         self._reading = OwnedLock()
         self._read = False  # whether a thread reads
         self._bell = _Bell()
+        self._back = threading.Event()  # set when there is a new connection, or none
         self._work: deque[Callable[[], None]] = deque()
         self._stopped = False
         self._finished = False
@@ -277,10 +280,25 @@ class SocketReader:
         self._want_write = True
         self._arm()
 
-    def reconnected(self) -> None:
+    def reconnect(self, finish: Callable[[], None]) -> None:
         """See `Driver`."""
-        self._epoll.register(self._fd, select.EPOLLIN)  # the old connection was removed when it was closed
+        self._watch_socket(self._epoll.unregister)
+        finish()
+        self._watch_socket(self._epoll.register)
+        self._back.set()
         self._arm()
+        self._bell.ring()
+
+    def _watch_socket(self, change: Callable[[int], None]) -> None:
+        try:
+            change(self._fd)
+        except (OSError, ValueError):
+            pass  # the session has ended, and the socket or the epoll is closed
+
+    def away(self) -> None:
+        """See `Driver`."""
+        self._back.clear()
+        self._back.wait(_AWAY_SECONDS)  # and then look whether this thread has something else to do
 
     def background(self, work: Callable[[], None]) -> None:
         """See `Driver`."""

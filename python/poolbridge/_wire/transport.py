@@ -108,6 +108,7 @@ class Transport:
         _open.add(self)
         # One buffer for all packets: making a buffer takes longer than reading a packet.
         self._buffer = memoryview(bytearray(MAX_PACKET + 1))
+        self.connections = 1  # how many connections this object has had
         self._came: list[Any] = []  # what `recvmsg_into` returned for a packet that is still in the buffer; at most one
 
     @property
@@ -201,7 +202,8 @@ class Transport:
         """Use another connection, which gets the descriptor of this one."""
         os.dup2(sock.fileno(), self._sock.fileno(), inheritable=False)
         sock.close()
-        self._came.clear()
+        self._came = []
+        self.connections += 1
 
     def end_sending(self) -> None:
         """End sending. Idempotent.

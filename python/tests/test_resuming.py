@@ -1,0 +1,206 @@
+"""Tests of clients whose service dies, and whose session another service takes over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from realservice import RealService, until
+
+import poolbridge
+from poolbridge._session.unconfirmed import Unconfirmed
+from poolbridge._wire.messages import Cancel, StatsRequest
+from poolbridge._wire.packet import encode
+
+
+class Guarded(RealService):
+    """A service with a guard: `process` is the guard."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "--guard", "--guard-quick", "0s", "--verbose", "--pool", "name=p,kind=host,max=64MiB")
+
+    @property
+    def child(self) -> int:
+        """The process of the service."""
+        found: list[int] = []
+
+        def look() -> bool:
+            for tasks in Path(f"/proc/{self.process.pid}/task").iterdir():
+                found.extend(map(int, (tasks / "children").read_text().split()))
+            return bool(found)
+
+        until(look)
+        return found[0]
+
+    def take_away(self) -> None:
+        """Kill the service; the guard starts no other until `bring_back`."""
+        child = self.child
+        os.kill(self.process.pid, signal.SIGSTOP)
+        os.kill(child, signal.SIGKILL)
+
+    def bring_back(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def endings(self) -> list[str | None]:
+        """How sessions of this process have ended."""
+        with poolbridge.connect(self.path) as client:
+            ended = [event for event in client.events() if event.kind == "session-ended"]
+        return [event.ending for event in ended if event.pid == os.getpid()]
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Guarded]:
+    service = Guarded(str(tmp_path / "s"))
+    yield service
+    os.kill(service.process.pid, signal.SIGCONT)
+    service.close()
+
+
+def test_the_loop_of_an_asyncio_client_runs_while_the_service_is_away(guarded: Guarded) -> None:
+    async def work() -> None:
+        async with await poolbridge.connect_async(guarded.path) as client:
+            await client.open_pool("p")
+            lease = await client.allocate((64,), "uint8")
+            guarded.take_away()
+            call = asyncio.create_task(client.allocate((64,), "uint8"))
+            turns = 0
+            while turns < 100:  # a loop that waited for the service would never come here
+                await asyncio.sleep(0.001)
+                turns += 1
+            assert not call.done()
+            guarded.bring_back()
+            await (await call).release()
+            await lease.release()
+
+    asyncio.run(work())
+
+
+def test_an_interrupt_while_the_service_is_away_ends_the_call_and_not_the_session(guarded: Guarded) -> None:
+    with poolbridge.connect(guarded.path) as client:
+        client.open_pool("p")
+        kept = client.put(np.arange(10), "kept")
+        guarded.take_away()
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            client.allocate((64,), "uint8")
+        guarded.bring_back()
+        assert client.get_array("kept").tolist() == list(range(10))
+        kept.release()
+        until(lambda: client.stats().leases == 0)
+
+
+def test_a_forked_child_does_not_disturb_a_session_that_goes_on(guarded: Guarded) -> None:
+    with poolbridge.connect(guarded.path) as client:
+        client.open_pool("p")
+        lease = client.allocate((64,), "uint8")
+        end, other = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(other)
+            os.read(end, 1)
+            os._exit(0)
+        try:
+            guarded.take_away()
+            guarded.bring_back()
+            client.allocate((64,), "uint8").release()
+        finally:
+            os.close(end)
+            os.close(other)
+            assert os.waitpid(child, 0)[1] == 0
+        client.allocate((64,), "uint8").release()
+        lease.release()
+
+
+def test_a_client_that_is_closed_while_the_service_is_away_leaves(guarded: Guarded) -> None:
+    client = poolbridge.connect(guarded.path)
+    client.open_pool("p")
+    lease = client.allocate((64,), "uint8")
+    guarded.take_away()
+    threading.Timer(0.2, guarded.bring_back).start()
+    client.close()
+    assert lease.released
+    until(lambda: guarded.endings() == ["left"])
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_a_client_has_an_error_soon_when_guard_and_service_are_gone(guarded: Guarded, kind: str) -> None:
+    def kill() -> None:
+        child = guarded.child
+        guarded.process.kill()
+        os.kill(child, signal.SIGKILL)
+
+    async def work() -> None:
+        async with await poolbridge.connect_async(guarded.path) as client:
+            await client.open_pool("p")
+            kill()
+            with pytest.raises(poolbridge.ConnectionLostError):
+                await client.allocate((64,), "uint8", timeout=60)
+
+    if kind == "asyncio":
+        asyncio.run(work())
+        return
+    with poolbridge.connect(guarded.path) as client:
+        client.open_pool("p")
+        kill()
+        with pytest.raises(poolbridge.ConnectionLostError):
+            client.allocate((64,), "uint8", timeout=60)
+
+
+def test_a_call_ends_at_its_deadline_while_the_service_is_away(guarded: Guarded) -> None:
+    with poolbridge.connect(guarded.path, timeout=0.1) as client:
+        guarded.take_away()
+        with pytest.raises(poolbridge.ServiceStalledError):
+            client.stats()
+        guarded.bring_back()
+
+
+def test_a_session_goes_on_when_its_client_takes_it_up_after_its_loop_has_ended(guarded: Guarded) -> None:
+    async def work() -> np.ndarray:
+        client = await poolbridge.connect_async(guarded.path)
+        await client.open_pool("p")
+        array = await client.get_array("kept")
+        guarded.take_away()
+        await asyncio.sleep(0.05)
+        await client.close()
+        return array
+
+    with poolbridge.connect(guarded.path) as client:
+        client.open_pool("p")
+        with client.put(np.arange(10), "kept"):
+            array = asyncio.run(work())
+            guarded.bring_back()
+            until(lambda: client.stats().leases == 2)
+            assert array.tolist() == list(range(10))
+            del array
+            until(lambda: client.stats().leases == 1)
+
+
+def _packet(number: int) -> bytes:
+    request = StatsRequest()
+    request.number = number
+    return encode(request)
+
+
+def test_packets_are_kept_until_an_answer_confirms_them() -> None:
+    kept = Unconfirmed()
+    kept.token = b"t"
+    waits, silent, asked = _packet(1), [encode(Cancel(request=n)) for n in range(1, 300)], _packet(2)
+    for packet in [waits, *silent, asked]:
+        kept.note(deque([packet]))
+        kept.noted = 0
+    outbox: deque[bytes] = deque()
+    kept.again(outbox, {id(waits), id(asked)}, 100)
+    assert list(outbox) == [waits, *silent[99:], asked]
+    kept.noted = 0
+    kept.latest = asked
+    assert not kept.forget({id(waits)})
+    outbox.clear()
+    kept.again(outbox, {id(waits)}, 500)
+    assert list(outbox) == [waits]
