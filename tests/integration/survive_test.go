@@ -282,11 +282,138 @@ func TestPythonClientsGoOnWhenTheServiceIsKilled(t *testing.T) {
 }
 
 func TestAServiceOfAProgramHasNoGuard(t *testing.T) {
-	for _, flags := range [][]string{{"--private"}, {"--end-fd", "3"}} {
-		cmd := exec.Command(rig.Poolsvc(t), append([]string{"serve", "--guard"}, flags...)...)
-		cmd.ExtraFiles = []*os.File{os.Stdin}
-		out, err := cmd.CombinedOutput()
+	for _, flags := range [][]string{{"--private"}, {"--end-fd", "0"}, {"--ready-fd", "1"}} {
+		out, err := exec.Command(rig.Poolsvc(t), append([]string{"serve", "--guard"}, flags...)...).CombinedOutput()
 		require.Error(t, err)
 		assert.Contains(t, string(out), "--guard excludes")
 	}
+}
+
+// guarded starts a service with a guard and a pool of kind host.
+func guarded(t *testing.T) *rig.Service {
+	return rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", "name=p,kind=host,max=64MiB")
+}
+
+// takenOver kills the service and waits until another has taken over.
+func takenOver(t *testing.T, s *rig.Service) {
+	killService(t, s.Process.Pid)
+	s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Takeovers == 1 })
+}
+
+func TestASignalToTheGuardEndsTheServiceAndLeavesNothing(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		for _, before := range []func(*testing.T, *rig.Service){func(*testing.T, *rig.Service) {}, takenOver} {
+			s := guarded(t)
+			before(t, s)
+			c, err := bridge.Dial(t.Context(), s.Socket)
+			require.NoError(t, err)
+			pid := serviceOf(t, s.Process.Pid)
+			require.NoError(t, s.Process.Signal(sig))
+			require.NoError(t, s.Ended())
+			require.ErrorIs(t, syscall.Kill(pid, 0), syscall.ESRCH)
+			require.NoFileExists(t, s.Socket)
+			_, err = c.Stats(t.Context())
+			require.ErrorIs(t, err, bridge.ErrDisconnected)
+			require.NoError(t, c.Close())
+		}
+	}
+}
+
+func TestASignalWhileTheGuardMakesAPauseEndsIt(t *testing.T) {
+	s := rig.Serve(t, "--guard", "--guard-quick", "1h", "--pool", "name=p,kind=host,max=64MiB")
+	for !strings.Contains(s.Log(), "pause=1s") {
+		before := strings.Count(s.Log(), "the service died")
+		killService(t, s.Process.Pid)
+		require.Eventually(t, func() bool { return strings.Count(s.Log(), "the service died") > before }, time.Minute, time.Millisecond)
+	}
+	require.NoError(t, s.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, s.Ended())
+}
+
+func TestAStoppedServiceHasNoSuccessorBesideIt(t *testing.T) {
+	s := guarded(t)
+	c := dial(t, s)
+	pid := serviceOf(t, s.Process.Pid)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	call := make(chan error, 1)
+	go func() {
+		_, err := c.Stats(context.Background())
+		call <- err
+	}()
+	require.NoError(t, syscall.Kill(pid, syscall.SIGCONT))
+	require.NoError(t, <-call)
+	require.Equal(t, pid, serviceOf(t, s.Process.Pid), "the guard has started no other")
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	stats, err := c.Stats(t.Context())
+	require.NoError(t, err)
+	assert.EqualValues(t, 1, stats.Takeovers)
+	require.ErrorIs(t, syscall.Kill(pid, syscall.SIGCONT), syscall.ESRCH, "the guard has reaped it before it started the next")
+}
+
+func TestALostGuardIsInTheLogTheEventsAndTheStatus(t *testing.T) {
+	s := guarded(t)
+	status := func() string {
+		out, err := exec.Command(rig.Poolsvc(t), "status", "--socket", s.Socket).CombinedOutput()
+		require.NoError(t, err, string(out))
+		return string(out)
+	}
+	assert.NotContains(t, status(), "warning")
+	pid := serviceOf(t, s.Process.Pid)
+	require.NoError(t, s.Process.Kill())
+	s.Said(t, "the guard of the service is gone")
+	assert.Contains(t, status(), "if the service dies now")
+	stats := s.Stats(t)
+	assert.Equal(t, mempool.GuardLost, stats.Guard)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGTERM))
+	require.Eventually(t, func() bool { return syscall.Kill(pid, 0) != nil }, time.Minute, time.Millisecond)
+}
+
+func TestClientsThatCloseWhileTheServiceIsAwayLeave(t *testing.T) {
+	s := guarded(t)
+	c, err := bridge.Dial(t.Context(), s.Socket)
+	require.NoError(t, err)
+	p, err := c.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	_, err = p.TryAllocate(t.Context(), mempool.Bytes(64))
+	require.NoError(t, err)
+	pid := serviceOf(t, s.Process.Pid)
+	require.NoError(t, s.Process.Signal(syscall.SIGSTOP))
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	closed := make(chan error, 1)
+	go func() { closed <- c.Close() }()
+	require.NoError(t, s.Process.Signal(syscall.SIGCONT))
+	require.NoError(t, <-closed)
+	s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Leases == 0 })
+	assert.NotContains(t, s.Log(), "the connection broke off")
+}
+
+func TestTheGuardHearsOnlyItsService(t *testing.T) {
+	s := guarded(t)
+	c := dial(t, s)
+	text, err := os.ReadFile("/proc/net/unix")
+	require.NoError(t, err)
+	_, name, found := strings.Cut(string(text), fmt.Sprintf("@poolbridge-guard-%d", s.Process.Pid))
+	require.True(t, found)
+	name, _, _ = strings.Cut(name, "\n")
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer syscall.Close(fd)
+	for _, held := range []string{"books", "socket", "pb.1"} {
+		to := &syscall.SockaddrUnix{Name: fmt.Sprintf("@poolbridge-guard-%d%s", s.Process.Pid, name)}
+		require.NoError(t, syscall.Sendto(fd, []byte("FDSTOREREMOVE=1\nFDNAME="+held), 0, to))
+	}
+	takenOver(t, s)
+	_, err = c.Stats(t.Context())
+	require.NoError(t, err)
+}
+
+func TestTheSocketThatWasMadeAgainIsTakenOver(t *testing.T) {
+	s := guarded(t)
+	require.NoError(t, os.Remove(s.Socket))
+	s.Said(t, "the service has made the socket again")
+	takenOver(t, s)
+	require.NoError(t, os.Remove(s.Socket))
+	require.Eventually(t, func() bool { return strings.Count(s.Log(), "the service has made the socket again") == 2 }, time.Minute, time.Millisecond)
+	dial(t, s)
 }

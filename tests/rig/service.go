@@ -123,6 +123,12 @@ func (s *Service) Stop(t testing.TB) {
 	}
 }
 
+// Ended waits until the service has ended, and returns how.
+func (s *Service) Ended() error {
+	<-s.exited
+	return s.exit
+}
+
 // Kill kills the service without a warning.
 func (s *Service) Kill(t testing.TB) {
 	t.Helper()
