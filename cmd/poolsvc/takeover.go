@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/activation"
@@ -79,6 +80,11 @@ func (r *running) begin(config service.Config) (*takeover, error) {
 		return nil, fmt.Errorf("the guard of the service cannot be reached: %w", err)
 	}
 	t := &takeover{store, held}
+	for name, f := range held {
+		if strings.HasSuffix(name, ".socket") { // systemd's name, if the unit has no FileDescriptorName=
+			held[unitSocket] = f
+		}
+	}
 	if store == nil {
 		r.svc = service.New(config)
 		return t, nil
@@ -102,7 +108,7 @@ func (r *running) begin(config service.Config) (*takeover, error) {
 		}
 		r.log.Error("the service before this one cannot be taken over: its sessions end, and its memory is given back", "error", err)
 		for name, f := range held {
-			if name != socketName && name != unitSocket {
+			if name != socketName && f != held[unitSocket] {
 				_ = f.Close() // it was only held
 				store.Drop(name)
 			}
@@ -133,4 +139,11 @@ func (t *takeover) listen(socket string, p *plan, l life, svc *service.Service, 
 		files = []*os.File{f}
 	}
 	return listen(files, socket, p, l, svc, config)
+}
+
+// end tells the store that the service ends, and has no successor.
+func (t *takeover) end() {
+	if t.store != nil {
+		t.store.Drop(socketName)
+	}
 }

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"encoding/binary"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -49,7 +51,12 @@ func killService(t *testing.T, guard int) {
 }
 
 func TestClientsGoOnWhenTheServiceIsKilled(t *testing.T) {
-	const kills = 20
+	kills, err := strconv.Atoi(cmp.Or(os.Getenv("POOLBRIDGE_STRESS_KILLS"), "20"))
+	require.NoError(t, err)
+	seed, err := strconv.ParseUint(cmp.Or(os.Getenv("POOLBRIDGE_STRESS_SEED"), fmt.Sprint(rand.Uint64())), 10, 64)
+	require.NoError(t, err)
+	t.Logf("POOLBRIDGE_STRESS_SEED=%d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
 	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", "name=p,kind=host,max=64MiB")
 	holder := dial(t, s)
 	p, err := holder.TryOpenPool(t.Context(), "p")
@@ -92,7 +99,7 @@ func TestClientsGoOnWhenTheServiceIsKilled(t *testing.T) {
 	seen, heard := stream(t, s, "b", mempool.Broadcast, stop, &work)
 	var pauses []time.Duration
 	for range kills {
-		time.Sleep(time.Duration(rand.Int64N(int64(100 * time.Millisecond))))
+		time.Sleep(time.Duration(random.Int64N(int64(100 * time.Millisecond))))
 		killService(t, s.Process.Pid)
 		began := time.Now()
 		_, err := holder.Stats(t.Context())
