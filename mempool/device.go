@@ -2,6 +2,7 @@ package mempool
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -217,41 +218,108 @@ func (d *deviceAllocation) Free() error {
 	return deviceError("wait for a block to be free", d.stream.Synchronize())
 }
 
-// importedDeviceArena is a CUDA memory pool of another process.
+// importedDeviceArena has the CUDA memory pools of a service's pool. Each process of the service that has allocated memory had one of its own:
+// see service.Adopt.
 type importedDeviceArena struct {
 	*gpu
-	pool *cuda.MemPool
+	first  uint64 // the number of the pool to which blocks belong whose export names none
+	newest uint64
+	pools  map[uint64]*importedPool
+	grant  func(*cuda.MemPool) error // gives GPUs access to a pool that is imported
+	others []cuda.Device             // GPUs that Reach gave access
 }
 
-func openDeviceArena(p PoolInfo, x Export) (ImportedArena, error) { return openPool(p, x) }
+// importedPool is a CUDA memory pool of another process.
+type importedPool struct {
+	*cuda.MemPool
+	blocks int // of which this process has mappings
+}
 
-func openPool(p PoolInfo, x Export) (*importedDeviceArena, error) {
-	if len(x.Files) != 1 {
-		return nil, typed.Errorf(ErrInvalid, "a pool of kind %q comes with one file descriptor, this one with %d", p.Kind, len(x.Files))
+func openDeviceArena(p PoolInfo, x Export) (ImportedArena, error) {
+	a, err := newImportedArena(p)
+	if err != nil {
+		return nil, err
 	}
+	a.grant = func(pool *cuda.MemPool) error {
+		for _, d := range a.others {
+			if err := pool.SetAccess(d, cuda.AccessReadWrite); err != nil {
+				return unreachable(d, a.device, err)
+			}
+		}
+		return nil
+	}
+	return a, a.open(p, x)
+}
+
+func newImportedArena(p PoolInfo) (*importedDeviceArena, error) {
 	g, err := gpuOf(p)
 	if err != nil {
 		return nil, err
 	}
-	pool, err := g.ctx.ImportMemPool(int(x.Files[0].Fd()))
-	if err != nil {
-		return nil, errors.Join(importError("import a memory pool", err), g.Close())
+	return &importedDeviceArena{gpu: g, pools: make(map[uint64]*importedPool)}, nil
+}
+
+// open imports the pool that the export of a service's pool names, if it names one. If open fails, it closes the arena.
+func (a *importedDeviceArena) open(p PoolInfo, x Export) (err error) {
+	switch {
+	case len(x.Files) > 1 || len(x.Data) != 0 && len(x.Data) != poolNumberBytes:
+		err = typed.Errorf(ErrInvalid, "a pool of kind %q comes with at most one file descriptor and %d bytes, this one with %d and %d bytes", p.Kind, poolNumberBytes,
+			len(x.Files), len(x.Data))
+	case len(x.Files) == 1:
+		if len(x.Data) > 0 {
+			a.first = binary.LittleEndian.Uint64(x.Data)
+		}
+		_, err = a.pool(a.first, x.Files)
 	}
-	return &importedDeviceArena{g, pool}, nil
+	if err != nil {
+		return errors.Join(err, a.Close())
+	}
+	return nil
+}
+
+// poolNumberBytes is the length of the number of a CUDA memory pool in exports.
+const poolNumberBytes = 8
+
+// pool returns the pool of a number, and imports it if this process has not. A process must not import a pool twice.
+func (a *importedDeviceArena) pool(number uint64, files []*os.File) (*importedPool, error) {
+	if p := a.pools[number]; p != nil {
+		return p, nil
+	}
+	if len(files) != 1 {
+		return nil, typed.Errorf(ErrInvalid, "the block is in a CUDA memory pool %d, which this process has not opened, and comes without the pool's file descriptor", number)
+	}
+	pool, err := a.ctx.ImportMemPool(int(files[0].Fd()))
+	if err != nil {
+		return nil, importError("import a memory pool", err)
+	}
+	if err := a.grant(pool); err != nil {
+		return nil, errors.Join(err, insist(pool.Close))
+	}
+	p := &importedPool{MemPool: pool}
+	a.pools[number], a.newest = p, max(a.newest, number)
+	return p, nil
 }
 
 func (a *importedDeviceArena) Import(x Export, size uint64) (Mapping, error) {
 	var data cuda.PtrExportData
-	if len(x.Data) != len(data) || len(x.Files) != 0 {
+	number := a.first
+	if len(x.Data) == len(data)+poolNumberBytes {
+		number = binary.LittleEndian.Uint64(x.Data[len(data):])
+	} else if len(x.Data) != len(data) || len(x.Files) != 0 {
 		return nil, typed.Errorf(ErrInvalid, "a block of a CUDA memory pool is exported as %d bytes, not as %d bytes and %d file descriptors",
 			len(data), len(x.Data), len(x.Files))
 	}
 	copy(data[:], x.Data)
-	ptr, err := a.pool.ImportPtr(data)
+	pool, err := a.pool(number, x.Files)
+	if err != nil {
+		return nil, err
+	}
+	ptr, err := pool.ImportPtr(data)
 	if err != nil {
 		return nil, importError("import a block", err)
 	}
-	m := &deviceMapping{deviceMemory: deviceMemory{a.gpu, ptr, size}, pool: a.pool}
+	pool.blocks++
+	m := &deviceMapping{deviceMemory: deviceMemory{a.gpu, ptr, size}, arena: a, number: number}
 	if base, has, err := a.ctx.AddressRange(ptr); err == nil && size > has-uint64(ptr-base) {
 		err = typed.Errorf(ErrInvalid, "a block of %d bytes is more than the %d that its export names", size, has-uint64(ptr-base))
 		return nil, errors.Join(err, insist(m.Close))
@@ -261,35 +329,51 @@ func (a *importedDeviceArena) Import(x Export, size uint64) (Mapping, error) {
 
 func (a *importedDeviceArena) Reach(name string) error {
 	d, err := a.peer(name)
-	if err != nil || d == a.device {
+	if err != nil || d == a.device || slices.Contains(a.others, d) {
 		return err
 	}
-	if err := a.pool.SetAccess(d, cuda.AccessReadWrite); err != nil {
-		return unreachable(d, a.device, err)
+	for _, p := range a.pools {
+		if err := p.SetAccess(d, cuda.AccessReadWrite); err != nil {
+			return unreachable(d, a.device, err)
+		}
 	}
+	a.others = append(a.others, d)
 	return nil
 }
 
 func (a *importedDeviceArena) Close() error {
-	return errors.Join(deviceError("let go of a memory pool", insist(a.pool.Close)), a.gpu.Close())
+	var errs []error
+	for _, p := range a.pools {
+		errs = append(errs, deviceError("let go of a memory pool", insist(p.Close)))
+	}
+	return errors.Join(append(errs, a.gpu.Close())...)
 }
 
 // deviceMapping is a block of an importedDeviceArena.
 type deviceMapping struct {
 	deviceMemory
-	pool  *cuda.MemPool
-	freed bool // the driver has accepted the call that unmaps, but may not have unmapped the memory yet
+	arena  *importedDeviceArena
+	number uint64 // of the CUDA memory pool
+	freed  bool   // the driver has accepted the call that unmaps, but may not have unmapped the memory yet
 }
 
 // Memory returns the same mapping for reading and for writing, because memory of a CUDA memory pool cannot be read-only.
 func (m *deviceMapping) Memory(bool) (Memory, error) { return m.deviceMemory, nil }
 
 func (m *deviceMapping) Close() error {
+	pool := m.arena.pools[m.number]
 	if !m.freed {
-		if err := m.pool.Free(m.ptr, m.stream); err != nil {
+		if err := pool.Free(m.ptr, m.stream); err != nil {
 			return deviceError("unmap a block", err)
 		}
 		m.freed = true
 	}
-	return deviceError("wait for a block to be unmapped", m.stream.Synchronize())
+	if err := m.stream.Synchronize(); err != nil {
+		return deviceError("wait for a block to be unmapped", err)
+	}
+	// The import of a pool in which nobody allocates any more keeps memory.
+	if pool.blocks--; pool.blocks == 0 && m.number < m.arena.newest && insist(pool.Close) == nil {
+		delete(m.arena.pools, m.number)
+	}
+	return nil
 }

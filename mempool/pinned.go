@@ -115,32 +115,27 @@ type importedPinnedArena struct {
 	refused map[cuda.Device]error // the GPUs that cannot access the memory, with the reasons
 }
 
-func openPinnedArena(p PoolInfo, x Export) (_ ImportedArena, err error) {
-	d, err := openPool(p, x)
+func openPinnedArena(p PoolInfo, x Export) (ImportedArena, error) {
+	d, err := newImportedArena(p)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, d.Close())
-		}
-	}()
 	gpus, err := cuda.Devices()
 	if err != nil {
-		return nil, deviceError("find the GPUs that are to reach memory of the host", err)
+		return nil, errors.Join(deviceError("find the GPUs that are to reach memory of the host", err), d.Close())
 	}
 	a := importedPinnedArena{d, make(map[cuda.Device]error)}
 	// Each process must ask the driver to give GPUs access to a pool. For a pool in host memory, the driver refuses this as soon as the
 	// process has mapped a block of the pool. So give all GPUs access now.
-	for _, g := range gpus {
-		if err := a.pool.SetAccess(g, cuda.AccessReadWrite); err != nil {
-			a.refused[g] = deviceError(fmt.Sprintf("let GPU %d reach memory of the host", g.Ordinal()), err)
+	d.grant = func(pool *cuda.MemPool) error {
+		for _, g := range gpus {
+			if err := pool.SetAccess(g, cuda.AccessReadWrite); err != nil {
+				a.refused[g] = deviceError(fmt.Sprintf("let GPU %d reach memory of the host", g.Ordinal()), err)
+			}
 		}
+		return a.refused[a.device]
 	}
-	if err := a.refused[a.device]; err != nil {
-		return nil, err
-	}
-	return a, nil
+	return a, d.open(p, x)
 }
 
 func (a importedPinnedArena) Import(x Export, size uint64) (Mapping, error) {

@@ -40,7 +40,7 @@ func (l *life) flags(c *cobra.Command) {
 	f.DurationVar(&l.unused, "end-unused", 0, "end when no client was connected for so long, also after the start; 0: do not")
 	f.Var(&l.logBytes, "log-bytes", "limit the file of standard error to so many bytes: its older half is dropped; 0: no limit")
 	c.PreRunE = l.bound
-	f.BoolVar(&l.guarded, "guard", false, "stay as a guard that runs the service as its child, and starts it again when it dies: clients keep their sessions and memory of kind host")
+	f.BoolVar(&l.guarded, "guard", false, "stay as a guard that runs the service as its child, and starts it again when it dies: clients keep their sessions, and all memory but that of kind legacy")
 	f.DurationVar(&l.quick, "guard-quick", time.Second, "count a death of the service as quick when it has served for less; after 20 of them in a row the guard gives up")
 	f.BoolVar(&l.private, "private", false, "listen in a new folder below $TMPDIR or /tmp, which is removed at the end, instead of at --socket")
 }

@@ -77,13 +77,12 @@ func (r *running) inSession(do func(*service.Session) error) error {
 }
 
 func (r *running) createPool(session *service.Session, spec mempool.PoolSpec) error {
-	create := session.CreatePool
-	if r.adopted { // it may be there
-		create = func(spec mempool.PoolSpec) (*service.Pool, error) {
-			return session.EnsurePool(context.Background(), spec)
+	if r.adopted { // it may be there; EnsurePool would start the driver, and clients wait
+		if _, err := session.OpenPool(context.Background(), spec.Name, 0); !errors.Is(err, mempool.ErrNotFound) {
+			return err
 		}
 	}
-	p, err := create(spec)
+	p, err := session.CreatePool(spec)
 	if err != nil {
 		return err
 	}

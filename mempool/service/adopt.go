@@ -46,15 +46,15 @@ const filePrefix = "pb."
 
 func fileName(number uint64) string { return fmt.Sprint(filePrefix, number) }
 
-// keep gives a descriptor to the store, and returns its number; 0: the store does not have it.
+// keep gives a descriptor to the store, and returns its number; 0: there is no store. A successor notices it if the store did not take the
+// descriptor. Numbers never come again, also not in a successor, because clients know some: they begin with the milliseconds since the machine
+// has started.
 func (d *descriptors) keep(f *os.File) uint64 {
 	if d.store == nil {
 		return 0
 	}
 	number := d.last.Add(1)
-	if d.store.Keep(fileName(number), f) != nil {
-		return 0
-	}
+	_ = d.store.Keep(fileName(number), f)
 	return number
 }
 
@@ -176,7 +176,9 @@ func (a *adoption) memory() error {
 func (a *adoption) undo() error {
 	var errs []error
 	for _, p := range a.Service.pools {
-		errs = append(errs, p.arena.Close())
+		if p.arena != nil {
+			errs = append(errs, p.arena.Close())
+		}
 	}
 	for _, t := range a.ledger.Timelines {
 		errs = append(errs, a.Service.timelines.Remove(t)())
@@ -199,7 +201,6 @@ type adoption struct {
 // file returns a descriptor of the predecessor.
 func (a *adoption) file(number uint64, what string, id uint64) (*os.File, error) {
 	name := fileName(number)
-	a.descriptors.last.Store(max(a.descriptors.last.Load(), number))
 	if a.used[name] = true; a.files[name] == nil {
 		return nil, typed.Errorf(mempool.ErrUnavailable, "the memory of %s %d was not kept", what, id)
 	}
@@ -212,6 +213,10 @@ func (a *adoption) pools() error {
 		of[b.Pool] = append(of[b.Pool], b)
 	}
 	for id, rec := range a.ledger.Pools {
+		if !rec.Info.Kind.CanAdopt() {
+			a.keptBlocks(rec, of[rec])
+			continue
+		}
 		f, err := a.file(rec.File, "pool", id)
 		if err != nil {
 			return err
@@ -285,8 +290,9 @@ func (a *adoption) sessions() {
 	}
 	for rec := range a.ledger.Sessions.All() {
 		s := a.Service.sessions[rec.ID]
-		s.absent = make(chan struct{})
-		a.drains.Go(func() { s.awaitClient(s.absent) })
+		back := make(chan struct{})
+		s.absent = back
+		a.drains.Go(func() { s.awaitClient(back) }) // the client may be back before the goroutine runs
 	}
 }
 
@@ -309,6 +315,9 @@ func (a *adoption) blocks() {
 		a.Service.channels.of(rec).tidyLocked()
 	}
 	for _, p := range slices.Collect(maps.Values(a.Service.pools)) {
+		if p.lost {
+			p.loseLocked()
+		}
 		if p.rec.Closing {
 			p.retire(p.rec.Cached, false)
 			p.rec.Closed = false

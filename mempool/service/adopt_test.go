@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"encoding/binary"
 	"os"
 	"sync"
 	"testing"
@@ -181,11 +182,93 @@ func TestASessionWhoseClientDoesNotComeBackEnds(t *testing.T) {
 	assert.Eventually(t, func() bool { return s.svc.Stats().Leases == 0 }, time.Minute, time.Millisecond)
 }
 
-func TestMemoryThatWasNotKeptIsNotTakenOver(t *testing.T) {
+func TestMemoryThatWasNotKeptIsLostAndItsPoolGoesOn(t *testing.T) {
 	s := newSuccession(t)
-	p, _ := fakePool(t, open(t, s.svc), 1<<20)
-	err := s.takeOver()
+	a := open(t, s.svc)
+	p, _ := fakePool(t, a, 1<<20)
+	held, free := allocate(t, a, p, 512), allocate(t, a, p, 1024)
+	release(t, free)
+	_, err := a.Publish(held.rec.ID, mempool.Publication{Name: "n", Keep: true})
+	require.NoError(t, err)
+	require.NoError(t, s.takeOver())
+	again := s.resume(a)
+	_, err = again.Get(context.Background(), "n", false, Known{}, 0)
+	require.ErrorIs(t, err, mempool.ErrProducerDied)
+	assert.ErrorContains(t, err, "ended with the process of the service")
+	g, err := again.Granted(held.rec.ID)
+	require.NoError(t, err)
+	_, _, err = g.Lease.Export()
 	require.ErrorIs(t, err, mempool.ErrUnavailable)
-	assert.ErrorContains(t, err, "was not kept")
-	_ = p
+	stats := s.svc.Stats()
+	assert.EqualValues(t, 512, stats.Pools[0].Reserved, "the free block is not used again")
+	require.NoError(t, again.Unpublish("n"))
+	require.NoError(t, again.Release(false, nil, held.rec.ID))
+	assert.Zero(t, s.svc.Stats().Pools[0].Reserved)
+	fresh, err := again.Allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(512), 0, 0)
+	require.NoError(t, err)
+	_, first, err := fresh.Lease.Export()
+	require.NoError(t, err)
+	assert.True(t, first)
+	checkBooks(t, s.svc)
+}
+
+func (s *shelf) has(number uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.files[fileName(number)] != nil
+}
+
+// exported returns the number of the old pool that the export of a lease names.
+func exported(t *testing.T, l Lease) uint64 {
+	x, _, err := l.Export()
+	require.NoError(t, err)
+	require.Len(t, x.Files, 1)
+	require.Len(t, x.Data, 9)
+	return binary.LittleEndian.Uint64(x.Data[1:])
+}
+
+func TestBlocksOfAnOldPoolAreUsedAgainAndGivenBackTogether(t *testing.T) {
+	s := newSuccession(t)
+	a := open(t, s.svc)
+	p := createPool(t, a, mempool.PoolSpec{Name: "kept", Kind: fake, MaxBytes: 4096})
+	old := p.rec.File
+	assert.Equal(t, binary.LittleEndian.AppendUint64(nil, old), p.Export().Data)
+	held, free := allocate(t, a, p, 1024), allocate(t, a, p, 512)
+	release(t, free)
+	require.NoError(t, s.takeOver())
+	again := s.resume(a)
+	p, err := again.FindPool(p.rec.Info.ID)
+	require.NoError(t, err)
+	assert.Empty(t, p.Export().Files, "each block brings its own")
+	get := func(n uint64) Lease {
+		l, err := again.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(n), 0)
+		require.NoError(t, err)
+		return l
+	}
+	reused := get(512)
+	assert.Equal(t, free.rec.Buffer.Block.ID, reused.rec.Buffer.Block.ID)
+	assert.Equal(t, old, exported(t, reused))
+	release(t, reused)
+	fresh := get(2048)
+	assert.Greater(t, exported(t, fresh), old, "numbers never come again")
+	checkBooks(t, s.svc)
+	require.NoError(t, again.Dropped([]uint64{reused.rec.Buffer.Block.ID}))
+	_, err = again.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1536), 0)
+	require.ErrorIs(t, err, mempool.ErrLimit, "the memory of the free block comes back only with all of the old pool")
+	assert.True(t, s.shelf.has(old))
+
+	require.NoError(t, again.Release(false, nil, held.rec.ID))
+	release(t, get(1536))
+	assert.False(t, s.shelf.has(old), "the last block of the old pool is freed")
+	assert.EqualValues(t, 2048+1536, s.svc.Stats().Pools[0].Reserved)
+
+	last := exported(t, fresh)
+	require.NoError(t, s.takeOver())
+	once := s.resume(again)
+	require.NoError(t, once.DestroyPool(p.rec.Info.ID))
+	assert.True(t, s.shelf.has(last))
+	require.NoError(t, once.Release(false, nil, fresh.rec.ID))
+	require.NoError(t, once.Dropped([]uint64{fresh.rec.Buffer.Block.ID}))
+	assert.False(t, s.shelf.has(last))
+	assert.Empty(t, s.svc.Stats().Pools)
 }

@@ -3,9 +3,13 @@ package service
 import (
 	"bytes"
 	"context"
+	"os"
+	"strings"
 	"sync"
 	"testing"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
@@ -24,6 +28,7 @@ type fakeArena struct {
 	frees  int
 	closed bool
 	fail   map[string]error // the error of each method that fails, by the method's name
+	file   *os.File         // that keeps the memory; nil: it ends with its process
 	gate   chan struct{}    // if gate is not nil, Allocate waits for it
 	inside chan struct{}    // receives when Allocate waits
 }
@@ -62,7 +67,15 @@ func newFakeArena(spec mempool.PoolSpec, _ *hostmem.Memory) (mempool.Arena, erro
 	if err, ok := fakeFaults.Load(spec.Device); ok {
 		return nil, err.(error)
 	}
-	return &fakeArena{fail: make(map[string]error)}, nil
+	a := &fakeArena{fail: make(map[string]error)}
+	if strings.HasPrefix(spec.Name, "kept") {
+		fd, err := unix.MemfdCreate(spec.Name, unix.MFD_CLOEXEC)
+		if err != nil {
+			return nil, err
+		}
+		a.file = os.NewFile(uintptr(fd), spec.Name)
+	}
+	return a, nil
 }
 
 // set makes a method fail from now on, or work again if err is nil.
@@ -81,7 +94,13 @@ func (a *fakeArena) block() (inside <-chan struct{}, open func()) {
 
 func (a *fakeArena) Device() mempool.DeviceInfo { return mempool.NoDevice }
 func (a *fakeArena) Granularity() uint64        { return 512 }
-func (a *fakeArena) Export() mempool.Export     { return mempool.Export{} }
+
+func (a *fakeArena) Export() (x mempool.Export) {
+	if a.file != nil {
+		x.Files = []*os.File{a.file}
+	}
+	return x
+}
 
 func (a *fakeArena) InUse() (uint64, error) {
 	a.mu.Lock()

@@ -52,9 +52,18 @@ func (p *Pool) alike(peer mempool.Peer, spec mempool.PoolSpec) error {
 	return nil
 }
 
-// Export returns what another process needs to map the pool. The service closes the files of the export.
-func (p *Pool) Export() mempool.Export { return p.arena.Export() }
-
 // DriverInUse returns how many bytes of the pool are allocated, according to the driver or the system. Tests compare this number with
 // the pool's reserved bytes.
-func (p *Pool) DriverInUse() (uint64, error) { return p.arena.InUse() }
+func (p *Pool) DriverInUse() (n uint64, err error) {
+	p.svc.mu.Lock()
+	arena := p.arena
+	for _, k := range p.files {
+		n += k.bytes
+	}
+	p.svc.mu.Unlock()
+	if arena == nil {
+		return n, nil
+	}
+	more, err := arena.InUse()
+	return n + more, err
+}

@@ -49,6 +49,9 @@ func (s *Service) flush() error {
 			}
 		}
 		for _, p := range d.pools {
+			if p.arena == nil {
+				continue
+			}
 			if err := s.journal.Called(journal.CloseArena, p.arena.Close()); err != nil {
 				errs = append(errs, fmt.Errorf("pool %q: %w", p.rec.Info.Name, err))
 			}
@@ -60,6 +63,7 @@ func (s *Service) flush() error {
 		for _, p := range d.pools {
 			for _, b := range s.ledger.RemovePool(p.rec) {
 				s.blocks.Remove(b.ID) // the arena has freed it
+				p.letGoLocked(b)
 			}
 			delete(s.pools, p.rec.Info.ID)
 			s.descriptors.drop(p.rec.File)
@@ -95,6 +99,7 @@ func (p *Pool) freed(b *ledger.Block, err error) {
 	} else {
 		b.Freed()
 		p.svc.blocks.Remove(b.ID)
+		p.letGoLocked(b)
 		p.room.broadcast()
 		p.relief.broadcast()
 	}

@@ -25,6 +25,7 @@ func (p *Pool) kept() {
 	if p.rec.Closing {
 		p.retire(p.rec.Cached, false)
 	}
+	p.retireLost()
 }
 
 // endHoldLocked ends one hold on b.
@@ -74,8 +75,18 @@ func (p *Pool) retire(n uint64, quiet bool) (idle []*ledger.Block) {
 			chosen += b.Size
 		}
 	}
-	idle = append(idle, p.rec.Choose(&chosen, n, false, quiet)...) // unmapped blocks first: no session must answer a recall
-	recalled := p.rec.Choose(&chosen, n, true, quiet)
+	may := p.mayRetire(&n)
+	for _, b := range idle {
+		p.free(b)
+	}
+	return append(idle, p.choose(n-min(n, chosen), quiet, may)...)
+}
+
+// choose chooses cached blocks as retire does, of those for which `may` returns true; nil: of all.
+func (p *Pool) choose(n uint64, quiet bool, may func(*ledger.Block) bool) (idle []*ledger.Block) {
+	var chosen uint64
+	idle = p.rec.Choose(&chosen, n, false, quiet, may) // unmapped blocks first: no session must answer a recall
+	recalled := p.rec.Choose(&chosen, n, true, quiet, may)
 	for _, b := range recalled {
 		p.become(b, ledger.BlockRecalling)
 	}

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 	"github.com/poolbridge/poolbridge/mempool/service/books"
@@ -74,6 +76,9 @@ func newStopped(c Config) *Service {
 		s.mayCreate = func(p mempool.Peer) bool { return p.UID == s.uid }
 	}
 	s.descriptors.store, s.takeovers = c.Store, c.Takeovers
+	var up unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &up) // never fails
+	s.descriptors.last.Store(uint64(up.Nano() / 1e6))
 	s.resumeTime = cmp.Or(c.ResumeTime, 10*time.Second)
 	return s
 }

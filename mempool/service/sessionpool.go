@@ -39,8 +39,8 @@ func (s *Session) makePool(ctx context.Context, rec *ledger.Pool, spec mempool.P
 	arena, err := mempool.NewArena(spec, svc.memory)
 	err = svc.journal.Called(journal.CreateArena, err)
 	file := uint64(0)
-	if err == nil && spec.Kind.CanAdopt() {
-		file = svc.descriptors.keep(arena.Export().Files[0])
+	if err == nil {
+		file = svc.keepArena(arena)
 	}
 	svc.mu.Lock()
 	defer svc.unlock()

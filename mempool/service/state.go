@@ -117,9 +117,13 @@ type brokenIn struct {
 // Pool is memory of one kind on one device. The users and groups of the pool's access list share this memory. A pool has a name and a size
 // limit. Service.mu guards the fields that can change. The file recycle.go handles blocks that no buffer uses any more.
 type Pool struct {
-	svc   *Service
-	rec   *ledger.Pool
-	arena mempool.Arena
+	svc    *Service
+	rec    *ledger.Pool
+	making sync.Mutex           // held while the arena is made; locked before Service.mu
+	arena  mempool.Arena        // nil: the pool is of a predecessor, and this process has allocated nothing; written with `making` held, too
+	aged   bool                 // predecessors have allocated blocks, which this process keeps: see kept.go
+	files  map[uint64]*keptFile // their descriptors, by number
+	lost   bool                 // there were blocks whose memory is lost
 
 	queued          uint64        // how many blocks were queued to be freed so far
 	returned        countedSignal // a queued block was freed, or could not be freed

@@ -251,8 +251,8 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*ledger.Block
 		}
 		return nil, err
 	}
-	b := growth.Done(svc.firstGeneration(), placeOf(mem))
-	svc.blocks.Set(b.ID, &blockMemory{Allocation: mem})
+	b := growth.Done(svc.firstGeneration(), mem.place, mem.export)
+	svc.blocks.Set(b.ID, mem.memory)
 	if err = s.rec.Alive(); err == nil && p.rec.Closing {
 		err = p.rec.Ending()
 	}
@@ -264,19 +264,18 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*ledger.Block
 	return b, nil
 }
 
-// placeOf returns where an allocation is in the memory of its pool, if a successor needs to know it.
-func placeOf(mem mempool.Allocation) uint64 {
-	if a, ok := mem.(mempool.Adoptable); ok {
-		return a.Place()
-	}
-	return 0
-}
-
 // allocate calls the driver, which allocates the memory of a new block. The caller holds Service.mu; allocate releases the mutex during the
 // driver call.
-func (p *Pool) allocate(ctx context.Context, size uint64) (mempool.Allocation, error) {
+func (p *Pool) allocate(ctx context.Context, size uint64) (b newBlock, err error) {
 	p.svc.mu.Unlock()
 	defer p.svc.mu.Lock()
-	mem, err := p.arena.Allocate(ctx, size)
-	return mem, p.svc.journal.Called(journal.AllocateBlock, err)
+	arena, number, err := p.present()
+	if err != nil {
+		return b, err
+	}
+	mem, err := arena.Allocate(ctx, size)
+	if p.svc.journal.Called(journal.AllocateBlock, err) != nil {
+		return b, err
+	}
+	return p.keepBlock(mem, arena, number), nil
 }

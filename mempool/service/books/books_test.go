@@ -45,7 +45,7 @@ func (p *play) step() {
 		if block != nil {
 			s.Account(p.pool).Reuse(block)
 		} else {
-			block = s.Account(p.pool).Grow(4096).Done(1, 0)
+			block = s.Account(p.pool).Grow(4096).Done(1, 0, nil)
 		}
 		of := p.AddBuffer(block, s.Account(p.pool), s.Describe(mempool.Bytes(uint64(p.random.IntN(4096)))), 4096, 3)
 		p.leases = append(p.leases, p.Grant(of, s, true, nil, 4))
@@ -249,7 +249,7 @@ func BenchmarkCommit(b *testing.B) {
 				if block != nil {
 					a.Reuse(block)
 				} else {
-					block = a.Grow(4096).Done(1, 0)
+					block = a.Grow(4096).Done(1, 0, nil)
 				}
 				of := p.AddBuffer(block, a, tensor, 4096, 3)
 				lease := p.Grant(of, s, true, nil, 4)

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"math"
 	"slices"
 
 	"github.com/poolbridge/poolbridge/internal/typed"
@@ -13,7 +14,9 @@ type Block struct {
 	Pool *Pool
 	Size uint64
 
-	Place      uint64 // where the block is in the memory of its pool, for a successor of this process
+	// Place says where the memory is, for a successor of this process: for memory of kind host, the offset in the file of the pool; for other
+	// memory, which descriptor the memory comes with; 0: no descriptor; PlaceLost: the memory ended with a predecessor of this process.
+	Place      uint64
 	Generation uint64 // counts the buffers that have used the block
 	// Mapped has the sessions that may map the block: they got the export, and have neither dropped the block nor been forgotten. While Mapped
 	// is not empty, the service must not free the block.
@@ -27,6 +30,9 @@ type Block struct {
 	// the service must not free the block before they are reached.
 	Fences Fences
 }
+
+// PlaceLost is the Place of a block whose memory is lost.
+const PlaceLost = math.MaxUint64
 
 // BlockState is the state of a block.
 type BlockState uint8
@@ -75,13 +81,17 @@ func (g *Growth) Failed() {
 	g.account.remove(g.size)
 }
 
-// Done makes the block after it was allocated. Its first buffer has the generation `first`.
-func (g *Growth) Done(first, place uint64) *Block {
+// Done makes the block after it was allocated. Its first buffer has the generation `first`. A successor of this process finds the memory at
+// `place`, with the data `export` if that is not nil.
+func (g *Growth) Done(first, place uint64, export []byte) *Block {
 	p := g.account.pool
 	delete(p.growing, g)
 	p.ledger.Last.Block++
 	b := &Block{ID: p.ledger.Last.Block, Pool: p, Size: g.size, Generation: first, Place: place}
 	p.ledger.Blocks.Set(b.ID, b)
+	if export != nil {
+		p.ledger.Exports[b.ID] = export
+	}
 	p.ledger.Touch(b)
 	return b
 }
@@ -206,6 +216,7 @@ func (b *Block) Freed() {
 	p.Held -= b.Size
 	p.Blocks--
 	p.ledger.Blocks.Remove(b.ID)
+	delete(p.ledger.Exports, b.ID)
 	b.touch()
 }
 

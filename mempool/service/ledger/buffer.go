@@ -173,6 +173,10 @@ func (l *Ledger) Fail(b *Buffer, reason string) {
 
 // Incomplete returns the error of a buffer that has failed.
 func (t *buffers) Incomplete(b *Buffer) error {
+	if b.Block.Place == PlaceLost {
+		return typed.Errorf(mempool.ErrProducerDied, "buffer %d is lost: its memory, of kind %s, ended with the process of the service that had allocated it; write it again", b.ID,
+			b.Block.Pool.Info.Kind)
+	}
 	if reason, ok := t.reasons[b.ID]; ok {
 		return typed.Errorf(mempool.ErrContentFailed, "buffer %d is incomplete; its producer says: %s", b.ID, reason)
 	}

@@ -321,6 +321,9 @@ func (c *checker) checkBuffers() {
 		b := c.Buffers.Get(id)
 		c.want(b != nil && b.Failed, "there is a reason why buffer %d failed, which is gone or has not failed", id)
 	}
+	for id := range c.Exports {
+		c.want(c.Blocks.Get(id) != nil, "there is an export of block %d, which is gone", id)
+	}
 	for id := range c.events {
 		c.want(c.Buffers.Get(id) != nil, "there is an event of buffer %d, which is gone", id)
 	}

@@ -42,7 +42,7 @@ func newBooks(t testing.TB) *books {
 	require.NoError(t, b.writer.PromiseFence(fence[0]))
 	bufferOf := func(s *Session, bytes uint64) *Buffer {
 		account := s.Account(b.pool)
-		block := account.Grow((bytes+511)/512*512).Done(1, 0)
+		block := account.Grow((bytes+511)/512*512).Done(1, 0, nil)
 		of := b.AddBuffer(block, account, s.Describe(mempool.Bytes(bytes)), bytes, 3)
 		b.Grant(of, s, true, nil, 4)
 		s.Map(block)
@@ -255,7 +255,7 @@ func TestAPoolThatIsGoneLeavesNothingBehind(t *testing.T) {
 	require.Empty(t, b.Check())
 	chosen, all := uint64(0), b.pool.Cached
 	for _, mapped := range []bool{false, true} {
-		for _, block := range b.pool.Choose(&chosen, all, mapped, false) {
+		for _, block := range b.pool.Choose(&chosen, all, mapped, false, nil) {
 			block.Fences = nil
 			block.Become(BlockRecalling)
 			b.writer.Unmap(block)

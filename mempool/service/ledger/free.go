@@ -210,8 +210,9 @@ func (a *Account) Reuse(b *Block) {
 
 // Choose takes cached blocks until n bytes are chosen, and counts these blocks as held. The caller gives them another state. If `mapped` is
 // true, Choose takes only blocks that sessions map, otherwise only blocks that no session maps. If `quiet` is true, it takes no blocks with
-// work under way. It does not read the rest of the blocks after it has chosen n bytes, because there may be very many blocks.
-func (p *Pool) Choose(chosen *uint64, n uint64, mapped, quiet bool) (blocks []*Block) {
+// work under way. If `may` is not nil, it takes only blocks for which `may` returns true. It does not read the rest of the blocks after it has
+// chosen n bytes, because there may be very many blocks.
+func (p *Pool) Choose(chosen *uint64, n uint64, mapped, quiet bool, may func(*Block) bool) (blocks []*Block) {
 	take := func(b *Block) {
 		blocks = append(blocks, b)
 		*chosen += b.Size
@@ -227,7 +228,7 @@ func (p *Pool) Choose(chosen *uint64, n uint64, mapped, quiet bool) (blocks []*B
 		left, i := list[:0], 0
 		for ; i < len(list) && !enough(); i++ {
 			b := list[i]
-			if b.Mapped.Len() > 0 != mapped {
+			if b.Mapped.Len() > 0 != mapped || may != nil && !may(b) {
 				left = append(left, b)
 				continue
 			}
@@ -247,7 +248,7 @@ func (p *Pool) Choose(chosen *uint64, n uint64, mapped, quiet bool) (blocks []*B
 	}
 	for _, size := range slices.Sorted(maps.Keys(p.pending)) {
 		for _, e := range p.pending[size].all {
-			if *chosen < n && !e.stale() && e.block.Mapped.Len() > 0 == mapped {
+			if *chosen < n && !e.stale() && e.block.Mapped.Len() > 0 == mapped && (may == nil || may(e.block)) {
 				e.block.clearPending()
 				take(e.block)
 			}

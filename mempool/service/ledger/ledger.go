@@ -23,6 +23,7 @@ type Ledger struct {
 	// PoolNames has the pools that are not being destroyed. A name is reserved before its pool is made: that pool has no id yet.
 	PoolNames map[string]*Pool
 	Blocks    Index[uint64, *Block] // blocks that are not freed
+	Exports   map[uint64][]byte     // by id of a block: what a successor of this process needs besides the descriptor
 	Leases    Index[uint64, *Lease]
 	// Last has the greatest id of each kind so far.
 	Last LastIDs
@@ -40,7 +41,7 @@ type LastIDs struct {
 // New makes a ledger without records.
 func New(l Limits) *Ledger {
 	return &Ledger{Limits: l.Filled(), Pools: make(map[uint64]*Pool), PoolNames: make(map[string]*Pool), poolsOf: make(Tally), sessionsOf: make(Tally),
-		keepers: make(map[keeperKey]*Keeper),
+		keepers: make(map[keeperKey]*Keeper), Exports: make(map[uint64][]byte),
 		buffers: buffers{reasons: make(map[uint64]string), events: make(map[uint64][]byte), versions: make(map[uint64]uint64), divisions: make(map[uint64]*division)}, names: names{namesOf: make(Tally), whileUsed: make(map[uint64][]*Name)},
 		timelines: timelines{Timelines: make(map[uint64]*Timeline)}, channels: channels{ChannelNames: make(map[string]*Channel)}}
 }

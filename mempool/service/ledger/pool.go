@@ -89,6 +89,7 @@ func (l *Ledger) RemovePool(p *Pool) []*Block {
 	}
 	for _, b := range p.stuck {
 		l.Blocks.Remove(b.ID)
+		delete(l.Exports, b.ID)
 		l.Touch(b)
 	}
 	if p.Info.ID != 0 {

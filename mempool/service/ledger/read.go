@@ -174,6 +174,9 @@ func (r *reader) readBlock(id uint64, e *blockFields) {
 	}
 	b := &Block{ID: id, Pool: p, Size: e.Size, Generation: e.Generation, Place: e.Place, Holds: e.Holds, State: e.State, Fences: e.Fences}
 	r.Blocks.Set(b.ID, b)
+	if len(e.Export) > 0 {
+		r.Exports[id] = e.Export
+	}
 	p.Reserved += b.Size
 	p.Blocks++
 	switch b.State {

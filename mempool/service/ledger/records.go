@@ -490,6 +490,7 @@ func (e *poolFields) code(c *codec) {
 type blockFields struct {
 	Pool, Size, Generation uint64
 	Place                  uint64
+	Export                 []byte
 	Holds                  int32
 	State                  BlockState
 	Fences                 Fences
@@ -503,7 +504,8 @@ func (b *Block) write(c *codec) {
 	if !c.lives(b.Pool.ledger.Blocks.Get(b.ID) == b) {
 		return
 	}
-	e := blockFields{Pool: b.Pool.Info.ID, Size: b.Size, Generation: b.Generation, Place: b.Place, Holds: b.Holds, State: b.State, Fences: b.Fences}
+	e := blockFields{Pool: b.Pool.Info.ID, Size: b.Size, Generation: b.Generation, Place: b.Place, Export: b.Pool.ledger.Exports[b.ID], Holds: b.Holds, State: b.State,
+		Fences: b.Fences}
 	if b.kept != nil {
 		e.Since = b.kept.since
 		for s := range b.kept.left.All() {
@@ -519,6 +521,7 @@ func (e *blockFields) code(c *codec) {
 	number(c, &e.Size)
 	number(c, &e.Generation)
 	number(c, &e.Place)
+	text(c, &e.Export)
 	number(c, &e.Holds)
 	number(c, &e.State)
 	c.fences(&e.Fences)

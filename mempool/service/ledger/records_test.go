@@ -39,7 +39,7 @@ func TestALedgerThatWasWrittenIsReadBack(t *testing.T) {
 	assert.Nil(t, read.Ended.Get(3))
 	assert.True(t, ch.Release(read.Buffers.Get(b.kept.ID)), "nothing has it any more")
 	assert.Equal(t, lost.Timeline, read.RemoveMember(lost), "nothing refers to it any more")
-	block := have.ledger.Sessions.Get(1).Account(have).Grow(512).Done(1, 0)
+	block := have.ledger.Sessions.Get(1).Account(have).Grow(512).Done(1, 0, nil)
 	assert.Equal(t, b.Last.Block+1, block.ID, "no id comes again")
 }
 

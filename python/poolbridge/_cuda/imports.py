@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from ctypes import byref, c_int
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from poolbridge.errors import (
     UnavailableError,
 )
 
-HANDLE_BYTES: Final = 64
 _TRIES = 1 << 14
 
 

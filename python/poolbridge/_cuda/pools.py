@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from typing import Any, Final
+from typing import Any
 
 from poolbridge._cuda import driver as _driver
 from poolbridge._cuda.cuda import call, current, own_stream
@@ -19,8 +19,6 @@ from poolbridge.errors import (
     InvalidArgumentError,
     PoolbridgeError,
 )
-
-BLOB_BYTES: Final = 64
 
 
 class ImportedBlock(ABC):

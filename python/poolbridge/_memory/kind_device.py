@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 from poolbridge._cuda import cuda as _cuda, pools as _pools
 from poolbridge._memory.kind_gpu import GPUPool
 from poolbridge._memory.kinds import BlockMemory, Kind
-from poolbridge.errors import (
-    ProtocolError,
-)
+from poolbridge._memory.pool_imports import PoolImports
 
 if TYPE_CHECKING:
     from poolbridge._cuda.pools import ImportedBlock, ImportedPool
@@ -21,9 +19,11 @@ if TYPE_CHECKING:
 class DeviceBlock(BlockMemory):
     """An imported allocation of the pool."""
 
-    def __init__(self, pool: DevicePool, block: ImportedBlock) -> None:
+    def __init__(self, pool: DevicePool, number: int, block: ImportedBlock) -> None:
         self.pool: DevicePool = pool
+        self._number = number
         self._block = block
+        pool.imports.mapped(number)
 
     def address(self, *, write: bool) -> int:  # noqa: ARG002
         """Return the block's address for reading and for writing: CUDA cannot map a block of a pool read-only."""
@@ -36,6 +36,7 @@ class DeviceBlock(BlockMemory):
     def close(self) -> None:
         """Free this process's import of the block."""
         self._block.close()
+        self.pool.imports.unmapped(self._number)
 
     def evidence(self) -> dict[str, Any]:
         """Return what the package that imported the block, and the driver, know about the block's address."""
@@ -49,23 +50,28 @@ class DeviceBlock(BlockMemory):
 class DevicePool(GPUPool):
     """A pool that this process has imported."""
 
-    def __init__(self, kind: KindName, ordinal: int, pool: ImportedPool) -> None:
+    def __init__(self, kind: KindName, ordinal: int, export: bytes, descriptors: Descriptors) -> None:
         super().__init__(kind, ordinal)
-        self._pool = pool
+        self.imports = PoolImports(self._import, export, descriptors)
+
+    def _import(self, fd: int) -> ImportedPool:
+        pool = _pools.import_pool(self.ordinal, fd)
+        for ordinal in self.others:
+            pool.grant(ordinal)
+        return pool
 
     def grant(self, ordinal: int) -> None:
         """Give the GPU `ordinal` access to the whole pool."""
-        self._pool.grant(ordinal)
+        self.imports.grant(lambda pool: pool.grant(ordinal))
 
-    def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> DeviceBlock:  # noqa: ARG002
-        """Import one block by `export`: 64 bytes that the CUDA driver made for this block in the service's process."""
-        if len(export) != _pools.BLOB_BYTES:
-            raise ProtocolError(f"the export of a device block has {_pools.BLOB_BYTES} bytes, got {len(export)}")
-        return DeviceBlock(self, self._pool.import_block(export, size))
+    def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> DeviceBlock:
+        """Import one block by `export`, which the CUDA driver made for this block in the service's process."""
+        number, pool, blob = self.imports.of(export, descriptors)
+        return DeviceBlock(self, number, pool.import_block(blob, size))
 
     def close(self) -> None:
         """Close this process's import of the pool."""
-        self._pool.close()
+        self.imports.close()
 
 
 class DeviceKind(Kind):
@@ -73,8 +79,6 @@ class DeviceKind(Kind):
 
     name = "device"
 
-    def map_pool(self, pool: PoolInfo, export: bytes, descriptors: Descriptors) -> DevicePool:  # noqa: ARG002
+    def map_pool(self, pool: PoolInfo, export: bytes, descriptors: Descriptors) -> DevicePool:
         """Import the pool on the GPU that has its memory. Close the descriptor: the import itself keeps the memory."""
-        ordinal = _cuda.find_device(pool.device_uuid)
-        with descriptors.lent() as fd:
-            return DevicePool(self.name, ordinal, _pools.import_pool(ordinal, fd))
+        return DevicePool(self.name, _cuda.find_device(pool.device_uuid), export, descriptors)

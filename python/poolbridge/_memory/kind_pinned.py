@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 from poolbridge._cuda import cuda as _cuda, imports as _cuda_imports
 from poolbridge._memory.kind_gpu import GPUPool
 from poolbridge._memory.kinds import BlockMemory, Kind
-from poolbridge.errors import (
-    ProtocolError,
-)
+from poolbridge._memory.pool_imports import PoolImports
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,9 +21,12 @@ if TYPE_CHECKING:
 class PinnedBlock(BlockMemory):
     """An imported allocation of the pool."""
 
-    def __init__(self, pool: PinnedPool, address: int) -> None:
+    def __init__(self, pool: PinnedPool, number: int, of: _cuda_imports.PinnedPool, address: int) -> None:
         self.pool: PinnedPool = pool
+        self._number = number
+        self._of = of
         self._address = address
+        pool.imports.mapped(number)
 
     def address(self, *, write: bool) -> int:  # noqa: ARG002
         """Return the block's address for reading and for writing: CUDA cannot map a block of a pool read-only."""
@@ -37,12 +38,13 @@ class PinnedBlock(BlockMemory):
 
     def close(self) -> None:
         """Free this process's import of the block."""
-        self.pool.imported.release_block(self._address)
+        self._of.release_block(self._address)
+        self.pool.imports.unmapped(self._number)
 
     def evidence(self) -> dict[str, Any]:
         """Return what the driver knows about the block's address."""
         facts = _cuda.pointer_facts(self._address)
-        return {"mapped": facts["memory_type"] != "0", "route": self.pool.imported.route, **facts}
+        return {"mapped": facts["memory_type"] != "0", "route": self._of.route, **facts}
 
 
 class PinnedPool(GPUPool):
@@ -58,28 +60,25 @@ class PinnedPool(GPUPool):
         """True: the memory is memory of the host."""
         return True
 
-    def __init__(self, kind: KindName, imported: _cuda_imports.PinnedPool) -> None:
-        super().__init__(kind, imported.ordinal)
-        self.imported = imported
+    def __init__(self, kind: KindName, ordinal: int, export: bytes, descriptors: Descriptors) -> None:
+        super().__init__(kind, ordinal)
+        self.imports = PoolImports(lambda fd: _cuda_imports.PinnedPool(ordinal, fd), export, descriptors)
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> PinnedBlock:  # noqa: ARG002
-        """Import one block by `export`: 64 bytes that the CUDA driver made for this block in the service's process."""
-        if len(export) != _cuda_imports.HANDLE_BYTES:
-            raise ProtocolError(
-                f"the export of a pinned block has {_cuda_imports.HANDLE_BYTES} bytes, got {len(export)}"
-            )
-        return PinnedBlock(self, self.imported.import_block(export))
+        """Import one block by `export`, which the CUDA driver made for this block in the service's process."""
+        number, pool, blob = self.imports.of(export, descriptors)
+        return PinnedBlock(self, number, pool, pool.import_block(blob))
 
     def check_peer(self, ordinal: int) -> None:
         """Do nothing: a GPU needs no peer access to use host memory."""
 
     def grant(self, ordinal: int) -> None:
         """Raise an error if the GPU `ordinal` did not get access when this process imported the pool."""
-        self.imported.grant(ordinal)
+        self.imports.grant(lambda pool: pool.grant(ordinal))
 
     def close(self) -> None:
         """Close this process's import of the pool."""
-        self.imported.close()
+        self.imports.close()
 
     def read(self, address: int, out: np.ndarray[Any, Any]) -> None:
         """Wait until the GPUs have done this process's work so far. Then copy from `address` to `out` on the CPU."""
@@ -97,8 +96,6 @@ class PinnedKind(Kind):
 
     name = "pinned"
 
-    def map_pool(self, pool: PoolInfo, export: bytes, descriptors: Descriptors) -> PinnedPool:  # noqa: ARG002
+    def map_pool(self, pool: PoolInfo, export: bytes, descriptors: Descriptors) -> PinnedPool:
         """Import the pool for the GPU that `pool` names. Close the descriptor: the import itself keeps the memory."""
-        ordinal = _cuda.find_device(pool.device_uuid)
-        with descriptors.lent() as fd:
-            return PinnedPool(self.name, _cuda_imports.PinnedPool(ordinal, fd))
+        return PinnedPool(self.name, _cuda.find_device(pool.device_uuid), export, descriptors)

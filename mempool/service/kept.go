@@ -1,0 +1,214 @@
+package service
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+
+	"github.com/poolbridge/poolbridge/internal/typed"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
+)
+
+// This file keeps the memory of kinds that a process cannot adopt as a whole. A descriptor of the driver keeps the memory of a process that died:
+// that of a CUDA memory pool all memory of the pool, that of a block of kind vmm the block. A successor only holds the descriptor and sends it to
+// clients. It calls the driver only when it needs a new block: then it makes a pool of its own, from which it allocates. In an old pool it can
+// neither allocate nor free: it uses the pool's blocks again, and the memory goes when no block of the old pool is left. The service works in no
+// stream besides allocating and freeing, which it awaits, so that nobody can wait for work of a service that died.
+
+// keptFile is a descriptor of a predecessor, with memory of blocks.
+type keptFile struct {
+	file   *os.File
+	blocks int
+	bytes  uint64
+}
+
+// keptMemory is the memory of a block that a predecessor has allocated, which this process does not access. The descriptor keeps it.
+type keptMemory struct {
+	mempool.Memory // nil
+	export         mempool.Export
+}
+
+func (m *keptMemory) Export() (mempool.Export, error) {
+	if m.export.Files == nil {
+		return m.export, typed.Errorf(mempool.ErrUnavailable, "the memory is lost: it ended with the process of the service that had allocated it; release it, and write again")
+	}
+	return m.export, nil
+}
+
+func (m *keptMemory) Free() error { return nil }
+
+// newBlock is a block that the arena has allocated, with what the books have of it.
+type newBlock struct {
+	memory *blockMemory
+	place  uint64
+	export []byte
+}
+
+// keepBlock gives the store what a successor needs to have the memory, and says where the memory is.
+func (p *Pool) keepBlock(mem mempool.Allocation, arena mempool.Arena, number uint64) newBlock {
+	b := newBlock{memory: &blockMemory{Allocation: mem}}
+	if a, ok := mem.(mempool.Adoptable); ok {
+		b.place = a.Place()
+		return b
+	}
+	if p.svc.descriptors.store == nil {
+		return b
+	}
+	x, err := mem.Export()
+	switch {
+	case err != nil: // whoever leases the block gets the error
+	case len(x.Files) > 0:
+		b.place = p.svc.descriptors.keep(x.Files[0])
+	case number != 0:
+		b.place, b.export = number, x.Data
+		if p.aged {
+			b.memory.exported, b.memory.export = true, exportOf(x.Data, number, arena.Export().Files[0])
+		}
+	}
+	return b
+}
+
+// exportOf returns the export of a block that is not in the CUDA memory pool which a client has opened with the service's pool.
+func exportOf(data []byte, number uint64, f *os.File) mempool.Export {
+	if len(data) > 0 {
+		data = binary.LittleEndian.AppendUint64(slices.Clone(data), number)
+	}
+	return mempool.Export{Data: data, Files: []*os.File{f}}
+}
+
+// keepArena gives the store the descriptor of an arena, and returns its number; 0: there is none.
+func (s *Service) keepArena(arena mempool.Arena) uint64 {
+	if files := arena.Export().Files; len(files) > 0 {
+		return s.descriptors.keep(files[0])
+	}
+	return 0
+}
+
+// present returns the arena from which the pool allocates, and the number of its descriptor. It makes the arena if there is none.
+func (p *Pool) present() (mempool.Arena, uint64, error) {
+	p.making.Lock()
+	defer p.making.Unlock()
+	if p.arena != nil {
+		return p.arena, p.rec.File, nil
+	}
+	svc, of := p.svc, p.rec.Info
+	arena, err := mempool.NewArena(mempool.PoolSpec{Name: of.Name, Kind: of.Kind, Device: of.Device.UUID, MaxBytes: of.MaxBytes}, svc.memory)
+	if svc.journal.Called(journal.CreateArena, err) != nil {
+		return nil, 0, err
+	}
+	number := svc.keepArena(arena)
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	p.arena, p.rec.File = arena, number
+	svc.ledger.Touch(p.rec)
+	return arena, number, nil
+}
+
+// Export returns what another process needs to map the pool. The service closes the files of the export.
+func (p *Pool) Export() (x mempool.Export) {
+	p.svc.mu.Lock()
+	defer p.svc.mu.Unlock()
+	if p.aged {
+		return x // each block brings its descriptor
+	}
+	x = p.arena.Export()
+	if p.rec.File != 0 && !p.rec.Info.Kind.CanAdopt() {
+		x.Data = binary.LittleEndian.AppendUint64(nil, p.rec.File)
+	}
+	return x
+}
+
+// letGoLocked closes the descriptor of a block that is freed, if no other block needs it.
+func (p *Pool) letGoLocked(b *ledger.Block) {
+	switch k := p.files[b.Place]; {
+	case p.rec.Info.Kind.CanAdopt(), b.Place == p.rec.File, b.Place == ledger.PlaceLost:
+	case k == nil:
+		p.svc.descriptors.drop(b.Place)
+	default:
+		k.bytes -= b.Size
+		if k.blocks--; k.blocks == 0 {
+			_ = k.file.Close() // it was only held
+			delete(p.files, b.Place)
+			p.svc.descriptors.drop(b.Place)
+		}
+	}
+}
+
+// mayRetire returns which free blocks retire may choose; nil: all. The memory of an old pool comes back only when all its blocks are free, so
+// that they are freed together, and until then they count.
+func (p *Pool) mayRetire(n *uint64) func(*ledger.Block) bool {
+	if len(p.files) == 0 || p.rec.Closing {
+		return nil
+	}
+	free := make(map[uint64]int)
+	for b := range p.rec.Free() {
+		free[b.Place]++
+	}
+	for place, k := range p.files {
+		if k.blocks > 1 && free[place] == k.blocks && *n > 0 {
+			*n = math.MaxUint64
+		}
+	}
+	return func(b *ledger.Block) bool {
+		k := p.files[b.Place]
+		return k == nil || free[b.Place] == k.blocks
+	}
+}
+
+// keptBlocks takes over the blocks of a pool of a kind that a process cannot adopt as a whole.
+func (a *adoption) keptBlocks(rec *ledger.Pool, blocks []*ledger.Block) {
+	p := a.addPool(rec, nil)
+	p.aged, p.files = true, make(map[uint64]*keptFile)
+	rec.File = 0
+	for _, b := range blocks {
+		memory := &keptMemory{}
+		a.Service.blocks.Set(b.ID, &blockMemory{Allocation: memory})
+		k := p.files[b.Place]
+		if k == nil {
+			f, err := a.file(cmp.Or(b.Place, ledger.PlaceLost), "block", b.ID)
+			if err != nil {
+				b.Place, p.lost = ledger.PlaceLost, true
+				continue
+			}
+			k = &keptFile{file: f}
+			p.files[b.Place] = k
+		}
+		k.blocks++
+		k.bytes += b.Size
+		memory.export = exportOf(a.ledger.Exports[b.ID], b.Place, k.file)
+	}
+}
+
+// loseLocked ends what was in the memory that a predecessor's process took with it.
+func (p *Pool) loseLocked() {
+	svc, n := p.svc, 0
+	for b := range svc.ledger.Buffers.All() {
+		if b.Block.Pool == p.rec && b.Block.Place == ledger.PlaceLost && !b.Failed {
+			n++
+			svc.ledger.Fail(b, "") // a client hears of it when it takes its session up
+		}
+	}
+	if n > 0 {
+		svc.mu.note(mempool.HistoryEvent{Kind: mempool.DriverError, Count: n, Text: fmt.Sprintf(
+			"%d buffers of pool %q are lost: memory of kind %s ends with the process of the service", n, p.rec.Info.Name, p.rec.Info.Kind)}, p.rec)
+	}
+	for rec := range svc.ledger.Channels.All() {
+		if rec.Pool == p.rec {
+			svc.channels.of(rec).End("its memory ended with the process of the service")
+			svc.channels.of(rec).tidyLocked()
+		}
+	}
+	p.retireLost()
+}
+
+// retireLost frees the lost blocks that nobody uses.
+func (p *Pool) retireLost() {
+	if p.lost {
+		p.choose(math.MaxUint64, false, func(b *ledger.Block) bool { return b.Place == ledger.PlaceLost })
+	}
+}
