@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -263,8 +264,8 @@ func newImportedArena(p PoolInfo) (*importedDeviceArena, error) {
 func (a *importedDeviceArena) open(p PoolInfo, x Export) (err error) {
 	switch {
 	case len(x.Files) > 1 || len(x.Data) != 0 && len(x.Data) != poolNumberBytes:
-		err = typed.Errorf(ErrInvalid, "a pool of kind %q comes with at most one file descriptor and %d bytes, this one with %d and %d bytes", p.Kind, poolNumberBytes,
-			len(x.Files), len(x.Data))
+		err = typed.Errorf(ErrInvalid, "a pool of kind %q comes with at most one file descriptor and %d bytes, this one with %d and %d bytes", p.Kind,
+			poolNumberBytes, len(x.Files), len(x.Data))
 	case len(x.Files) == 1:
 		if len(x.Data) > 0 {
 			a.first = binary.LittleEndian.Uint64(x.Data)
@@ -286,7 +287,8 @@ func (a *importedDeviceArena) pool(number uint64, files []*os.File) (*importedPo
 		return p, nil
 	}
 	if len(files) != 1 {
-		return nil, typed.Errorf(ErrInvalid, "the block is in a CUDA memory pool %d, which this process has not opened, and comes without the pool's file descriptor", number)
+		return nil, typed.Errorf(ErrInvalid, "the block is in CUDA memory pool %d, which this process has not opened, and comes with %d file descriptors, not one",
+			number, len(files))
 	}
 	pool, err := a.ctx.ImportMemPool(int(files[0].Fd()))
 	if err != nil {
@@ -319,6 +321,7 @@ func (a *importedDeviceArena) Import(x Export, size uint64) (Mapping, error) {
 		return nil, importError("import a block", err)
 	}
 	pool.blocks++
+	a.prune()
 	m := &deviceMapping{deviceMemory: deviceMemory{a.gpu, ptr, size}, arena: a, number: number}
 	if base, has, err := a.ctx.AddressRange(ptr); err == nil && size > has-uint64(ptr-base) {
 		err = typed.Errorf(ErrInvalid, "a block of %d bytes is more than the %d that its export names", size, has-uint64(ptr-base))
@@ -371,9 +374,14 @@ func (m *deviceMapping) Close() error {
 	if err := m.stream.Synchronize(); err != nil {
 		return deviceError("wait for a block to be unmapped", err)
 	}
-	// The import of a pool in which nobody allocates any more keeps memory.
-	if pool.blocks--; pool.blocks == 0 && m.number < m.arena.newest && insist(pool.Close) == nil {
-		delete(m.arena.pools, m.number)
-	}
+	pool.blocks--
+	m.arena.prune()
 	return nil
+}
+
+// prune closes old pools of which this process maps no block: an import keeps memory. Close closes those for which that fails.
+func (a *importedDeviceArena) prune() {
+	maps.DeleteFunc(a.pools, func(number uint64, p *importedPool) bool {
+		return p.blocks == 0 && number < a.newest && insist(p.Close) == nil
+	})
 }

@@ -38,8 +38,12 @@ const BooksName = "books"
 type descriptors struct {
 	store   Store // nil: there is none
 	last    atomic.Uint64
-	dropped []uint64 // descriptors that the records do not name any more; guarded by Service.mu
+	held    atomic.Int64 // how many descriptors the store has
+	dropped []uint64     // descriptors that the records do not name any more; guarded by Service.mu
 }
+
+// maxHeld is how many descriptors a service gives to the store: their names must fit into a variable of the environment of its successor.
+const maxHeld = 8000
 
 // filePrefix begins the names of the descriptors that the books name.
 const filePrefix = "pb."
@@ -54,7 +58,9 @@ func (d *descriptors) keep(f *os.File) uint64 {
 		return 0
 	}
 	number := d.last.Add(1)
-	_ = d.store.Keep(fileName(number), f)
+	if d.held.Add(1) <= maxHeld {
+		_ = d.store.Keep(fileName(number), f)
+	}
 	return number
 }
 
@@ -68,6 +74,7 @@ func (d *descriptors) drop(number uint64) {
 // dropNow closes a descriptor of the store, which the books do not name.
 func (d *descriptors) dropNow(number uint64) {
 	if number != 0 {
+		d.held.Add(-1)
 		d.store.Drop(fileName(number))
 	}
 }
@@ -75,7 +82,7 @@ func (d *descriptors) dropNow(number uint64) {
 // flush closes the descriptors that the books do not name any more. The caller holds Service.mu.
 func (d *descriptors) flush() {
 	for _, number := range d.dropped {
-		d.store.Drop(fileName(number))
+		d.dropNow(number)
 	}
 	d.dropped = d.dropped[:0]
 }
@@ -143,6 +150,7 @@ func Adopt(c Config, from *books.Content, files map[string]*os.File) (*Service, 
 	}
 	s.ledger, s.epoch, s.began = l, from.Epoch, from.Began
 	s.journal.Continue(l.Last.Event)
+	s.descriptors.held.Store(int64(len(files)))
 	a := adoption{s, files, make(map[string]bool)}
 	if err := a.memory(); err != nil {
 		return nil, errors.Join(err, a.undo())
@@ -152,6 +160,7 @@ func Adopt(c Config, from *books.Content, files map[string]*os.File) (*Service, 
 	for name, f := range files {
 		if !a.used[name] && strings.HasPrefix(name, filePrefix) {
 			_ = f.Close() // it was only held
+			s.descriptors.held.Add(-1)
 			c.Store.Drop(name)
 		}
 	}

@@ -35,7 +35,7 @@ type keptMemory struct {
 
 func (m *keptMemory) Export() (mempool.Export, error) {
 	if m.export.Files == nil {
-		return m.export, typed.Errorf(mempool.ErrUnavailable, "the memory is lost: it ended with the process of the service that had allocated it; release it, and write again")
+		return m.export, typed.Errorf(mempool.ErrUnavailable, "the memory is lost: it ended with the process of the service that had allocated it; write it again")
 	}
 	return m.export, nil
 }

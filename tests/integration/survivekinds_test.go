@@ -199,3 +199,32 @@ func TestMemoryOfKindLegacyEndsWithTheServiceAndItsClientsHearIt(t *testing.T) {
 	has(t, again, 4096, 5)
 	s.Said(t, "memory of kind legacy ends with the process of the service")
 }
+
+func TestAServiceThatIsKilledWhileItTakesOverMemoryOfAGPULosesNothing(t *testing.T) {
+	for _, kind := range lasting {
+		t.Run(string(kind), func(t *testing.T) {
+			s := guarded(t, kind)
+			c := dial(t, s)
+			p, err := c.TryOpenPool(t.Context(), "p")
+			require.NoError(t, err)
+			var leases []*bridge.Lease
+			for round := range 3 { // each in a pool of another service
+				for i := range 5 {
+					leases = append(leases, filled(t, p, 4096<<i, byte(5*round+i)))
+				}
+				for range 4 {
+					killService(t, s.Process.Pid)
+					time.Sleep(time.Duration(rand.Int64N(int64(30 * time.Millisecond))))
+				}
+			}
+			stats, err := c.Stats(t.Context())
+			require.NoError(t, err)
+			assert.EqualValues(t, len(leases), stats.Leases)
+			for i, l := range leases {
+				has(t, l, 4096<<(i%5), byte(i))
+				require.NoError(t, l.Release(false))
+			}
+			s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Buffers == 0 })
+		})
+	}
+}

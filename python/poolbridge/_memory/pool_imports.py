@@ -65,14 +65,20 @@ class PoolImports(Generic[_P]):
     def mapped(self, number: int) -> None:
         """Count a mapping of a block of the pool."""
         self._blocks[number] += 1
+        self._prune()
 
     def unmapped(self, number: int) -> None:
-        """Count it no more. Close an old pool with the last one: the import of a pool keeps memory."""
+        """Count it no more."""
         self._blocks[number] -= 1
-        if not self._blocks[number] and number != max(self._pools):
-            with suppress(DriverError, DeviceMemoryError):  # `close` tries again
-                self._pools[number].close()
-                del self._pools[number]
+        self._prune()
+
+    def _prune(self) -> None:
+        """Close old pools of which this process maps no block: the import of a pool keeps memory."""
+        for number in sorted(self._pools)[:-1]:
+            if not self._blocks[number]:
+                with suppress(DriverError, DeviceMemoryError):  # `close` tries again
+                    self._pools[number].close()
+                    del self._pools[number]
 
     def grant(self, grant: Callable[[_P], None]) -> None:
         """Call `grant` with each pool."""
