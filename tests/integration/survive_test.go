@@ -296,11 +296,6 @@ func TestAServiceOfAProgramHasNoGuard(t *testing.T) {
 	}
 }
 
-// guarded starts a service with a guard and a pool of kind host.
-func guarded(t *testing.T) *rig.Service {
-	return rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", "name=p,kind=host,max=64MiB")
-}
-
 // takenOver kills the service and waits until another has taken over.
 func takenOver(t *testing.T, s *rig.Service) {
 	killService(t, s.Process.Pid)
@@ -310,7 +305,7 @@ func takenOver(t *testing.T, s *rig.Service) {
 func TestASignalToTheGuardEndsTheServiceAndLeavesNothing(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		for _, before := range []func(*testing.T, *rig.Service){func(*testing.T, *rig.Service) {}, takenOver} {
-			s := guarded(t)
+			s := guarded(t, mempool.Host)
 			before(t, s)
 			c, err := bridge.Dial(t.Context(), s.Socket)
 			require.NoError(t, err)
@@ -338,7 +333,7 @@ func TestASignalWhileTheGuardMakesAPauseEndsIt(t *testing.T) {
 }
 
 func TestAStoppedServiceHasNoSuccessorBesideIt(t *testing.T) {
-	s := guarded(t)
+	s := guarded(t, mempool.Host)
 	c := dial(t, s)
 	pid := serviceOf(t, s.Process.Pid)
 	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
@@ -359,7 +354,7 @@ func TestAStoppedServiceHasNoSuccessorBesideIt(t *testing.T) {
 }
 
 func TestALostGuardIsInTheLogTheEventsAndTheStatus(t *testing.T) {
-	s := guarded(t)
+	s := guarded(t, mempool.Host)
 	status := func() string {
 		out, err := exec.Command(rig.Poolsvc(t), "status", "--socket", s.Socket).CombinedOutput()
 		require.NoError(t, err, string(out))
@@ -377,7 +372,7 @@ func TestALostGuardIsInTheLogTheEventsAndTheStatus(t *testing.T) {
 }
 
 func TestClientsThatCloseWhileTheServiceIsAwayLeave(t *testing.T) {
-	s := guarded(t)
+	s := guarded(t, mempool.Host)
 	c, err := bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
 	p, err := c.TryOpenPool(t.Context(), "p")
@@ -396,7 +391,7 @@ func TestClientsThatCloseWhileTheServiceIsAwayLeave(t *testing.T) {
 }
 
 func TestTheGuardHearsOnlyItsService(t *testing.T) {
-	s := guarded(t)
+	s := guarded(t, mempool.Host)
 	c := dial(t, s)
 	text, err := os.ReadFile("/proc/net/unix")
 	require.NoError(t, err)
@@ -416,7 +411,7 @@ func TestTheGuardHearsOnlyItsService(t *testing.T) {
 }
 
 func TestTheSocketThatWasMadeAgainIsTakenOver(t *testing.T) {
-	s := guarded(t)
+	s := guarded(t, mempool.Host)
 	require.NoError(t, os.Remove(s.Socket))
 	s.Said(t, "the service has made the socket again")
 	takenOver(t, s)
