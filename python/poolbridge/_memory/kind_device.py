@@ -66,7 +66,7 @@ class DevicePool(GPUPool):
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> DeviceBlock:
         """Import one block by `export`, which the CUDA driver made for this block in the service's process."""
-        number, pool, blob = self.imports.of(export, descriptors)
+        number, pool, blob = self.imports.import_for(export, descriptors)
         return DeviceBlock(self, number, pool.import_block(blob, size))
 
     def close(self) -> None:

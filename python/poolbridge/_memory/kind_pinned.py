@@ -66,7 +66,7 @@ class PinnedPool(GPUPool):
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> PinnedBlock:  # noqa: ARG002
         """Import one block by `export`, which the CUDA driver made for this block in the service's process."""
-        number, pool, blob = self.imports.of(export, descriptors)
+        number, pool, blob = self.imports.import_for(export, descriptors)
         return PinnedBlock(self, number, pool, pool.import_block(blob))
 
     def check_peer(self, ordinal: int) -> None:

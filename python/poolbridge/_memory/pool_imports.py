@@ -48,7 +48,7 @@ class PoolImports(Generic[_P]):
         with descriptors.lent() as fd:
             self._pools[number] = self._import(fd)
 
-    def of(self, export: bytes, descriptors: Descriptors) -> tuple[int, _P, bytes]:
+    def import_for(self, export: bytes, descriptors: Descriptors) -> tuple[int, _P, bytes]:
         """Return the number and the pool of a block, which this process maps next, and the block's name in the pool."""
         blob, number = export[:_BLOB_BYTES], self._first
         if len(export) == _BLOB_BYTES + _NUMBER_BYTES:
