@@ -162,7 +162,9 @@ func (g *Guard) receive() {
 			return
 		}
 		files, pid := parts(control[:size])
-		g.handle(pid, string(data[:n]), files)
+		if others := g.handle(pid, string(data[:n]), files); len(others) > 0 {
+			_, _ = daemon.SdNotify(false, strings.Join(others, "\n")) // without a supervisor, this does nothing
+		}
 	}
 }
 
@@ -188,9 +190,9 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// handle handles a message of the process `pid`. What is for the guard's own supervisor, the guard passes on.
-func (g *Guard) handle(pid int, text string, files []*os.File) {
-	name, others := "", []string(nil)
+// handle handles a message of the process `pid`. It returns what is for the guard's own supervisor.
+func (g *Guard) handle(pid int, text string, files []*os.File) (others []string) {
+	name := ""
 	lines := strings.Split(text, "\n")
 	for _, line := range lines {
 		key, value, _ := strings.Cut(line, "=")
@@ -207,7 +209,7 @@ func (g *Guard) handle(pid int, text string, files []*os.File) {
 	defer func() { closeAll(files) }() // that of BARRIER=1, too: its sender notices
 	switch {
 	case pid != g.child:
-		return
+		return nil
 	case slices.Contains(lines, "FDSTORE=1") && len(files) == 1:
 		closeAll([]*os.File{g.Held[name]})
 		g.Held[name], files = files[0], nil
@@ -216,7 +218,5 @@ func (g *Guard) handle(pid int, text string, files []*os.File) {
 		delete(g.Held, name)
 	}
 	g.ready = g.ready || slices.Contains(others, "READY=1")
-	if len(others) > 0 {
-		_, _ = daemon.SdNotify(false, strings.Join(others, "\n")) // without a supervisor, this does nothing
-	}
+	return others
 }
