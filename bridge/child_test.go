@@ -262,7 +262,7 @@ func crowdedServer() error {
 	if err != nil {
 		return err
 	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: 64}); err != nil {
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: 128}); err != nil {
 		return err
 	}
 	_ = time.Now().Format(time.RFC3339) // now, and not in the first line of the log: it opens the file of the time zone
@@ -282,6 +282,8 @@ func crowdedServer() error {
 		room := len(full)
 		if in.Text() == "one" {
 			room = 1
+		} else if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 128, Max: 128}); err != nil { // all the room at once
+			return err
 		}
 		session.CloseFiles(full[:room])
 		full = full[room:]
