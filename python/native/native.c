@@ -264,7 +264,7 @@ static PyObject *stream_words(PyObject *module, PyObject *const *args, Py_ssize_
 
 #define FAST(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 
-// Calls a function with one argument, unless the function `ending` returns true. If the function raises an error, calls it once more, because a
+// Calls a function with one argument, unless the function `ending` returns true. If the function raises an error, calls it again, because a
 // signal handler may have ended it halfway.
 static PyObject *call_again(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     (void)module;
@@ -276,8 +276,12 @@ static PyObject *call_again(PyObject *module, PyObject *const *args, Py_ssize_t 
     PyObject *done = PyObject_CallFunctionObjArgs(args[1], args[2], NULL);
     if (done) return done;
     PyErr_Fetch(&type, &value, &trace);
-    Py_XDECREF(PyObject_CallFunctionObjArgs(args[1], args[2], NULL));
-    PyErr_Clear();
+    for (int i = 0; !done && i < PB_TRIES; i++) {
+        if (PyErr_CheckSignals()) PyErr_Clear();
+        done = PyObject_CallFunctionObjArgs(args[1], args[2], NULL);
+        PyErr_Clear();
+    }
+    Py_XDECREF(done);
     PyErr_Restore(type, value, trace);
     return NULL;
 }

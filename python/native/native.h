@@ -78,4 +78,7 @@ PyObject *follower_write(Follower *f, uint64_t *word, uint64_t *value);
 
 extern PyType_Spec frame_spec, producer_spec, consumer_spec, lock_spec, arena_spec, slots_spec, follower_spec;
 
+// How often work is done again that a signal handler may have ended. Handlers that raise come one by one.
+#define PB_TRIES 16
+
 #endif

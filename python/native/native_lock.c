@@ -50,16 +50,17 @@ static void give_up(Lock *self) {
     PyThread_release_lock(self->lock);
 }
 
-// Does the first piece of work. If it raises an error, does it once more, because a signal handler may have ended it halfway.
+// Does the first piece of work. If it raises an error, does it again, because a signal handler may have ended it halfway.
 static void do_first(Lock *self) {
     PyObject *work = Py_NewRef(PyList_GetItem(self->left, 0));
     PyObject *done = PyList_SetSlice(self->left, 0, 1, NULL) ? NULL : PyObject_CallNoArgs(work);
     Error error = {NULL, NULL, NULL};
-    if (!done) {
+    for (int i = 0; !done && i < PB_TRIES; i++) {
         keep(&error);
+        if (PyErr_CheckSignals()) keep(&error);
         done = PyObject_CallNoArgs(work);
-        keep(&error);
     }
+    keep(&error);
     Py_DECREF(work);
     Py_XDECREF(done);
     if (raise_kept(&error) || !PyErr_ExceptionMatches(PyExc_Exception)) return;

@@ -26,6 +26,8 @@ from poolbridge._session.consumer import Consumer
 from poolbridge._session.core import Core
 from poolbridge._session.session import Session
 from poolbridge._sys.deferred import DeferringLock, OwnedLock, PlainDeferringLock
+from poolbridge._sys.finaliser import while_running
+from poolbridge._sys.native import NATIVE
 from poolbridge._wire import messages as m
 from poolbridge._wire.packet import encode
 from poolbridge._wire.transport import Descriptors, Transport
@@ -33,9 +35,8 @@ from poolbridge._wire.transport import Descriptors, Transport
 PACKAGE = str(Path(poolbridge.__file__).parent)
 
 
-# The tests do not interrupt these functions: an interrupt inside them may lose a packet, or leave a frame's block
-# mapped.
-_SPARED = {Session.receive.__code__, Consumer._end.__code__}
+# The tests do not interrupt this function: an interrupt inside it may leave a frame's block mapped.
+_SPARED = {Consumer._end.__code__}
 
 
 class Interrupted(BaseException):
@@ -205,6 +206,33 @@ def test_an_interrupt_of_what_was_left_leaves_no_lock_behind(kind):
     assert at_every_step(try_it, use, work) > 3
 
 
+def interrupted(times):
+    """Return a function that the first `times` calls interrupt, and the list of all calls."""
+    calls: list[int] = []
+
+    def work(*_):
+        calls.append(1)
+        if len(calls) <= times:
+            raise Interrupted
+
+    return work, calls
+
+
+@pytest.mark.parametrize("kind", [DeferringLock, PlainDeferringLock])
+def test_a_lock_does_work_that_several_interrupts_end(kind):
+    work, calls = interrupted(3)
+    with pytest.raises(Interrupted):
+        kind().later(work)
+    assert len(calls) == 4
+
+
+@pytest.mark.skipif(NATIVE is None, reason="needs the native module")
+def test_a_finaliser_that_several_interrupts_end_does_its_work(quiet):
+    work, calls = interrupted(3)
+    type("Finalised", (), {"__del__": while_running(work)})()
+    assert len(calls) == 4
+
+
 def test_no_interrupt_leaves_an_owned_lock_behind():
     lock: Any = None
 
@@ -257,6 +285,7 @@ def test_a_packet_whose_sending_is_interrupted_is_sent_once():
             came: list[bytes] = []
             while (more := b.receive()) is not None:
                 came.append(more[0])
+                b.processed()
             assert came == whole, interrupter.where
         finally:
             a.close()
@@ -267,10 +296,10 @@ def test_a_packet_whose_sending_is_interrupted_is_sent_once():
 
 @contextmanager
 def interrupted_after_receiving():
-    """Raise an error once, when the C function returns in which `Transport.receive` takes a packet from the socket."""
+    """Raise an error once, when the C function returns in which `Transport._receive` takes a packet from the socket."""
 
     def raise_once(frame, event, function):
-        if event == "c_return" and frame.f_code is Transport.receive.__code__ and function.__name__ != "map":
+        if event == "c_return" and frame.f_code is Transport._receive.__code__ and function.__name__ != "map":
             sys.setprofile(None)
             raise Interrupted
 
@@ -289,8 +318,11 @@ def test_a_packet_whose_receiving_is_interrupted_is_received_by_the_next_call():
         with pytest.raises(Interrupted), interrupted_after_receiving():
             b.receive()
         assert b.unread
-        came = [b.receive(), b.receive(), b.receive()]
-        assert [None if one is None else one[0] for one in came] == [b"first", b"second", None]
+        came = []
+        for _ in range(3):
+            came += [b.receive(), b.receive()]
+            b.processed()
+        assert [one and one[0] for one in came] == [b"first", b"first", b"second", b"second", None, None]
         assert not b.unread
     finally:
         a.close()
@@ -305,6 +337,111 @@ def test_a_lease_whose_grant_is_interrupted_goes_back_without_another_call(real,
         other.get("x")
     until(lambda: leases(client) == 0)
     other.get("x").release()
+
+
+@contextmanager
+def reading(client):
+    """Keep the watcher of a client from reading."""
+    reader = client._reader
+    while not reader._begin_reading():
+        reader._reading.acquire()
+        reader._reading.release()
+    try:
+        yield
+    finally:
+        reader._read, reader._armed = False, True
+        reader._reading.release()
+        reader._after_reading()
+
+
+@pytest.mark.parametrize("what", ["grant", "abandoned grant", "error", "pool", "recall"])
+def test_no_interrupt_of_the_processing_of_a_packet_loses_it(real, quiet, what):
+    """The packet answers another thread, which gets the answer, or brings memory, which comes back."""
+    client, other = real
+    session, core = client._session, client._session.core
+    pool = other.create_pool("p", max_bytes=1 << 20)
+    client.open_pool("p")
+    alloc = partial(m.Alloc, pool=pool.id, tensor=m.Tensor(dtype="uint8", shape=(8,)), wait=0)
+
+    def ask(came):
+        if what == "recall":
+            return other.trim("p")
+        if what == "error":
+            return session.ask(m.Get(name="none", wait=0), m.GrantReply, came.set)
+        if what == "pool":
+            made = other.create_pool(f"p{len(other.pools())}", max_bytes=1 << 20)
+            return session.ask(m.Open(pool=made.id), m.PoolReply, came.set)
+        call = session.ask(alloc(), m.GrantReply, came.set)
+        if what != "grant":
+            session.abandon(call)
+        return call
+
+    def try_it(interrupter):
+        if what == "recall":
+            client.allocate(8, pool=pool).release()
+            client.stats()
+        else:
+            other.trim("p")
+        until(lambda: bool(core.blocks) == (what == "recall"))
+        came = threading.Event()
+        with reading(client):
+            call = ask(came)
+            assert client._reader._poll.poll(20_000)
+            with interrupter:
+                session.receive()
+        if what == "recall":
+            until(lambda: not core.blocks)
+            return
+        assert came.wait(60), interrupter.where
+        until(lambda: not core.unanswered and not session.transport.unread)
+        until(lambda: leases(other) == (what == "grant"))
+        if what == "grant":
+            session.release_grant(call.reply.grant)
+        assert call.failed == (what == "error"), interrupter.where
+        del call
+        client.stats()
+        assert leases(other) == 0, interrupter.where
+        assert all(not block.leases for block in core.blocks.values()), interrupter.where
+
+    def files():
+        """Return how many descriptors are open, without those of blocks and pools that are not mapped."""
+        gc.collect()
+        both = core, other._session.core
+        known = [one.descriptors for of in both for one in (*of.blocks.values(), *of.pools.values())]
+        return len(os.listdir("/proc/self/fd")) - sum(map(len, known))
+
+    try_it(Interrupter(100_000))
+    before = files()
+    assert at_every_step(try_it, begins=True) > 3
+    assert files() == before
+
+
+@pytest.mark.parametrize("call", ["get", "allocate"])
+def test_a_lease_whose_caller_is_interrupted_twice_goes_back(real, quiet, monkeypatch, call):
+    """The second handler raises as the client begins to clean up."""
+    client, other = real
+    client.put(np.zeros(3), "x").release()
+    other.get("x").release()
+    other.allocate(8, pool="frames").release()
+    other.stats()
+    kept = leases(client)
+
+    def raises(*_):
+        raise Interrupted
+
+    def try_it(interrupter):
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "abandon", raises)
+            patch.setattr(Session, "release_untaken", raises)
+            patch.setattr(Session, "release_grant", raises)
+            patch.setattr(Core, "forsake", raises)
+            with interrupter:
+                other.get("x") if call == "get" else other.allocate(8, pool="frames")
+        gc.collect()
+        until(lambda: leases(client) == kept)
+        other.stats()
+
+    assert at_every_step(try_it, begins=True) > 3
 
 
 def granted(core, call, lease):
@@ -470,7 +607,7 @@ def test_no_interrupt_of_a_thread_that_waits_for_the_reader_holds_up_who_wakes_i
         reading.join()
         assert not reader._waiting, interrupter.where
         for turn in turns:
-            waking = threading.Thread(target=turn.set, daemon=True)
+            waking = threading.Thread(target=getattr(turn(), "set", list), daemon=True)
             waking.start()
             waking.join(60)
             assert not waking.is_alive(), interrupter.where
@@ -671,7 +808,7 @@ def test_a_request_that_is_given_up_after_its_reply_leaves_no_lease(service, cli
     pool, core = client.create_pool("p", max_bytes=1 << 24), client._session.core
     request = m.Alloc(pool=pool.id, tensor=m.Tensor(dtype="uint8", shape=(8,)), wait=0)
     came = threading.Event()
-    client._session.ask(request, m.GrantReply, came.set)
+    _call = client._session.ask(request, m.GrantReply, came.set)  # has the reply
     assert came.wait(60)
     assert core.granted
     with client._session.lock:

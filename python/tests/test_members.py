@@ -130,7 +130,7 @@ def test_a_producer_that_is_closed_does_not_wait_for_the_file_of_a_consumer(clie
     producer.native.close()
     came = MemberCame(channel=channel.id, role="consumer", slot=3, member=99, export=Export(fds=1))
     with client._session.lock:
-        client._session.core._notice("member", encode(came), Descriptors([os.memfd_create("consumer")]))
+        client._session.core.receive(encode(came), Descriptors([os.memfd_create("consumer")]))
     assert producer.known == {3: 99}
 
 

@@ -88,7 +88,7 @@ func (s *structure) bases() string {
 	case request:
 		return fmt.Sprintf("Request, kw_only=True, tag=%q", s.wire)
 	case reply:
-		return "Reply, kw_only=True"
+		return "Reply, kw_only=True, weakref=True"
 	}
 	options := "Struct, omit_defaults=True, gc=False"
 	if s.keywordsOnly() {

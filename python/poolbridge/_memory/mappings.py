@@ -16,10 +16,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from poolbridge._memory import kinds as _kinds
 from poolbridge._sys.deferred import DeferringLock
+from poolbridge._sys.error_texts import from_signal
 from poolbridge.errors import (
     DeviceMemoryError,
     DriverError,
@@ -124,7 +125,13 @@ class Mappings:
         Call `then` afterwards. Its argument says whether the memory could be unmapped: if not, the service must not
         free the memory. This method never waits, because finalisers call it.
         """
-        self._lock.later(partial(self._give_up, mapping, then))
+        self.giving_up(mapping, then)()
+
+    def giving_up(
+        self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[bool], None] | None = None
+    ) -> Callable[[], object]:
+        """Return a function that does `give_up`. It is written in C, so no signal handler runs as it begins."""
+        return partial(self._lock.later, partial(self._give_up, [mapping], [], then))
 
     def stop_unmapping(self) -> None:
         """Stop, because the interpreter is about to end. Wait for a thread that is unmapping now.
@@ -144,32 +151,31 @@ class Mappings:
         self._pools, self._blocks = {}, {}
         self._pid = os.getpid()
 
-    def _give_up(
-        self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory], then: Callable[[bool], None] | None
-    ) -> None:
+    def _give_up(self, left: list[Mapping[Any]], errors: list[Exception], then: Callable[[bool], None] | None) -> None:
+        """Subtract a holder of each mapping in `left`. A signal handler may end this call; then it is called again."""
         if self._leaving:
             return
-        unmapped = False
-        try:
-            self._uncount(mapping)
-            unmapped = True
-        finally:
-            if then is not None:
-                then(unmapped)
-
-    def _uncount(self, mapping: Mapping[PoolMemory] | Mapping[BlockMemory]) -> None:
-        mapping.count -= 1
-        if mapping.count:
-            return
-        (self._pools if mapping.parent is None else self._blocks).pop(mapping.key, None)
-        try:
+        while left:
+            mapping = left[0]
+            if mapping.count > 1:
+                mapping.count -= 1
+                del left[0]  # no signal handler runs between these two steps
+                continue
+            (self._pools if mapping.parent is None else self._blocks).pop(mapping.key, None)
             try:
-                mapping.memory.close()
-            except (DriverError, DeviceMemoryError, StreamCaptureError):
-                mapping.memory.close()  # try again: memory that stays mapped is lost until the process ends
-        finally:
-            if mapping.parent is not None:
-                self._uncount(mapping.parent)
+                try:
+                    mapping.memory.close()
+                except (DriverError, DeviceMemoryError, StreamCaptureError):
+                    mapping.memory.close()  # try again: memory that stays mapped is lost until the process ends
+            except Exception as error:
+                if from_signal(error):
+                    raise
+                errors.append(error)
+            left[:1] = [] if mapping.parent is None else [mapping.parent]
+        if then is not None:
+            then(not errors)
+        if errors:
+            raise errors[0]
 
 
 MAPPINGS = Mappings()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from _thread import start_new_thread
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -257,21 +259,29 @@ class Pages:
         idle
             Whether no stream of the holder uses the page any more.
         """
-        self._lock.later(partial(self._give_up, (epoch, timeline), idle))
+        self.giving_up(epoch, timeline, idle=idle)()
 
-    def _give_up(self, key: tuple[bytes, int], idle: bool) -> None:
-        page = self._pages[key]
-        page.count -= 1
-        page.idle = page.idle and idle
-        if page.count:
-            return
-        del self._pages[key]
-        if page.registered:
-            # `page.close` may wait for all work of the GPUs, but this method must not wait. So a new thread calls
-            # `page.close`.
-            threading.Thread(target=CAPTURES.run, args=(page.close,), name="poolbridge-unmap", daemon=True).start()
-        else:
-            page.close()
+    def giving_up(self, epoch: bytes, timeline: int, *, idle: bool) -> Callable[[], object]:
+        """Return a function that does `give_up`. It is written in C, so no signal handler runs as it begins."""
+        key = epoch, timeline
+        return partial(self._lock.later, partial(self._give_up, key, [self._pages[key]], idle))
+
+    def _give_up(self, key: tuple[bytes, int], left: list[Page], idle: bool) -> None:
+        """Subtract a holder of the page in `left`. A signal handler may end this call; then it is called again."""
+        for page in left:
+            page.idle = page.idle and idle
+            if page.count > 1:
+                page.count -= 1
+                del left[0]  # no signal handler runs between these two steps
+                return
+            self._pages.pop(key, None)
+            if page.registered:
+                # `page.close` may wait for all work of the GPUs, but this method must not wait. So a new thread calls
+                # `page.close`.
+                start_new_thread(CAPTURES.run, (page.close,))
+            else:
+                page.close()
+            left.clear()
 
 
 PAGES = Pages()

@@ -118,9 +118,14 @@ class Timelines:
                 if not all(own.reached(word, value) for word, value in waits.items()):
                     continue
                 del self._waits[id_]
-            self._forgotten.discard(id_)
-            if self.pages.pop(id_) is not None:
-                PAGES.give_up(self._epoch, id_, idle=id_ not in self._waits)
+            self._drop(id_, idle=id_ not in self._waits)
+
+    def _drop(self, timeline: int, *, idle: bool) -> None:
+        known = self.pages.get(timeline) is not None
+        work = PAGES.giving_up(self._epoch, timeline, idle=idle) if known else list
+        self._forgotten -= {timeline}
+        del self.pages[timeline]
+        work()  # no signal handler runs between these steps
 
     def fail_promises(self, reason: str) -> None:
         """Mark the open promises of this session as failed, because the program cannot complete them any more."""
@@ -129,12 +134,10 @@ class Timelines:
 
     def close(self) -> None:
         """Give up all pages. If a GPU may still use a page, the page is unmapped after the GPU has done its work."""
-        pages, self.pages = self.pages, {}
         self._forgotten.clear()
         self._pins.clear()
         own, self.own = self.own, None
         if own is not None:
             own.close()
-        for id_, page in pages.items():
-            if page is not None:
-                PAGES.give_up(self._epoch, id_, idle=False)
+        for id_ in list(self.pages):
+            self._drop(id_, idle=False)

@@ -7,10 +7,12 @@ holds its lock when it calls a method of the `Core`.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
+from weakref import ref
 
 from msgspec import UNSET, UnsetType, structs
 
@@ -98,7 +100,8 @@ class Core:
         Ids of the leases that the service has granted, that it does not end by itself, and whose release is not in the
         outbox.
     untaken
-        The requests and grants of those of them for which no `LeaseState` has been made, by lease id.
+        Those of them for which no `LeaseState` has been made, by lease id. If nobody has the reply any more, `later`
+        calls `lose_grant`, which releases the lease: the caller was interrupted, perhaps more than once.
     checks_leases
         Whether each release tells the service how this process describes the lease, so that the service compares.
     """
@@ -118,7 +121,9 @@ class Core:
         self.waiters: list[Waiter] = []
         self.news: list[Failed | Forget | Wanted] = []
         self.granted: set[int] = set()
-        self.untaken: dict[int, tuple[Request, Grant]] = {}
+        self.untaken: dict[int, Untaken] = {}
+        self.later: Callable[[Callable[[], object]], object] = operator.call
+        self.lose_grant: Callable[[Grant], object] = _nothing
         self.checks_leases = "POOLBRIDGE_CHECK_LEASES" in os.environ
         self._calls: dict[int, Call] = {}
         self._number = 0
@@ -169,7 +174,7 @@ class Core:
     @property
     def unanswered(self) -> int:
         """How many requests the service has not answered yet."""
-        return len(self._calls)
+        return sum(not call.done for call in list(self._calls.values()))
 
     @property
     def owed(self) -> bool:
@@ -202,9 +207,9 @@ class Core:
         call = self._calls.get(request.number)
         if call is not None and call.request is request:
             self.abandon(call)
-        for asked, grant in list(self.untaken.values()):
-            if asked is request:
-                self.release(grant, failed=False)
+        for untaken in list(self.untaken.values()):
+            if untaken.request is request:
+                self.release(untaken.grant, failed=False)
         self.unjoin(request.number)
 
     def release(
@@ -271,6 +276,9 @@ class Core:
     def receive(self, data: bytes, descriptors: Descriptors) -> list[SessionBlock]:
         """Process one packet from the service. Close the descriptors that this session does not need.
 
+        If a signal handler ends this call, another call with the same packet does what is missing. What a reply brings
+        becomes known in one go, together with `Call.reply`: no signal handler runs between steps that call nothing.
+
         Returns
         -------
         list of SessionBlock
@@ -282,12 +290,15 @@ class Core:
             The packet is malformed or came at the wrong time. The session must end.
         """
         try:
-            idle = [] if self._expected(data, descriptors) else self._look(data, descriptors)
-            if len(descriptors):
-                raise ProtocolError(f"{len(descriptors)} file descriptors came that no export claims")
-            return idle
-        finally:
+            done = descriptors.answered or self._expected(data, descriptors)
+            idle = [] if done else self._look(data, descriptors)
+            if not descriptors.claimed:
+                _check_claimed(descriptors, 0)
+        except PoolbridgeError:
             descriptors.close()
+            raise
+        descriptors.close()
+        return idle
 
     def _expected(self, data: bytes, descriptors: Descriptors) -> bool:
         """Process a successful reply that begins with its request's number. Return False for any other packet."""
@@ -344,15 +355,12 @@ class Core:
 
     def _member(self, member: MemberCame, descriptors: Descriptors) -> None:
         """Pass the file of a new member of a channel to this session's members of the other role in that channel."""
-        _, own = _claim(member.export, descriptors)
-        fd = own.one() if member.export.fds else None  # without a descriptor, the member has left already
-        try:
-            for mine in self.members:
-                if mine.channel.id == member.channel and mine.role != member.role:
-                    mine.meet(member.slot, member.member, fd)
-        finally:
-            if fd is not None:
-                os.close(fd)
+        if (count := len(_claim(member.export, descriptors)[1])) > 1:
+            raise ProtocolError(f"{count} file descriptors came where one was expected")
+        fd = next(iter(descriptors.fds), None)  # without a descriptor, the member has left already
+        for mine in self.members:
+            if mine.channel.id == member.channel and mine.role != member.role:
+                mine.meet(member.slot, member.member, fd)
         self.tell_waiters()
 
     def tell_waiters(self) -> None:
@@ -370,10 +378,8 @@ class Core:
         if not isinstance(envelope.error, UnsetType):
             error = _received_errors.exception(envelope.error.code, envelope.error.message)
             decode(data, Reply)
-            del self._calls[call.number]
-            self.unconfirmed.latest = call.packet
-            self._answered.append((call.request, call.reply_type))
             call.fail(error)
+            self._settled(call, descriptors)
         else:
             self._answer(call, decode(data, call.reply_type), descriptors)
 
@@ -382,64 +388,73 @@ class Core:
         asked = next((one for one in self._answered if one[0].number == envelope.number), None)
         if asked is None or not isinstance(envelope.error, UnsetType):
             decode(data, Reply)
-            descriptors.close()
+            descriptors.claimed = True
             return
         call = Call(*asked, _nothing)
         call.abandoned = True
+        self._calls[call.number] = call  # so that a repetition finds the same call
         self._answer(call, decode(data, call.reply_type), descriptors)
 
     def _answer(self, call: Call, reply: Reply, descriptors: Descriptors) -> None:
-        self._learn(call, reply, descriptors)
-        self.unconfirmed.latest = call.packet
-        if self._calls.pop(call.number, None) is not None:
-            self._answered.append((call.request, call.reply_type))
-        if call.abandoned and isinstance(reply, GrantReply):
-            block = self.release(reply.grant, failed=False)
+        if call.reply is None:
+            self._learn(call, reply, descriptors)
+        if call.abandoned and isinstance(call.reply, GrantReply):
+            block = self.release(call.reply.grant, failed=False)
             if block is not None and block.mapped is None:
                 self.drop(block)
-        call.reply = reply
         if call.abandoned:
             self.unjoin(call.number)
         call.on_done()
+        self._settled(call, descriptors)
+
+    def _settled(self, call: Call, descriptors: Descriptors) -> None:
+        descriptors.answered = True
+        self.unconfirmed.latest = call.packet
+        self._answered += ((call.request, call.reply_type),)
+        if call.number in self._calls:
+            del self._calls[call.number]  # no signal handler runs between these steps
 
     def _learn(self, call: Call, reply: Reply, descriptors: Descriptors) -> None:
+        """Learn what a reply brings. Each case ends with steps that call nothing; see `receive`."""
         if isinstance(reply, GrantReply):
-            self._learn_grant(call.request, reply.grant, descriptors)
+            self._learn_grant(call, reply, descriptors)
         elif isinstance(reply, PoolReply):
             export, own = _claim(reply.pool.export, descriptors)
             info = structs.replace(reply.pool, export=UNSET)
+            pool = SessionPool(info, export, own)
             if info.id in self.pools:
-                own.close()
                 self.pools[info.id].info = info
             else:
-                self.pools[info.id] = SessionPool(info, export, own)
+                self.pools[info.id], descriptors.fds = pool, []
+            call.reply = reply
         elif isinstance(reply, TimelineReply):
             _, own = _claim(reply.export, descriptors)
             if reply.words != TIMELINE_WORDS or len(own) != 1:
-                own.close()
                 raise ProtocolError(
                     f"timeline {reply.timeline} has {reply.words} words; expected {TIMELINE_WORDS}, and one descriptor"
                 )
-            if reply.timeline in self.pages:
-                own.close()
-            else:
-                self.pages[reply.timeline] = own
+            if reply.timeline not in self.pages:
+                self.pages[reply.timeline], descriptors.fds = own, []
+            call.reply = reply
         elif isinstance(reply, (JoinReply, MapReply)):
             self._learn_memory(call, reply, descriptors)
-        elif isinstance(reply, HelloReply):
-            if reply.version != VERSION:
-                raise _errors.VersionError(f"the service chose protocol version {reply.version}; offered was {VERSION}")
-            self.epoch, self.session_id, self.service_pid = reply.epoch, reply.session, reply.pid
-            self.features = reply.features
-            self.unconfirmed.token = reply.token
+        else:
+            if isinstance(reply, HelloReply):
+                if reply.version != VERSION:
+                    raise _errors.VersionError(
+                        f"the service chose protocol version {reply.version}; offered was {VERSION}"
+                    )
+                self.epoch, self.session_id, self.service_pid = reply.epoch, reply.session, reply.pid
+                self.features = reply.features
+                self.unconfirmed.token = reply.token
+            call.reply = reply
 
     def _learn_memory(self, call: Call, reply: JoinReply | MapReply, descriptors: Descriptors) -> None:
         export, own = _claim(reply.export, descriptors)
         if isinstance(reply, JoinReply):
             if (count := len(own)) != _SEAT_FILES:
-                own.close()
                 raise ProtocolError(f"a member of a channel came with {count} file descriptors; expected {_SEAT_FILES}")
-            self.seats[reply.number] = reply, own
+            self.seats[reply.number], descriptors.fds, call.reply = (reply, own), [], reply
             return
         id_ = call.request.block
         # The member whose request this reply answers may have left. So look at every request that waits for this block:
@@ -450,24 +465,23 @@ class Core:
             if isinstance(one.request, Map) and one.request.block == id_
         }
         pool = next((member.channel.pool for member in self.members if member.channel.id in channels), 0)
+        block = SessionBlock(id_, pool, reply.block_nbytes, export, own, generation=reply.generation)
+        dropped = encode(Dropped(blocks=(id_,)))
         if id_ not in self.blocks and pool:
-            self.blocks[id_] = SessionBlock(id_, pool, reply.block_nbytes, export, own, generation=reply.generation)
-            return
-        own.close()  # another thread has asked for the block too, or the member that asked has left
-        if id_ not in self.blocks:
-            self.tell(Dropped(blocks=(id_,)))
+            self.blocks[id_], descriptors.fds = block, []
+        elif id_ not in self.blocks:  # the member that asked has left
+            self.outbox += (dropped,)
+        call.reply = reply
 
-    def _learn_grant(self, request: Request, grant: Grant, descriptors: Descriptors) -> None:
-        block = self.blocks.get(grant.block)
+    def _learn_grant(self, call: Call, reply: GrantReply, descriptors: Descriptors) -> None:
+        grant = reply.grant
+        block, own = self.blocks.get(grant.block), None
         if not isinstance(grant.export, UnsetType):
             export, own = _claim(grant.export, descriptors)
             if block is None:
                 block = SessionBlock(
                     grant.block, grant.pool, grant.block_nbytes, export, own, generation=grant.generation
                 )
-                self.blocks[grant.block] = block
-            else:
-                own.close()
         if block is None:
             raise ProtocolError(f"lease {grant.id} is on block {grant.block}, whose export was never sent")
         if (
@@ -476,19 +490,23 @@ class Core:
             or grant.base + grant.nbytes > grant.block_nbytes
         ):
             raise ProtocolError(f"lease {grant.id} contradicts what is known of block {grant.block}")
+        untaken = Untaken(reply, self.later)
+        untaken.request, untaken.grant, untaken.core = call.request, grant, self
+        if own is not None and grant.block not in self.blocks:
+            self.blocks[grant.block], descriptors.fds = block, []
         block.leases += 1
-        self.granted.add(grant.id)
-        self.untaken[grant.id] = request, grant
+        self.granted |= {grant.id}
+        self.untaken[grant.id], call.reply = untaken, reply
 
     # Closing
 
     def lose(self, error: PoolbridgeError) -> None:
         """Fail every request that waits, because the connection is gone."""
-        calls, self._calls = list(self._calls.values()), {}
         self.outbox.clear()
-        for call in calls:
+        for call in list(self._calls.values()):
             # Each call gets its own exception: if two threads raise the same exception, their tracebacks mix.
             call.fail(type(error)(*error.args))
+        self._calls.clear()
         self.tell_waiters()
 
     def close_descriptors(self) -> None:
@@ -518,13 +536,35 @@ def _first_number(data: bytes) -> int:
 
 
 def _claim(export: Export | UnsetType, descriptors: Descriptors) -> tuple[bytes, Descriptors]:
-    """Take an export's descriptors out of the packet's descriptors; return the export's data and descriptors."""
+    """Return an export's data, and its descriptors: those of its packet, which still owns them."""
     if isinstance(export, UnsetType):
         return b"", Descriptors()
-    if export.fds > len(descriptors):
-        raise ProtocolError(f"an export claims {export.fds} file descriptors; {len(descriptors)} came with it")
-    return export.data, descriptors.take(export.fds)
+    if not descriptors.claimed:
+        if export.fds > len(descriptors):
+            raise ProtocolError(f"an export claims {export.fds} file descriptors; {len(descriptors)} came with it")
+        _check_claimed(descriptors, export.fds)
+        descriptors.claimed = True
+    return export.data, Descriptors(descriptors.fds)
 
 
-def _nothing() -> None:
+def _check_claimed(descriptors: Descriptors, claimed: int) -> None:
+    if unclaimed := len(descriptors) - claimed:
+        raise ProtocolError(f"{unclaimed} file descriptors came that no export claims")
+
+
+class Untaken(ref[GrantReply]):
+    """Refers to a reply that grants a lease, for which no `LeaseState` has been made; see `Core.untaken`."""
+
+    request: Request
+    grant: Grant
+    core: Core
+    __slots__ = ("core", "grant", "request")
+
+    def __call__(self) -> None:
+        """Release the lease, unless somebody has taken it."""
+        if self.core.untaken.get(self.grant.id) is self:
+            self.core.lose_grant(self.grant)
+
+
+def _nothing(*_: object) -> None:
     pass

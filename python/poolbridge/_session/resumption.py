@@ -84,6 +84,7 @@ def _hello(core: Core, sock: socket.socket, deadline: float, came: list[tuple[by
         packet = transport.receive()
         if packet is None:
             continue
+        transport.processed()
         data, descriptors = packet
         envelope = decode(data, Envelope, checked=True)
         if envelope.number != MAX_QUERY:

@@ -76,10 +76,12 @@ class Session(SessionMembers):
 
     def __init__(self, transport: Transport) -> None:
         super().__init__()
+        self.core.later, self.core.lose_grant = self.lock.later, self.release_grant
         self.transport = transport
         self.orphaned = False
         self._bye: Call | None = None  # the request that the client sends when it is closed
         self._all_said = False  # whether the client is closed and sends nothing any more
+        self._lost = False  # whether all that the end of the session needs was done
         self.patience = _PATIENCE
         self.tracer: Any = None
         self.concurrent = False  # whether other tasks of a thread work during an operation
@@ -203,6 +205,8 @@ class Session(SessionMembers):
         ClosedError, ProtocolError
             The session has ended. Every request that waits for its reply fails with the same error.
         """
+        # A signal handler may raise an error after any step. Then the packet stays the next one, and whoever receives
+        # next repeats all steps. So a step that is repeated does only what is missing.
         connection = self.transport.connections
         try:
             try:
@@ -223,6 +227,7 @@ class Session(SessionMembers):
                     self._flush()
                 if self._bye is not None:
                     self._end_if_unused()
+                self.transport.processed()
         except PoolbridgeError as error:
             error = self._reason(error)
             self.lose(error)
@@ -505,19 +510,19 @@ class Session(SessionMembers):
 
     def _hear(self) -> None:
         """Process the notices in `core.news`. The caller holds the lock."""
-        news, self.core.news = self.core.news, []
-        for notice in news:
+        while news := self.core.news:
+            notice = news[0]
             if isinstance(notice, Forget):
                 self.timelines.forget(notice.timelines)
-                continue
-            if isinstance(notice, Wanted):
+            elif isinstance(notice, Wanted):
                 self.returns.want(notice.pool)
-                continue
-            self.lost.update(notice.buffers)
-            for reference in list(self.lease_states.values()):
-                state = reference()
-                if state is not None and state.grant.buffer in notice.buffers:
-                    state.lost = True
+            else:
+                self.lost.update(notice.buffers)
+                for reference in list(self.lease_states.values()):
+                    state = reference()
+                    if state is not None and state.grant.buffer in notice.buffers:
+                        state.lost = True
+            del news[0]
 
     # Closing
 
@@ -526,16 +531,19 @@ class Session(SessionMembers):
 
         The session shuts the socket down. The driver closes the socket later, when no thread waits for packets.
         """
-        with self.lock:
-            if self.ended is None:
-                # Keep a copy of `error`, because the traceback of `error` would keep the arrays in its stack frames
-                # alive.
-                self.ended = type(error)(*error.args)
-                self._end_members()
-                self.timelines.fail_promises("the connection of its producer ended before it completed its promise")
-                self._let_go()
-            self.core.lose(error)
-        self.transport.shutdown()
+        self.lock.later(partial(self._lose, type(error), error.args))
+        with self.lock:  # now it is done
+            self.transport.shutdown()
+
+    def _lose(self, kind: type[PoolbridgeError], args: tuple[Any, ...]) -> None:
+        if self.ended is None:
+            self.ended = kind(*args)
+        if not self._lost:
+            self._end_members()
+            self.timelines.fail_promises("the connection of its producer ended before it completed its promise")
+            self._let_go()
+            self._lost = True
+        self.core.lose(kind(*args))
 
     def begin_close(self) -> Waiter | None:
         """Close the client: end everything that no array needs. The connection lasts until the last array is gone.

@@ -133,11 +133,11 @@ class SessionMembers(Owner):
         # The thread that has received the reply calls `_has_left`. This thread holds the session's lock.
         if not made:
             return  # the client was closed before this reply came
-        call = made.pop()  # `made` does not refer to the request any more, which refers to `made`
-        if isinstance(call.error, BusyError):  # a consumer takes a frame at this moment
+        if isinstance(made[0].error, BusyError):  # a consumer takes a frame at this moment
             self.leave_and_release(member, grant)
         else:
             self.end_lease(grant)
+        made.clear()  # it does not refer to the request any more, which refers to `made`
 
     def _end_members(self) -> None:
         """Leave all channels, because the session ends. The caller holds the lock."""
@@ -225,12 +225,14 @@ class SessionMembers(Owner):
 
     def _learned(self, timeline: int, made: list[Call], then: Callable[[int], None]) -> None:
         # The thread that has received the reply calls `_learned`. This thread holds the session's lock.
-        call = made.pop()  # `made` does not refer to the request any more, which refers to `made`
-        if not call.failed:
+        if not made:
+            return  # the rest of an interrupted call
+        if not made[0].failed:
             self._adopt(timeline, own=False)
-        elif isinstance(call.error, (NotFoundError, StaleError)):
+        elif isinstance(made[0].error, (NotFoundError, StaleError)):
             self.timelines.add_gone(timeline)
         then(timeline)
+        made.clear()  # it does not refer to the request any more, which refers to `made`
 
     @abstractmethod
     def _adopt(self, timeline: int, *, own: bool) -> None:

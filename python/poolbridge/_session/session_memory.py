@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from _thread import start_new_thread
 from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,6 +21,8 @@ from poolbridge.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from poolbridge._memory.kinds import BlockMemory, PoolMemory
     from poolbridge._memory.session_blocks import SessionBlock
     from poolbridge._order.timeline import Timeline
@@ -130,18 +132,18 @@ class SessionMemory(ABC):
         """Unmap a block that no lease of this session needs, and tell the service. The caller holds the lock."""
         if block.unmapping:
             return
-        mapping, block.mapped = block.mapped, None
-        block.unmapping = mapping is not None
-        own = self.timelines.own
+        mapping, own = block.mapped, self.timelines.own
         if mapping is None:
             self.core.drop(block)
             self._flush()
-        elif block.uses and own is not None and not all(_done(own, *use) for use in block.uses.items()):
-            uses, block.uses = block.uses, {}
-            work = partial(self._unmap_after, own, uses, mapping, block)
-            threading.Thread(target=work, name="poolbridge-unmap", daemon=True).start()
+            return
+        if block.uses and own is not None and not all(_done(own, *use) for use in block.uses.items()):
+            after = partial(self._unmap_after, own, dict(block.uses), mapping, block)
+            work: Callable[[], object] = partial(start_new_thread, after, ())
         else:
-            MAPPINGS.give_up(mapping, partial(self._tried, block))
+            work = MAPPINGS.giving_up(mapping, partial(self._tried, block))
+        block.mapped, block.unmapping = None, True
+        work()  # no signal handler runs between these two steps
 
     def _unmap_after(
         self, own: Timeline, uses: dict[int, int], mapping: Mapping[BlockMemory], block: SessionBlock
@@ -176,9 +178,10 @@ class SessionMemory(ABC):
         self.timelines.close()
 
     def _give_up_pools(self) -> None:
-        pools, self._pools = list(self._pools.values()), {}
-        for mapping in pools:
-            MAPPINGS.give_up(mapping)
+        for pool, mapping in list(self._pools.items()):
+            work = MAPPINGS.giving_up(mapping)
+            del self._pools[pool]
+            work()  # no signal handler runs between these two steps
 
 
 def _done(own: Timeline, word: int, value: int) -> bool:

@@ -14,7 +14,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
+from weakref import ref
 
 from poolbridge._sys.deferred import DeferringLock, Flag, OwnedLock
 from poolbridge._wire.messages import Reply, Request
@@ -39,14 +41,15 @@ _AWAY_SECONDS = 0.02
 
 
 class _Bell:
-    """Wakes the watcher. Threads and finalisers may call `ring`. After `close`, `ring` does nothing."""
+    """Wakes the watcher. Threads and finalisers may call `ring`. After `close`, `ring` does nothing.
+
+    `ring` is written in C: as the first step of an ``except`` block, no signal handler can prevent it.
+    """
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = DeferringLock()
-
-    def ring(self) -> None:
-        self._lock.later(self._ring)
+        self.ring = partial(self._lock.later, self._ring)
 
     def _ring(self) -> None:
         if self.fd >= 0:
@@ -85,7 +88,8 @@ class SocketReader:
         self._finished = False
         self._want_write = False
         self._arming = DeferringLock()
-        self._waiting: list[Flag] = []  # flags of threads that wait for another thread to read
+        # The flags of threads that wait for another thread to read. A flag that is dropped removes itself.
+        self._waiting: set[ref[Flag]] = set()
         self._armed = True  # whether packets wake the watcher
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
@@ -146,22 +150,21 @@ class SocketReader:
                 turn = Flag()
                 call.on_done = turn.set
                 self._wait_for(call, turn, time.monotonic() + self._session.patience)
-            if call.failed:
-                raise call.take_error()
-            reply = cast("_ReplyT", call.reply)
+            if not call.failed:
+                return cast("_ReplyT", call.reply)
         except BaseException:
-            self._after_reading()  # a signal handler that raised may have skipped this step
+            self._bell.ring()  # the watcher takes over what a signal handler that raised has left
             if call is not None and not call.failed:
                 self._session.abandon(call)
             raise
-        return reply
+        raise call.take_error()
 
     def wait(self, waiter: Waiter, seconds: float | None) -> bool:
         """Wait until `waiter` is done; return False if `seconds` pass first."""
         try:
             return self._wait(waiter, seconds)
         except BaseException:
-            self._after_reading()  # see `call`
+            self._bell.ring()  # see `call`
             raise
 
     def _wait(self, waiter: Waiter, seconds: float | None) -> bool:
@@ -216,8 +219,10 @@ class SocketReader:
     def _pass_on(self) -> None:
         """If no thread reads the socket, wake one of the threads that wait for packets, so that this thread reads."""
         if self._waiting and not self._read:
-            for turn in self._waiting[:1]:
-                turn.set()
+            for one in list(self._waiting)[:1]:
+                turn = one()
+                if turn is not None:
+                    turn.set()
 
     def _read_for(self, call: Call | Waiter, deadline: float | None) -> None:
         """Read packets until `call` is done, `deadline` has passed or the session has ended."""
@@ -244,8 +249,9 @@ class SocketReader:
 
         Other threads set `turn` when the packet has arrived, or when this thread may read.
         """
+        mine = ref(turn, self._waiting.discard)
         try:
-            self._waiting.append(turn)
+            self._waiting.add(mine)
             while not waited.done and self._session.ended is None:
                 if self._begin_reading():
                     try:
@@ -258,8 +264,7 @@ class SocketReader:
                 if not turn.wait(None if deadline is None else max(deadline - time.monotonic(), 0)):
                     return
         finally:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
+            self._waiting.discard(mine)
             self._pass_on()
 
     def _arm(self) -> None:
@@ -315,6 +320,8 @@ class SocketReader:
             if self._want_write:
                 self._want_write = False  # if the socket is still full, the session calls `want_write` again
                 self._session.flush()
+                self._arm()
+            if self._armed:
                 self._arm()
             # If another thread waits for a reply and so reads the socket, the watcher does not read.
             if self._reading.take(0):

@@ -14,6 +14,7 @@ import warnings
 from _thread import TIMEOUT_MAX, RLock, allocate_lock, start_new_thread
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from operator import call
 
 
@@ -128,10 +129,18 @@ class PlainDeferringLock(OwnedLock):  # type: ignore[misc]
                 try:
                     next(map(call, iter(self._left.popleft, None)))
                 except BaseException:
-                    work()  # once more, because a signal handler may have ended the work halfway
+                    _again(work)  # because a signal handler may have ended the work halfway
                     raise
             except Exception as error:  # noqa: BLE001 - a finaliser's work warns, it never raises
                 warnings.warn(f"poolbridge: {error!r} while giving memory back", ResourceWarning, stacklevel=2)
+
+
+def _again(work: Callable[[], object]) -> None:
+    """Do work until it raises no error, at most as often as `PB_TRIES` of the native module says."""
+    for _ in range(16):
+        with suppress(BaseException):
+            work()
+            return
 
 
 try:

@@ -19,7 +19,7 @@ def while_running(finalise: Callable[[_T], None]) -> Callable[[_T], None]:
     While the interpreter ends, Python may have set the global names of modules to None, even the name `sys`. So the
     returned function uses no global name.
 
-    If `finalise` raises an error, the native module calls it once more, because a signal handler may have ended it
+    If `finalise` raises an error, the native module calls it again, because a signal handler may have ended it
     halfway, or before its first step. So no step of Python code comes between CPython and this second call.
     """
     ending = sys.is_finalizing

@@ -669,7 +669,7 @@ class Reply(Struct, omit_defaults=True, kw_only=True):
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
-class HelloReply(Reply, kw_only=True):
+class HelloReply(Reply, kw_only=True, weakref=True):
     """Says which version and features the service chose, and identifies the service.
 
     Answers `Hello`.
@@ -687,7 +687,7 @@ class HelloReply(Reply, kw_only=True):
     done: U = field(default=0, name="dn")
 
 
-class PoolReply(Reply, kw_only=True):
+class PoolReply(Reply, kw_only=True, weakref=True):
     """Has the pool that was made or opened.
 
     Answers `Create` and `Open`.
@@ -696,7 +696,7 @@ class PoolReply(Reply, kw_only=True):
     pool: PoolInfo = field(name="p")  # the pool
 
 
-class TrimReply(Reply, kw_only=True):
+class TrimReply(Reply, kw_only=True, weakref=True):
     """Says how much was freed.
 
     Answers `Trim`.
@@ -705,7 +705,7 @@ class TrimReply(Reply, kw_only=True):
     nbytes: U = field(name="n")  # bytes freed at once
 
 
-class GrantReply(Reply, kw_only=True):
+class GrantReply(Reply, kw_only=True, weakref=True):
     """Has the grant of a lease.
 
     Answers `Alloc`, `Get`, `LeaseBuffer` and `AllocRange`.
@@ -715,7 +715,7 @@ class GrantReply(Reply, kw_only=True):
     version: U = field(default=0, name="v")  # with `get`: version of the content
 
 
-class PublishReply(Reply, kw_only=True):
+class PublishReply(Reply, kw_only=True, weakref=True):
     """Says which version the content has.
 
     Answers `Publish`.
@@ -724,7 +724,7 @@ class PublishReply(Reply, kw_only=True):
     version: U = field(default=0, name="v")  # version of the content
 
 
-class ReturnedReply(Reply, kw_only=True):
+class ReturnedReply(Reply, kw_only=True, weakref=True):
     """Says which ranges are gone.
 
     Answers `Returned`.
@@ -734,7 +734,7 @@ class ReturnedReply(Reply, kw_only=True):
     wait: tuple[Fence, ...] = field(default=(), name="wt")  # fences to wait for before their memory is used
 
 
-class StatsReply(Reply, kw_only=True):
+class StatsReply(Reply, kw_only=True, weakref=True):
     """Has the counts of what the session sees.
 
     Answers `StatsRequest`.
@@ -743,7 +743,7 @@ class StatsReply(Reply, kw_only=True):
     stats: ServiceStats = field(name="s")  # the counts
 
 
-class ListReply(Reply, kw_only=True):
+class ListReply(Reply, kw_only=True, weakref=True):
     """Has the entries that were asked for.
 
     Answers `List`.
@@ -758,7 +758,7 @@ class ListReply(Reply, kw_only=True):
     next: str = field(default="", name="nx")  # `af` of the next page; left out: no more pages
 
 
-class EventsReply(Reply, kw_only=True):
+class EventsReply(Reply, kw_only=True, weakref=True):
     """Has the events.
 
     Answers `Events`.
@@ -769,7 +769,7 @@ class EventsReply(Reply, kw_only=True):
     lost: U = field(default=0, name="lo")  # events after `af` that the service keeps no more
 
 
-class TimelineReply(Reply, kw_only=True):
+class TimelineReply(Reply, kw_only=True, weakref=True):
     """Has the page of a timeline.
 
     Answers `GetTimeline`.
@@ -780,7 +780,7 @@ class TimelineReply(Reply, kw_only=True):
     export: Export = field(name="x")  # one descriptor: a memfd of 135,168 bytes
 
 
-class ChannelReply(Reply, kw_only=True):
+class ChannelReply(Reply, kw_only=True, weakref=True):
     """Has the channel.
 
     Answers `MakeChannel` and `Find`.
@@ -789,7 +789,7 @@ class ChannelReply(Reply, kw_only=True):
     channel: ChannelIdentity = field(name="c")  # the channel
 
 
-class JoinReply(Reply, kw_only=True):
+class JoinReply(Reply, kw_only=True, weakref=True):
     """Has the files of a new member.
 
     Answers `Join`.
@@ -801,7 +801,7 @@ class JoinReply(Reply, kw_only=True):
     export: Export = field(name="x")  # three descriptors: roster, sequencer, and the member's own file
 
 
-class MapReply(Reply, kw_only=True):
+class MapReply(Reply, kw_only=True, weakref=True):
     """Says how to map a block.
 
     Answers `Map`.

@@ -15,6 +15,7 @@ from poolbridge._sys.error_texts import SESSION_LOST, no_descriptor
 from poolbridge._wire.limits import MAX_FDS, MAX_PACKET
 from poolbridge.errors import (
     ConnectionLostError,
+    PoolbridgeError,
     ProtocolError,
 )
 
@@ -30,25 +31,30 @@ _CONTROL = socket.CMSG_SPACE((MAX_FDS + 2) * _INT)
 
 
 class Descriptors:
-    """File descriptors that came with a packet. The owner of this object takes the descriptors out or closes them."""
+    """File descriptors that came with a packet. The owner of this object takes the descriptors out or closes them.
 
-    __slots__ = ("_closed", "_fds")
+    Attributes
+    ----------
+    fds
+        The descriptors. Who gives them to another owner sets ``[]``.
+    claimed
+        Whether an export of the packet claims the descriptors.
+    answered
+        Whether the packet is a reply, and its request was settled.
+    """
+
+    __slots__ = ("_closed", "answered", "claimed", "fds")
 
     def __init__(self, fds: Iterable[int] = ()) -> None:
-        self._fds = list(fds)
-        self._closed = False
+        self.fds = list(fds)
+        self._closed = self.claimed = self.answered = False
 
     def __len__(self) -> int:
-        return len(self._fds)
+        return len(self.fds)
 
     def peek(self) -> list[int]:
         """Return all descriptors. The descriptors are valid until this object is closed."""
-        return list(self._fds)
-
-    def take(self, count: int) -> Descriptors:
-        """Move the first `count` descriptors into a new object, and return the new object."""
-        taken, self._fds = Descriptors(self._fds[:count]), self._fds[count:]
-        return taken
+        return list(self.fds)
 
     def one(self) -> int:
         """Take out the only descriptor. The caller closes the descriptor.
@@ -58,11 +64,11 @@ class Descriptors:
         ProtocolError
             This object does not have exactly one descriptor. `one` has closed all descriptors of this object.
         """
-        if len(self._fds) != 1:
-            count = len(self._fds)
+        if len(self.fds) != 1:
+            count = len(self.fds)
             self.close()
             raise ProtocolError(f"{count} file descriptors came where one was expected")
-        return self._fds.pop()
+        return self.fds.pop()
 
     @contextmanager
     def lent(self) -> Iterator[int]:
@@ -77,7 +83,7 @@ class Descriptors:
         try:
             yield fd
         except BaseException:
-            self._fds.append(fd)
+            self.fds.append(fd)
             if self._closed:  # another thread has ended the session meanwhile
                 self.close()
             raise
@@ -86,8 +92,8 @@ class Descriptors:
     def close(self) -> None:
         """Close the descriptors that were not taken out. Idempotent."""
         self._closed = True
-        closing = map(os.close, self._fds)
-        self._fds = []
+        closing = map(os.close, self.fds)
+        self.fds = []
         deque(closing, maxlen=0)  # no signal handler runs before all are closed
 
 
@@ -110,10 +116,11 @@ class Transport:
         self._buffer = memoryview(bytearray(MAX_PACKET + 1))
         self.connections = 1  # how many connections this object has had
         self._came: list[Any] = []  # what `recvmsg_into` returned for a packet that is still in the buffer; at most one
+        self._packet: tuple[bytes, Descriptors] | None = None  # the same packet
 
     @property
     def unread(self) -> bool:
-        """Whether `receive` returns a packet at once: a signal handler has interrupted the call that took it."""
+        """Whether there is a packet that was received and not processed: a signal handler has interrupted that."""
         return bool(self._came)
 
     def fileno(self) -> int:
@@ -154,7 +161,7 @@ class Transport:
         return True
 
     def receive(self) -> tuple[bytes, Descriptors] | None:
-        """Receive one packet with its descriptors, which are close-on-exec.
+        """Return the next packet with its descriptors, which are close-on-exec: the same one until `processed`.
 
         Returns
         -------
@@ -169,7 +176,16 @@ class Transport:
         ProtocolError
             The packet or its list of descriptors was too long. `receive` has closed all descriptors of the packet.
         """
-        came = self._came
+        if self._packet is None:
+            self._packet = self._receive(self._came)
+        return self._packet
+
+    def processed(self) -> None:
+        """Let `receive` go on to the next packet."""
+        self._packet = None
+        del self._came[:]  # no signal handler runs between these two steps
+
+    def _receive(self, came: list[Any]) -> tuple[bytes, Descriptors] | None:
         try:
             if not came:  # `extend` is a C function, so a signal handler that raises after it loses no packet
                 came.extend(map(self._sock.recvmsg_into, ([self._buffer],), (_CONTROL,), (_RECEIVE_FLAGS,)))
@@ -177,7 +193,7 @@ class Transport:
             return None
         except OSError as error:
             raise _gone(error) from error
-        length, control, flags, _ = came.pop()
+        length, control, flags, _ = came[0]
         descriptors = Descriptors(_rights(control) if control else ())
         try:
             if flags & _CONTROL_TRUNCATED and len(descriptors) <= MAX_FDS:  # there was room for more
@@ -193,7 +209,7 @@ class Transport:
                 raise ProtocolError(f"{len(descriptors)} descriptors in a packet; the protocol allows {MAX_FDS}")
             if not length:
                 raise ConnectionLostError(f"the service closed the connection: {SESSION_LOST}")
-        except BaseException:
+        except PoolbridgeError:
             descriptors.close()
             raise
         return bytes(self._buffer[:length]), descriptors
