@@ -230,10 +230,10 @@ func exported(t *testing.T, l Lease) uint64 {
 func TestBlocksOfAnOldPoolAreUsedAgainAndGivenBackTogether(t *testing.T) {
 	s := newSuccession(t)
 	a := open(t, s.svc)
-	p := createPool(t, a, mempool.PoolSpec{Name: "kept", Kind: fake, MaxBytes: 3584})
+	p := createPool(t, a, mempool.PoolSpec{Name: "kept", Kind: fake, MaxBytes: 2560})
 	old := p.rec.File
 	assert.Equal(t, binary.LittleEndian.AppendUint64(nil, old), p.Export().Data)
-	held, free := allocate(t, a, p, 1536), allocate(t, a, p, 512)
+	held, free := allocate(t, a, p, 512), allocate(t, a, p, 512)
 	release(t, free)
 	require.NoError(t, s.takeOver())
 	again := s.resume(a)
