@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
@@ -26,6 +27,8 @@ type Arena struct {
 	mu     sync.Mutex
 	blocks []*arenaBlock // the first one stays
 	closed bool
+
+	giving atomic.Bool // the goroutine of giveBack runs
 }
 
 // partAlign is the number of bytes of which the offset and the size of every part are multiples.
@@ -60,6 +63,9 @@ type Part struct {
 func (p *Pool) Arena(ctx context.Context, n uint64) (*Arena, error) {
 	a := &Arena{pool: p, bytes: max(n, 1)}
 	_, err := a.grow(ctx, a.bytes)
+	if err == nil {
+		p.client.arenas.Store(a, nil)
+	}
 	return a, err
 }
 
@@ -194,6 +200,25 @@ func (a *Arena) collect(ctx context.Context, b *arenaBlock) error {
 	return nil
 }
 
+// giveBack releases what the arena does not need any more, if its pool is the one in which somebody waits for memory. It does not wait.
+func (a *Arena) giveBack(pool uint64) {
+	s := a.pool.client.session
+	if a.pool.Info().ID != pool || !a.giving.CompareAndSwap(false, true) {
+		return
+	}
+	collect := func() {
+		defer a.giving.Store(false)
+		for _, b := range a.all() {
+			if a.collect(s.Working(), b) != nil {
+				return // the session ends: nobody waits for the error
+			}
+		}
+	}
+	if s.Go(collect) != nil {
+		a.giving.Store(false)
+	}
+}
+
 // drop ends one use of a part. The last use makes its memory free.
 func (p *Part) drop() error {
 	p.arena.mu.Lock()
@@ -300,6 +325,7 @@ func (p *Part) Free() error {
 //
 // Errors: [ErrDisconnected].
 func (a *Arena) Close() error {
+	a.pool.client.arenas.Delete(a)
 	a.mu.Lock()
 	blocks := a.blocks
 	a.closed, a.blocks = true, nil

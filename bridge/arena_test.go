@@ -133,6 +133,26 @@ func TestAnArenaUsesPartsAgainWhenTheirReadersAreDoneAndGrowsOtherwise(t *testin
 	require.NoError(t, whole.Free())
 }
 
+func TestAnArenaGivesBlocksBackWhenAnotherProgramWantsTheMemory(t *testing.T) {
+	svc, path := serve(t, server.Config{})
+	c, other := dial(t, path), dial(t, path)
+	pool := createPool(t, c, hostPool("p", 2*4096))
+	a := newArena(t, pool, 4096)
+	first, _ := partOf(t, a, 4096, 1)
+	second, _ := partOf(t, a, 4096, 2)
+	l := rangeOf(t, second, Tensor{DType: Uint8, Shape: []uint64{10}})
+	release(t, l)
+	require.NoError(t, second.Free())
+	require.EqualValues(t, 2*4096, svc.Stats().Pools[0].Leased, "the arena does not know that the range is gone")
+	opened, err := other.OpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	theirs, err := opened.Allocate(t.Context(), Tensor{DType: Uint8, Shape: []uint64{4096}})
+	require.NoError(t, err)
+	release(t, theirs)
+	require.NoError(t, first.Free())
+	require.NoError(t, a.Close())
+}
+
 func TestAnArenaRefusesWhatDoesNotFit(t *testing.T) {
 	_, path := serve(t, server.Config{})
 	c := dial(t, path)

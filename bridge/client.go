@@ -28,6 +28,7 @@ type Client struct {
 	session *session.Session
 	streams *stream.Streams
 	pools   sync.Map // maps each *session.Pool to its *Pool
+	arenas  sync.Map // of *Arena, until they are closed
 }
 
 // String describes the client for people.
@@ -69,6 +70,13 @@ func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
 	}
 	s := session.New(conn)
 	c := &Client{tracing: tracing{tracer: d.Tracer, blocks: &s.Blocks}, session: s, streams: stream.New(s)}
+	s.Wanted = func(pool uint64) {
+		c.streams.Wanted(pool)
+		c.arenas.Range(func(a, _ any) bool {
+			a.(*Arena).giveBack(pool)
+			return true
+		})
+	}
 	s.Redial = func(ctx context.Context) (*seqpacket.Conn, error) {
 		conn, err := seqpacket.Dial(ctx, path)
 		if err == nil {

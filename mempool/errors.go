@@ -37,6 +37,6 @@ func (e contentFailure) Is(target error) bool { return target == ErrContentFaile
 // blocks, or sessions are about to unmap unused blocks.
 var ErrRecalling = errors.New("unused blocks are being asked back")
 
-// ErrWanted is joined with [ErrLimit] if the same call may succeed soon: the service has just asked sessions with producers to release the
-// buffers that they keep for their next frames. See the constant WantedTime of package service.
-var ErrWanted = errors.New("producers were asked for what they keep")
+// ErrWanted is joined with [ErrLimit] if the same call may succeed soon: the service has just asked sessions to release the memory that they
+// keep for their next frames and arrays. See the constant WantedTime of package service.
+var ErrWanted = errors.New("programs were asked for what they keep")

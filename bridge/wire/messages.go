@@ -741,7 +741,7 @@ type MemberCame struct {
 	Export  Export `wire:"x"`  // the member's file; no descriptor if the member has left already
 }
 
-// Wanted says that somebody waits for memory of a pool in which this client has producers.
+// Wanted says that somebody waits for memory of a pool in which this client has producers or ranges.
 //
 //wire:notice wanted
 type Wanted struct {

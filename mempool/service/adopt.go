@@ -303,6 +303,11 @@ func (a *adoption) sessions() {
 		s.absent = back
 		a.drains.Go(func() { s.awaitClient(back) }) // the client may be back before the goroutine runs
 	}
+	for l := range a.ledger.Leases.All() {
+		if l.Write && l.Buffer.Divided() {
+			a.poolOf(l.Buffer.Block.Pool).dividedBy(a.Service.sessionOf(l.Session))
+		}
+	}
 }
 
 // blocks goes on with what the predecessor was doing with its free blocks.

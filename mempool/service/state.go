@@ -135,11 +135,12 @@ type Pool struct {
 	relief          countedSignal // blocks became free, or were freed
 	refused, failed journal.Gap   // refused: allocations that found no room; failed: allocations that the driver refused
 
-	streams bool             // the pool has had a channel
-	wanting map[*Session]int // how many allocations of each session have found no room
-	asked   time.Time        // when ask last sent Wanted
-	tidied  time.Time        // when want last called tidyLocked
-	asking  bool             // wantOn runs
+	streams  bool                  // the pool has had a channel
+	dividers map[*Session]struct{} // sessions that have made ranges
+	wanting  map[*Session]int      // how many allocations of each session have found no room
+	asked    time.Time             // when ask last sent Wanted
+	tidied   time.Time             // when want last called tidyLocked
+	asking   bool                  // wantOn runs
 }
 
 // poolOf returns the service's state of a pool. The caller holds s.mu.

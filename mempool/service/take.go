@@ -20,7 +20,7 @@ import (
 //  3. a new block, if the pool has room for one
 //  4. a new block, after unused blocks of other sizes were freed
 //  5. a free block on which work is under way
-//  6. all this again, after the sessions with producers were asked to give back memory that they do not use
+//  6. all this again, after sessions were asked to give back memory that they do not use
 //
 // A call that may not wait takes no memory that calls which have waited longer, and are about to try again, could take.
 //
@@ -55,7 +55,7 @@ type taking struct {
 
 	place *place // in the queue for room; nil: none
 	asked bool   // the call counts as one that finds no room
-	told  bool   // sessions with producers were asked to give back memory
+	told  bool   // sessions were asked to give back memory
 	last  uint64 // the value of p.queued at the time limit; 0: before that
 
 	// These hold for one round, which begins with the method begin.

@@ -2,8 +2,8 @@ package service
 
 import "time"
 
-// Wanted tells a session with producers in channels of a pool that somebody waits for memory of the pool. The session then releases memory
-// that its frames do not need any more, and memory that it keeps for its next frames and does not use.
+// Wanted tells a session with producers in channels of a pool, or with ranges there, that somebody waits for memory of the pool. The session
+// then releases memory that its frames and ranges do not need any more, and memory that it keeps for the next ones and does not use.
 type Wanted struct{ Pool uint64 }
 
 func (Wanted) notice() {}
@@ -25,21 +25,31 @@ func (p *Pool) wantFor(s *Session, n int) {
 	}
 }
 
-// ask sends Wanted to the sessions with producers, unless they got it less than wantedRest ago. The result `told` is true if they got it
+// ask sends Wanted to the sessions that keep memory, unless they got it less than wantedRest ago. The result `told` is true if they got it
 // within the last WantedTime. The caller holds Service.mu.
 func (p *Pool) ask() (told bool) {
 	now := time.Now()
 	if now.Sub(p.asked) >= wantedRest {
 		p.asked = now
-		p.tellProducers()
+		p.tellKeepers()
 	}
-	return len(p.rec.Producers) > 0 && now.Sub(p.asked) < WantedTime
+	return p.keepers() && now.Sub(p.asked) < WantedTime
 }
 
-// tellProducers sends Wanted to the sessions with producers. The caller holds Service.mu.
-func (p *Pool) tellProducers() {
+// keepers reports whether there are sessions that may keep memory for their next frames or ranges. The caller holds Service.mu.
+func (p *Pool) keepers() bool { return len(p.rec.Producers) > 0 || len(p.dividers) > 0 }
+
+// tellKeepers sends Wanted to these sessions. The caller holds Service.mu.
+func (p *Pool) tellKeepers() {
 	for s := range p.rec.Producers {
 		p.svc.sessionOf(s).tellLocked(Wanted{Pool: p.rec.Info.ID})
+	}
+	for s := range p.dividers {
+		if s.rec.Ended {
+			delete(p.dividers, s)
+		} else if p.rec.Producers[s.rec] == 0 {
+			s.tellLocked(Wanted{Pool: p.rec.Info.ID})
+		}
 	}
 }
 
@@ -47,7 +57,7 @@ func (p *Pool) tellProducers() {
 // producers left. It also starts a goroutine that runs wantOn, which calls want again after each wantedRest. The result `more` is true if
 // channels freed buffers. The result `told` is the result of ask. The caller holds Service.mu.
 func (p *Pool) want() (more, told bool) {
-	if !p.streams { // the pool has never had a channel
+	if !p.streams && len(p.dividers) == 0 { // the pool has never had a channel, or a range
 		return false, false
 	}
 	told = p.ask()

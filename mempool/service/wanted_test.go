@@ -179,3 +179,28 @@ func TestDoubtsAreLoggedOnceInAWhile(t *testing.T) {
 	assert.Equal(t, 1, strings.Count(log.String(), "contradicts itself"))
 	assert.Contains(t, log.String(), "channel=frames")
 }
+
+func TestSessionsWithRangesAreAskedForMemory(t *testing.T) {
+	svc := newService(t)
+	arena, other := hire(t, svc), open(t, svc)
+	pool := createPool(t, other, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 4096})
+	whole := allocate(t, arena.Session, pool, 4096)
+	require.NotErrorIs(t, tryAllocate(other, pool, 1), mempool.ErrWanted, "nobody keeps anything for later")
+	release(t, rangeOf(t, whole, 0, 100))
+	require.ErrorIs(t, tryAllocate(other, pool, 1), mempool.ErrWanted)
+	assert.Equal(t, []Wanted{{Pool: pool.rec.Info.ID}}, told[Wanted](arena))
+	freed := make(chan error)
+	go func() {
+		_, err := other.Allocate(t.Context(), pool.rec.Info.ID, mempool.Bytes(10), patience, 0)
+		freed <- err
+	}()
+	for len(told[Wanted](arena)) == 0 { // again, as long as the other one waits
+		time.Sleep(time.Millisecond)
+	}
+	release(t, whole)
+	require.NoError(t, <-freed)
+	arena.End(mempool.SessionLeft, "", nil)
+	pool.asked = time.Time{} // long ago
+	require.NotErrorIs(t, tryAllocate(other, pool, 4096), mempool.ErrWanted, "its session has ended")
+	assert.Empty(t, pool.dividers)
+}

@@ -378,6 +378,40 @@ def test_trim_gives_the_arena_of_a_client_back(client):
     client.zeros(10)
 
 
+def test_memory_that_came_back_to_an_arena_goes_to_others_who_want_it(service, client, other):
+    pool = client.pools()[0]
+    array = client.zeros(KIB, "u1")
+    client.put(array, "x").release()
+    got = other.get_array("x")
+    client.unpublish("x")
+    del array
+    with pytest.raises(PoolLimitError):
+        other.allocate(pool.max_bytes, "u1", timeout=0)
+    assert got.sum() == 0
+    del got
+    other.allocate(pool.max_bytes, "u1", timeout=10).release()
+
+    arena = client.arena(KIB)
+    kept, more = arena.zeros(KIB, "u1"), arena.zeros(pool.max_bytes // 2, "u1")
+    client.put(more[:10], "y").release()
+    client.unpublish("y")
+    del kept, more
+    other.allocate(pool.max_bytes // 2, "u1", timeout=10).release()
+    assert arena.nbytes == KIB
+
+    async def main() -> None:
+        async with await poolbridge.connect_async(service.path) as own:
+            await own.open_pool("frames")
+            array = await own.zeros(KIB, "u1")
+            await (await own.put(array, "z")).release()
+            await own.unpublish("z")
+            del array
+            arena.close()
+            await asyncio.to_thread(lambda: other.allocate(pool.max_bytes, "u1", timeout=10).release())
+
+    asyncio.run(main())
+
+
 def test_asyncio_has_arenas_too(service, client, other):
     async def main() -> None:
         async with await poolbridge.connect_async(service.path) as own:

@@ -55,7 +55,7 @@ def begin(
     if not arena.has_allocators:
         _check_cpu(pool.name, on_cpu=pool.kind in ON_CPU)
     size = check_bytes(nbytes, "nbytes", least=1)
-    division = Division(session, pool.id, -(-size // ALIGN) * ALIGN)
+    division = Division(session, pool.id, -(-size // ALIGN) * ALIGN, keeps=True)
     yield from _grow(division, 0, check_timeout(timeout))
     return division
 
@@ -63,7 +63,7 @@ def begin(
 def own(session: Session, pool: PoolInfo) -> Division:
     """Make the arena for arrays of a client, which leases its first block for the first array."""
     _check_cpu(pool.name, on_cpu=pool.kind in ON_CPU)
-    return Division(session, pool.id, min(_STEP, -(-pool.max_bytes // (_SHARE * ALIGN)) * ALIGN))
+    return Division(session, pool.id, min(_STEP, -(-pool.max_bytes // (_SHARE * ALIGN)) * ALIGN), keeps=False)
 
 
 def _check_cpu(pool: str, *, on_cpu: bool) -> None:
@@ -128,11 +128,6 @@ def _block(division: Division, nbytes: int, timeout: float | None) -> Flow[Lease
 def collect(division: Division) -> Flow[None]:
     """Ask the service which ranges are gone, and let their arrays go when the work of the readers is done."""
     session = division.session
-
-    def reached(fence: Fence) -> bool:
-        page = session.timelines.page(fence.timeline)
-        return page is None or page.reached(fence.word, fence.value)
-
     for block, ids in division.lent():
         gone: tuple[int, ...] = ()
         wait: tuple[Fence, ...] = ()
@@ -144,7 +139,7 @@ def collect(division: Division) -> Flow[None]:
             pass  # the block went back, or there are too many fences to wait for
         for timeline in session.timelines.unknown(session.core.epoch, wait):
             yield from know_timeline(session, timeline)
-        division.returned(block, gone, wait, reached)
+        division.returned(block, gone, wait)
 
 
 def array(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from weakref import WeakSet, ref
 
 import numpy as np
@@ -13,15 +13,17 @@ from poolbridge._sys import process as _process
 from poolbridge._sys.deferred import DeferringLock
 from poolbridge._sys.finaliser import while_running
 from poolbridge._wire.limits import MAX_ELEMENTS
+from poolbridge._wire.messages import Returned, ReturnedReply
 from poolbridge.errors import (
     ClosedError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from weakref import ReferenceType
 
     from poolbridge._memory.tensor import Description
+    from poolbridge._session.calls import Call
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Fence
@@ -169,12 +171,15 @@ class Division:
         The session, and the id of the pool of the blocks.
     step
         Bytes of each block, at least.
+    keeps
+        Whether the first block stays when somebody wants the memory.
     """
 
-    def __init__(self, session: Session, pool: int, step: int) -> None:
+    def __init__(self, session: Session, pool: int, step: int, *, keeps: bool) -> None:
         self.session = session
         self.pool = pool
         self.step = step
+        self.keeps = keeps
         self.blocks: list[Block] = []  # the first stays; the others go back when they are empty
         self.device = 0, 0  # DLPack's device of the memory, when there is a block
         self.closed = False
@@ -182,6 +187,7 @@ class Division:
         self.caches: WeakSet[Cache] = WeakSet()
         self.lasting = False  # whether a library still uses again what is kept for readers, when their arrays are gone
         self.lock = DeferringLock()
+        session.add_division(self)
 
     def check_open(self) -> None:
         """Raise ClosedError if the arena was closed, or the client."""
@@ -245,11 +251,15 @@ class Division:
                 block.state.end()
 
     def let_go(self, *, close: bool) -> None:
-        """Let the empty blocks go. If `close` is true, take no more parts, and let each block go when it is empty."""
+        """Let the empty blocks go, but not what the arena keeps.
+
+        If `close` is true, take no more parts, and let each block go when it is empty.
+        """
         if close:
             self.forget()
         with self.lock:
-            for block in [one for one in self.blocks if not one.used]:
+            first = self.blocks[:1] if self.keeps and not close else []
+            for block in [one for one in self.blocks if not one.used and one not in first]:
                 self.blocks.remove(block)
                 block.state.end()
 
@@ -289,13 +299,36 @@ class Division:
             for i in range(0, max(len(ids), 1 if block.late else 0), MAX_ELEMENTS):
                 yield block, ids[i : i + MAX_ELEMENTS]
 
-    def returned(
-        self, block: Block, gone: tuple[int, ...], fences: tuple[Fence, ...], reached: Callable[[Fence], bool]
-    ) -> None:
-        """Let the arrays of ranges go that are gone, when the readers' work before `fences` is done."""
+    def returned(self, block: Block, gone: tuple[int, ...], fences: tuple[Fence, ...]) -> None:
+        """Let the arrays of ranges go that are gone, when the readers' work before `fences` is done.
+
+        The session knows the fences' timelines, except for those that are gone.
+        """
         with self.lock:
             arrays = [block.lent.pop(one) for one in gone if one in block.lent]
             late = [*block.late, (fences, arrays)]
-            block.late = [one for one in late if not all(map(reached, one[0]))]
-            over = [one for one in late if all(map(reached, one[0]))]
+            block.late = [one for one in late if not all(map(self._reached, one[0]))]
+            over = [one for one in late if all(map(self._reached, one[0]))]
         del arrays, late, over  # not under the lock: libraries free their memory in destructors
+
+    def _reached(self, fence: Fence) -> bool:
+        page = self.session.timelines.page(fence.timeline)
+        return page is None or page.reached(fence.word, fence.value)
+
+    def give_back(self) -> None:
+        """Ask the service which ranges are gone, and then let go what is free. The caller holds the session's lock."""
+        asked = False
+        for block, ids in self.lent():
+            if ids:
+                asked, request = True, Returned(lease=block.state.grant.id, buffers=ids)
+                call = self.session.core.start(request, ReturnedReply, int)
+                call.on_done = partial(self.session.later, partial(self._take_back, block, call))
+        if not asked:
+            self.session.later(partial(self.let_go, close=False))
+
+    def _take_back(self, block: Block, call: Call) -> None:
+        if call.reply is not None:  # otherwise the block went back, or the session has ended
+            reply = cast("ReturnedReply", call.reply)
+            if not self.session.timelines.unknown(self.session.core.epoch, reply.wait):
+                self.returned(block, reply.buffers, reply.wait)
+        self.let_go(close=False)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import ref
+from weakref import WeakSet, ref
 
 from poolbridge._order import fences as _fences
 from poolbridge._order.captures import CAPTURES
@@ -34,6 +34,7 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from poolbridge._memory.session_blocks import SessionBlock
     from poolbridge._session.calls import Call
+    from poolbridge._session.division import Division
     from poolbridge._session.lease_state import LeaseState, Taker
     from poolbridge._wire.messages import Fence, Grant, Request
     from poolbridge._wire.transport import Transport
@@ -86,6 +87,7 @@ class Session(SessionMembers):
         self.tracer: Any = None
         self.concurrent = False  # whether other tasks of a thread work during an operation
         self.lost: set[int] = set()
+        self._divisions: WeakSet[Division] = WeakSet()
         self._fault: ProtocolError | None = None  # a protocol error found while sending
         self._driver: Driver | None = None
         self._resuming: threading.Thread | None = None
@@ -508,6 +510,11 @@ class Session(SessionMembers):
         if _process.pid == self.pid and not consumer.left:
             self.lock.later(partial(self._leave, consumer))
 
+    def add_division(self, division: Division) -> None:
+        """Add an arena, which gives memory back when somebody wants it."""
+        with self.lock:
+            self._divisions.add(division)
+
     def _hear(self) -> None:
         """Process the notices in `core.news`. The caller holds the lock."""
         while news := self.core.news:
@@ -516,6 +523,9 @@ class Session(SessionMembers):
                 self.timelines.forget(notice.timelines)
             elif isinstance(notice, Wanted):
                 self.returns.want(notice.pool)
+                for division in list(self._divisions):
+                    if division.pool == notice.pool:
+                        division.give_back()
             else:
                 self.lost.update(notice.buffers)
                 for reference in list(self.lease_states.values()):

@@ -857,7 +857,7 @@ class MemberCame(Struct, omit_defaults=True, gc=False, kw_only=True, tag_field="
 
 
 class Wanted(Struct, omit_defaults=True, gc=False, tag_field="n", tag="wanted"):
-    """Says that somebody waits for memory of a pool in which this client has producers."""
+    """Says that somebody waits for memory of a pool in which this client has producers or ranges."""
 
     pool: U = field(name="pl")  # pool id
 
