@@ -57,11 +57,11 @@ func TestOnTheSimulationEveryCheckOfVerifyPasses(t *testing.T) {
 		}
 	}
 	for kind, scenarios := range map[mempool.Kind][]string{
-		mempool.Device: {"transfer", "mapping", "contexts", "order", "early", "stream"},
-		mempool.VMM:    {"transfer", "mapping", "handle", "contexts", "order", "early", "stream"},
+		mempool.Device: {"transfer", "mapping", "contexts", "order", "early", "stream", "survive"},
+		mempool.VMM:    {"transfer", "mapping", "handle", "contexts", "order", "early", "stream", "survive"},
 		mempool.Legacy: {"transfer", "mapping", "handle", "contexts", "order", "early", "stream"},
-		mempool.Pinned: {"transfer", "mapping", "contexts", "order", "early", "stream"},
-		mempool.Host:   {"transfer", "mapping", "early", "stream"},
+		mempool.Pinned: {"transfer", "mapping", "contexts", "order", "early", "stream", "survive"},
+		mempool.Host:   {"transfer", "mapping", "early", "stream", "survive"},
 	} {
 		for _, n := range scenarios {
 			assert.True(t, seen[kind][n], "no check of scenario %s for kind %s", n, kind)

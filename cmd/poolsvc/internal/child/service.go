@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -26,9 +28,9 @@ type Service struct {
 	err    error
 }
 
-// Serve starts a service on a socket. The service is killed when ctx ends.
-func Serve(ctx context.Context, program, socket string) (*Service, error) {
-	s := &Service{cmd: exec.CommandContext(ctx, program, "serve", "--socket", socket), Socket: socket, ended: make(chan struct{})}
+// Serve starts a service on a socket, with more arguments. The service is killed when ctx ends.
+func Serve(ctx context.Context, program, socket string, args ...string) (*Service, error) {
+	s := &Service{cmd: exec.CommandContext(ctx, program, append([]string{"serve", "--socket", socket}, args...)...), Socket: socket, ended: make(chan struct{})}
 	s.cmd.Stderr = &s.stderr
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // the kernel ends the service if this process is killed
 	if err := s.cmd.Start(); err != nil {
@@ -43,6 +45,19 @@ func Serve(ctx context.Context, program, socket string) (*Service, error) {
 
 // PID returns the id of the process.
 func (s *Service) PID() int { return s.cmd.Process.Pid }
+
+// KillGuarded kills the process that the guard runs; the service was started with --guard, and has answered.
+func (s *Service) KillGuarded() error {
+	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", s.PID()))
+	for _, list := range lists {
+		var pid int
+		text, failed := os.ReadFile(list) // of each thread; the thread may have ended
+		if _, none := fmt.Sscan(string(text), &pid); failed == nil && none == nil {
+			return syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+	return errors.Join(err, errors.New("the guard has no child process: was the service started with --guard?"))
+}
 
 // Dial waits until the service listens, and connects to the service.
 func (s *Service) Dial(ctx context.Context) (*bridge.Client, error) {

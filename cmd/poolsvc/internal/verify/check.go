@@ -23,6 +23,7 @@ const (
 	order    scenario = "order"    // waiting for GPU work of another process
 	early    scenario = "early"    // the consumer comes before the producer
 	stream   scenario = "stream"   // channels: one buffer after another
+	survive  scenario = "survive"  // the service dies, and another takes its place
 )
 
 // plan is a check, before it is known for which kind of memory and which consumers it runs.
@@ -38,6 +39,9 @@ var (
 	everywhere = mempool.Kinds()
 	onGPUs     = slices.DeleteFunc(mempool.Kinds(), func(k mempool.Kind) bool { return !onGPU(k) })
 )
+
+// lasting are the kinds whose memory outlives the service, if the service has a guard.
+var lasting = slices.DeleteFunc(mempool.Kinds(), func(k mempool.Kind) bool { return k == mempool.Legacy })
 
 // onGPU reports whether memory of a kind needs a GPU.
 func onGPU(kind mempool.Kind) bool { return kind != mempool.Host }
@@ -74,6 +78,7 @@ func plans(o Options) []plan {
 		{stream, "consumer-killed", everywhere, preferredStreamers, consumerKilled},
 		{stream, "producer-killed", everywhere, preferredStreamers, producerKilled},
 		{stream, "stage-replaced", everywhere, preferredStreamers, stageReplaced},
+		{survive, "service", lasting, preferred, serviceKilled},
 		{transfer, "peer", onGPUs, preferred, peer},
 		{order, "event", onGPUs, withStreams, inTransit(true, slowProducer)},
 		{order, "fence", onGPUs, withStreams, inTransit(false, slowProducer)},
