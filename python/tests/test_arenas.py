@@ -131,6 +131,57 @@ def test_a_range_lives_until_its_last_reader_is_done_also_when_the_array_is_gone
     assert arena.empty(4 * KIB, "uint8").size == arena.nbytes, "it has come back"
 
 
+def test_frames_of_an_arena_seldom_take_a_request_once_their_memory_came_back(client, other, requests):
+    channel = client.create_channel("c", capacity=4)
+    arena = client.arena("1MiB")
+    subscription = other.subscribe("c")
+    held: list[Any] = []
+    for number in range(600):
+        if number == 100:
+            requests.clear()
+        if number == 400:
+            assert len(requests) < 100, "for 300 frames"
+        size = 64 * KIB if number < 400 else 64 * KIB + 512 * random.randrange(20)  # then a range often is another one
+        array = arena.full(size // 4, number, "u4")
+        if number % 50:
+            channel.publish(array)
+        else:
+            for _ in range(2):  # the second time while a reader has the first frame
+                channel.publish(array)
+                held.append((number, subscription.receive(timeout=10)))
+        del array
+        if number % 50:
+            frame = subscription.receive(timeout=10)
+            held.insert(random.randrange(len(held) + 1), (number, frame))
+        while len(held) > 3:
+            written, frame = held.pop()
+            content = np.asarray(frame)
+            assert (content == written).all()
+            del content
+            frame.release()
+    for written, frame in held:
+        assert (np.asarray(frame) == written).all()
+        frame.release()
+
+
+def test_memory_of_an_array_that_was_published_twice_is_not_used_again_while_a_reader_has_it(client, other):
+    channel = client.create_channel("c", capacity=4)
+    arena = client.arena("3MiB")
+    subscription = other.subscribe("c")
+    array, *others = [arena.full(64 * KIB, n, "u1") for n in range(6)]
+    for one in [array, *others]:  # then the first frame has come back
+        channel.publish(one)
+        subscription.receive(timeout=10).release()
+    channel.publish(array)
+    frame = subscription.receive(timeout=10)
+    content = np.asarray(frame)
+    del array
+    assert (arena.full(64 * KIB, 7, "u1") == 7).all()
+    assert (content == 0).all()
+    del content
+    frame.release()
+
+
 def test_an_arena_uses_the_memory_of_ranges_again_that_came_back(client, other, requests):
     arena = client.arena(2 * KIB)
     for n in range(10):

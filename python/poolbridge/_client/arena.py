@@ -79,6 +79,7 @@ def part(division: Division, nbytes: int, timeout: float | None, stream: object 
     """
     size = max(-(-nbytes // ALIGN), 1) * ALIGN
     deadline = None if timeout is None else time.monotonic() + timeout
+    division.take_in()
     found = division.take(size, stream)
     while found is None:
         yield from collect(division)
@@ -178,12 +179,17 @@ def share(session: Session, pool: int, given: Any, *, frame: bool) -> Flow[tuple
     block = next((one for one in division.blocks if one.state is whole), None) if division else None
     if division is None or block is None:
         return None
-    if division.is_due(place.nbytes):
-        yield from collect(division)
-    description = _tensor.describe(place.shape, place.element.name)
-    request = AllocRange(lease=whole.grant.id, offset=place.offset, tensor=description.to_wire())
-    reply = yield Ask(request, GrantReply)
-    state = held(session, reply.grant) or (yield from take(session, reply.grant))
+    tensor, state = _tensor.describe(place.shape, place.element.name).to_wire(), None
+    if frame and session.producers:
+        state = session.renew(whole.grant.pool, tensor, held, (whole.grant.block, place.offset))
+        division.take_in()  # before the array is lent again
+    if state is None:
+        if division.is_due(place.nbytes):
+            yield from collect(division)
+        reply = yield Ask(AllocRange(lease=whole.grant.id, offset=place.offset, tensor=tensor), GrantReply)
+        state = held(session, reply.grant) or (yield from take(session, reply.grant))
+    if frame:
+        state.allocated, state.part_of = True, ref(block)
     with division.lock:
         if not division.closed:
             block.lent[state.grant.buffer] = given

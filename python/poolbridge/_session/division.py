@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from weakref import WeakSet, ref
@@ -48,9 +49,11 @@ class Block:
         The arrays of which ranges are leased, by the ids of the ranges' buffers. They keep their parts.
     late
         Arrays whose ranges are gone, and the fences of the readers' work on them.
+    came
+        The ids of the ranges' buffers that came back from channels, and the fences of the readers' work on them.
     """
 
-    __slots__ = ("__weakref__", "_free", "_ready", "late", "lent", "size", "state", "used")
+    __slots__ = ("__weakref__", "_free", "_ready", "came", "late", "lent", "size", "state", "used")
 
     def __init__(self, state: LeaseState) -> None:
         self.state = state
@@ -58,6 +61,7 @@ class Block:
         self.used = 0
         self.lent: dict[int, object] = {}
         self.late: list[tuple[tuple[Fence, ...], list[object]]] = []
+        self.came: deque[tuple[int, tuple[Fence, ...]]] = deque()
         self._clear()
 
     def _clear(self) -> None:
@@ -302,18 +306,31 @@ class Division:
     def returned(self, block: Block, gone: tuple[int, ...], fences: tuple[Fence, ...]) -> None:
         """Let the arrays of ranges go that are gone, when the readers' work before `fences` is done.
 
-        The session knows the fences' timelines, except for those that are gone.
+        Those that came back from channels are gone, too.
         """
         with self.lock:
-            arrays = [block.lent.pop(one) for one in gone if one in block.lent]
-            late = [*block.late, (fences, arrays)]
-            block.late = [one for one in late if not all(map(self._reached, one[0]))]
-            over = [one for one in late if all(map(self._reached, one[0]))]
-        del arrays, late, over  # not under the lock: libraries free their memory in destructors
+            late = [*block.late, (fences, [block.lent.pop(one) for one in gone if one in block.lent])]
+            while block.came:  # under the lock, so that no other thread has the lease of such a range again meanwhile
+                came, fences = block.came.popleft()
+                if came in block.lent:
+                    late.append((fences, [block.lent.pop(came)]))
+            with self.session.lock:
+                block.late = [one for one in late if not all(map(self.session.returns.reached, one[0]))]
+            kept = [id(one) for one in block.late]
+            over = [one for one in late if id(one) not in kept]
+        del late, over  # not under the lock: libraries free their memory in destructors
 
-    def _reached(self, fence: Fence) -> bool:
-        page = self.session.timelines.page(fence.timeline)
-        return page is None or page.reached(fence.word, fence.value)
+    def take_in(self) -> None:
+        """Let the arrays go whose frames came back from channels."""
+        session = self.session
+        if session.producers and any(block.lent for block in self.blocks):
+            with session.lock:
+                for producer in list(session.producers.values()):
+                    if producer.channel.pool == self.pool:
+                        producer.collect()
+        for block in list(self.blocks):
+            if block.came:
+                self.returned(block, (), ())
 
     def give_back(self) -> None:
         """Ask the service which ranges are gone, and then let go what is free. The caller holds the session's lock."""
@@ -329,6 +346,5 @@ class Division:
     def _take_back(self, block: Block, call: Call) -> None:
         if call.reply is not None:  # otherwise the block went back, or the session has ended
             reply = cast("ReturnedReply", call.reply)
-            if not self.session.timelines.unknown(self.session.core.epoch, reply.wait):
-                self.returned(block, reply.buffers, reply.wait)
+            self.returned(block, reply.buffers, reply.wait)
         self.let_go(close=False)

@@ -23,6 +23,7 @@ from poolbridge.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Mapping
 
     from poolbridge._memory.kinds import BlockMemory
@@ -74,12 +75,22 @@ class Divider(Protocol):
     """What divides the block of an arena; see `poolbridge._session.division.Division`."""
 
     lock: Any
+    pool: int
+
+    def give_back(self) -> None:
+        """Give memory back that nobody uses. The caller holds the session's lock."""
 
     def put_back(self, parts: list[tuple[Any, int, int, object]]) -> None:
         """Make parts free."""
 
     def forget(self) -> None:
         """Let the arrays go that are only kept for readers."""
+
+
+class Divided(Protocol):
+    """An arena's block; see `poolbridge._session.division.Block`."""
+
+    came: deque[tuple[int, tuple[Fence, ...]]]
 
 
 class LeaseState(Uncopied):
@@ -111,6 +122,7 @@ class LeaseState(Uncopied):
     copied: tuple[str, int, Mapping[str, str]] | None = None
     sent = False  # whether another object, such as a channel, has the lease now; this state only keeps the block mapped
     division: ref[Divider] | None = None  # of the lease of an arena's block: what divides it
+    part_of: ref[Divided] | None = None  # of a range of an arena's block, for a frame: the block
     counted = False  # whether the block counts one lease more for this state, besides the lease itself
 
     def __init__(

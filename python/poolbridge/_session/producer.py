@@ -201,7 +201,9 @@ class _LeaseSending(Sending):
         apart = bool(state.tokens) or state.unaccounted or state.promise is not None
         arrays = ref(state) if apart else None
         # Add the loan before the frame is published, because another thread may get the block back at once.
-        loan = producer.loans[grant.buffer] = Returned(grant, fences, allocated=allocated, arrays=arrays)
+        loan = producer.loans[grant.buffer] = Returned(
+            grant, fences, allocated=allocated, arrays=arrays, part_of=state.part_of
+        )
         result: Any = None
         try:
             if apart:

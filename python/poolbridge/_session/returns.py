@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from weakref import ReferenceType
 
     from poolbridge._native import Arena as _Arena, Slots as _Slots
-    from poolbridge._session.lease_state import LeaseState
+    from poolbridge._session.lease_state import Divided, LeaseState
     from poolbridge._wire.messages import ChannelIdentity, Grant, Tensor
 
     Maker = Callable[[Any, Grant], LeaseState | None]  # makes the state of a session's lease: `grants.held`
@@ -43,6 +43,8 @@ _WANTED: Final = 0.5
 _REST: Final = 0.5
 # The pause between two checks of fences, which a GPU writes without waking a thread; `_GLANCE` while the client closes.
 _LOOK: Final = 10e-3
+# How many leases of ranges stay in any case.
+_MOST_RANGES: Final = 64
 _GLANCE: Final = 1e-3
 
 
@@ -138,9 +140,11 @@ class Returned:
         Whether the lease came with its buffer, so that nobody else can know the buffer.
     producer
         The producer that has left without the lease, which an array needed; else None.
+    part_of
+        If the buffer is a range of an arena's block: the block.
     """
 
-    __slots__ = ("_arrays", "allocated", "fences", "grant", "owned", "producer")
+    __slots__ = ("_arrays", "allocated", "fences", "grant", "owned", "part_of", "producer")
     lent = False
 
     def __init__(
@@ -150,13 +154,20 @@ class Returned:
         *,
         allocated: bool = False,
         arrays: ReferenceType[LeaseState] | None = None,
+        part_of: ReferenceType[Divided] | None = None,
     ) -> None:
         self.grant = grant
         self.fences = fences
         self.allocated = allocated
         self.owned = True
         self.producer: Producer | None = None
+        self.part_of = part_of
         self._arrays = arrays
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """The block and the first byte of a range of an arena."""
+        return None if self.part_of is None else (self.grant.block, self.grant.base)
 
     @property
     def sent(self) -> bool:
@@ -364,15 +375,18 @@ class Returns:
         """
         renews = one.allocated and not (over or self._over or self._session.closing)
         back: dict[int, Any] = self._back if renews else self._leaving
+        if one.part_of is not None and (block := one.part_of()) is not None:
+            block.came.append((one.grant.buffer, one.fences))
         back[one.grant.id] = one
         return not renews
 
-    def renew(self, pool: int, tensor: Tensor, make: Maker) -> LeaseState | None:
+    def renew(self, pool: int, tensor: Tensor, make: Maker, place: tuple[int, int] | None = None) -> LeaseState | None:
         """Let `make` make the state of a lease that came back, on a buffer for `tensor` in the pool.
 
         The service need not know, because it describes the lease in the same way. If there is no such lease, if `make`
         returns None, or if somebody waits for memory of the pool, release the leases that came back, and return None. A
-        lease of which the program has an array stays: a later call may return it.
+        lease of which the program has an array stays: a later call may return it. `place` is that of a range
+        of an arena, as in `Returned.place`; then up to `_MOST_RANGES` leases stay in any case.
         """
         for producer in list(self._session.producers.values()):
             if producer.channel.pool == pool:
@@ -380,9 +394,9 @@ class Returns:
         if not self._scarce or time.monotonic() >= self._scarce.get(pool, 0):
             for id_, one in self._back.items():
                 grant = one.grant
-                if grant.pool == pool and grant.tensor == tensor and not one.in_use:
+                if one.place == place and grant.pool == pool and grant.tensor == tensor and not one.in_use:
                     if one.fences:
-                        one.fences = tuple([fence for fence in one.fences if not self._reached(fence)])
+                        one.fences = tuple([fence for fence in one.fences if not self.reached(fence)])
                     block = self._session.core.blocks.get(grant.block)
                     if one.fences or block is None or block.recalled:
                         break
@@ -396,7 +410,8 @@ class Returns:
                         break
                     del self._back[id_]  # no signal handler runs between the end of the ``try`` and this step
                     return state
-        self._release_back()
+        if place is None or len(self._back) > _MOST_RANGES:
+            self._release_back()
         return None
 
     def kept(self, pool: int) -> int:
@@ -569,7 +584,7 @@ class Returns:
         needed = {arena.producer for arena in leaving if arena.sent and arena.in_use}
         for arena in leaving:
             if not arena.in_use:
-                arena.fences = tuple([fence for fence in arena.all_fences() if not self._reached(fence)])
+                arena.fences = tuple([fence for fence in arena.all_fences() if not self.reached(fence)])
             if arena.in_use or arena.fences or (arena.sent and arena.producer in needed):
                 continue
             arena.owned = False
@@ -580,7 +595,8 @@ class Returns:
             self._leaving.pop(arena.grant.id, None)
             self._lent.pop(arena.grant.id, None)
 
-    def _reached(self, fence: Fence) -> bool:
+    def reached(self, fence: Fence) -> bool:
+        """Whether a fence is reached. If the session does not know its timeline, ask for that; the answer is no."""
         timelines, core = self._session.timelines, self._session.core
         if timelines.unknown(core.epoch, (fence,)):
             if fence.timeline not in self._asked:

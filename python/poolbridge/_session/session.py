@@ -34,8 +34,7 @@ from poolbridge.errors import (
 if TYPE_CHECKING:
     from poolbridge._memory.session_blocks import SessionBlock
     from poolbridge._session.calls import Call
-    from poolbridge._session.division import Division
-    from poolbridge._session.lease_state import LeaseState, Taker
+    from poolbridge._session.lease_state import Divider, LeaseState, Taker
     from poolbridge._wire.messages import Fence, Grant, Request
     from poolbridge._wire.transport import Transport
 
@@ -87,7 +86,7 @@ class Session(SessionMembers):
         self.tracer: Any = None
         self.concurrent = False  # whether other tasks of a thread work during an operation
         self.lost: set[int] = set()
-        self._divisions: WeakSet[Division] = WeakSet()
+        self._divisions: WeakSet[Divider] = WeakSet()
         self._fault: ProtocolError | None = None  # a protocol error found while sending
         self._driver: Driver | None = None
         self._resuming: threading.Thread | None = None
@@ -510,7 +509,7 @@ class Session(SessionMembers):
         if _process.pid == self.pid and not consumer.left:
             self.lock.later(partial(self._leave, consumer))
 
-    def add_division(self, division: Division) -> None:
+    def add_division(self, division: Divider) -> None:
         """Add an arena, which gives memory back when somebody wants it."""
         with self.lock:
             self._divisions.add(division)
