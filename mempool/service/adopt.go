@@ -474,8 +474,20 @@ func (s *Service) Resume(p mempool.Peer, id uint64, token mempool.Epoch, notify 
 }
 
 // processGone returns a channel that is closed when the process of a peer of a predecessor is gone. It stays open after `stop` is closed.
+// A process of another PID namespace counts as gone after resumeTime.
 func (s *Service) processGone(p mempool.Peer, stop <-chan struct{}) <-chan struct{} {
 	gone := make(chan struct{})
+	if p.PID == 0 { // the kernel does not say which process it is
+		s.drains.Go(func() {
+			select {
+			case <-time.After(s.resumeTime):
+				close(gone)
+			case <-stop:
+			case <-s.closing:
+			}
+		})
+		return gone
+	}
 	fd, err := unix.PidfdOpen(int(p.PID), unix.O_NONBLOCK)
 	var st unix.Stat_t
 	if err != nil || unix.Fstat(fd, &st) != nil || p.Process != 0 && p.Process != st.Ino && p.Process != uint64(p.PID) {

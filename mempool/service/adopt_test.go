@@ -137,6 +137,22 @@ func TestAServiceTakesOverPoolsLeasesNamesAndTheirContent(t *testing.T) {
 	assert.WithinDuration(t, a.svc.began, s.svc.began, 0, "times in the records count from it")
 }
 
+func TestAProcessOfAnotherPIDNamespaceHasTheTimeToTakeItsSessionUp(t *testing.T) {
+	s := newSuccession(t)
+	peer := mempool.Self()
+	peer.PID = 0 // as the kernel says of such a process
+	a, err := s.svc.OpenSession(peer, "a", func(Notice) {})
+	require.NoError(t, err)
+	require.NoError(t, s.takeOver())
+	gone := s.svc.processGone(peer, nil)
+	select {
+	case <-gone:
+		t.Error("nobody knows that")
+	default:
+	}
+	s.resume(a)
+}
+
 func TestOnlyTheProcessWithTheTokenTakesASessionUpAndOnce(t *testing.T) {
 	s := newSuccession(t)
 	a, err := s.svc.OpenSession(mempool.Self(), "a", func(Notice) {})
