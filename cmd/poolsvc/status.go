@@ -17,11 +17,13 @@ import (
 
 // status describes the health of a running service.
 type status struct {
-	Epoch    string   `json:"epoch"`
-	Answer   float64  `json:"answer_ms"`
-	Sessions int      `json:"sessions"` // without that of this command
-	Pools    int      `json:"pools"`
-	Warnings []string `json:"warnings"`
+	Epoch     string   `json:"epoch"`
+	Answer    float64  `json:"answer_ms"`
+	Sessions  int      `json:"sessions"` // without that of this command
+	Pools     int      `json:"pools"`
+	Guarded   bool     `json:"guarded"`   // another service takes over if this one dies
+	Takeovers uint64   `json:"takeovers"` // how often one has taken over, until this one did
+	Warnings  []string `json:"warnings"`
 }
 
 func newStatus() *cobra.Command {
@@ -57,7 +59,11 @@ warning, too.`,
 			if asJSON {
 				return writeJSON(c.OutOrStdout(), s)
 			}
-			fmt.Fprintf(c.OutOrStdout(), "healthy: answered in %.1f ms; %s, %s\n", s.Answer, count.Of(s.Sessions, "session"), count.Of(s.Pools, "pool"))
+			guarded := ""
+			if s.Guarded {
+				guarded = fmt.Sprintf("; guarded, %s so far", count.Of(s.Takeovers, "takeover"))
+			}
+			fmt.Fprintf(c.OutOrStdout(), "healthy: answered in %.1f ms; %s, %s%s\n", s.Answer, count.Of(s.Sessions, "session"), count.Of(s.Pools, "pool"), guarded)
 			for _, w := range s.Warnings {
 				fmt.Fprintln(display.Safe(c.OutOrStdout()), "warning:", w)
 			}
@@ -92,7 +98,8 @@ func askStatus(ctx context.Context, client *bridge.Client, held time.Duration) (
 	if err != nil {
 		return s, err
 	}
-	s = status{Epoch: client.Epoch().String(), Answer: float64(time.Since(begin).Microseconds()) / 1000, Pools: len(stats.Pools), Warnings: []string{}}
+	s = status{Epoch: client.Epoch().String(), Answer: float64(time.Since(begin).Microseconds()) / 1000, Pools: len(stats.Pools),
+		Guarded: stats.Guard == mempool.GuardWatches, Takeovers: stats.Takeovers, Warnings: []string{}}
 	sessions, err := display.All(display.Others(client.Session(), client.Sessions(ctx)))
 	if err != nil {
 		return s, err

@@ -355,7 +355,7 @@ func (s *Session) awaitClient(back <-chan struct{}) {
 	absent := s.absent == back
 	s.svc.mu.Unlock()
 	if absent {
-		s.End(mempool.SessionLost, "its client did not come back to the service that took over", gone)
+		s.End(mempool.SessionLost, fmt.Sprintf("its client did not come back within %v to the service that took over", s.svc.resumeTime), gone)
 	}
 }
 

@@ -82,6 +82,7 @@ HOW = {  # page, and words that only one block of the page has: how the test run
     ("training.md", "TensorDataset"): (TYPED, ""),
     ("training.md", "ChannelDataset"): (TYPED, ""),
     ("pools.md", "arena.empty"): (TYPED, ""),
+    ("pools.md", "cupy_allocator"): (TYPED, ""),
     ("pools.md", "begin again:"): (LOOP, ""),
 }
 

@@ -52,8 +52,11 @@ def begin(
     session: Session, pool: PoolInfo, nbytes: Any, *, timeout: float | None, arena: type[BaseArena]
 ) -> Flow[Division]:
     """Lease the first block of an arena."""
-    if not arena.has_allocators:
-        _check_cpu(pool.name, on_cpu=pool.kind in ON_CPU)
+    if not arena.has_allocators and pool.kind not in ON_CPU:
+        raise InvalidArgumentError(
+            f"pool {pool.name!r} is memory of a GPU, where only an arena of a blocking client (`poolbridge.connect`) "
+            "allocates, for cuda.core, CuPy and PyTorch: use one, or allocate"
+        )
     size = check_bytes(nbytes, "nbytes", least=1)
     division = Division(session, pool.id, -(-size // ALIGN) * ALIGN, keeps=True)
     yield from _grow(division, 0, check_timeout(timeout))
@@ -68,7 +71,10 @@ def own(session: Session, pool: PoolInfo) -> Division:
 
 def _check_cpu(pool: str, *, on_cpu: bool) -> None:
     if not on_cpu:
-        raise InvalidArgumentError(f"pool {pool!r} is memory of a GPU, which NumPy cannot use: use allocate")
+        raise InvalidArgumentError(
+            f"pool {pool!r} is memory of a GPU, which NumPy cannot use: use allocate, or memory_resource, "
+            "cupy_allocator or torch_pool of an arena"
+        )
 
 
 def part(division: Division, nbytes: int, timeout: float | None, stream: object = None) -> Flow[Part]:

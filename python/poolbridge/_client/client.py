@@ -270,7 +270,8 @@ class Client(Lists, ClientState):
         nbytes
             Bytes of its first block, and of further blocks: a number, or a size such as ``"64MiB"``.
         pool
-            The pool or its name, of memory of the CPU (``host``, ``pinned``); None: the default pool, see `allocate`.
+            The pool or its name; None: the default pool, see `allocate`. In memory of a GPU (``device``, ``vmm``,
+            ``legacy``), only `Arena.memory_resource`, `Arena.cupy_allocator` and `Arena.torch_pool` allocate.
         timeout
             Seconds to wait for free memory in the pool; 0: do not wait; None: no limit.
 
@@ -286,7 +287,7 @@ class Client(Lists, ClientState):
         UnsupportedError
             The service is too old.
         InvalidArgumentError
-            `nbytes` is no size, the pool is memory of a GPU, or `pool` is None and there is no default pool.
+            `nbytes` is no size, or `pool` is None and there is no default pool.
         """
         made: Arena = self._run(self._arena(nbytes, pool, timeout))
         return made
