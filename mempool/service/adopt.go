@@ -305,7 +305,7 @@ func (a *adoption) sessions() {
 	}
 	for l := range a.ledger.Leases.All() {
 		if l.Write && l.Buffer.Divided() {
-			a.poolOf(l.Buffer.Block.Pool).dividedBy(a.Service.sessionOf(l.Session))
+			a.poolOf(l.Buffer.Block.Pool).dividedBy(a.sessionOf(l.Session))
 		}
 	}
 }
