@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import gc
 import os
@@ -184,6 +185,28 @@ def test_a_service_that_vanishes_fails_every_call(service, client):
     assert client.closed
     with pytest.raises(poolbridge.ConnectionLostError):
         client.stats()
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_a_client_goes_to_the_next_service_if_one_dies_before_it_answers_hello(service, kind):
+    dying = [True, True]
+
+    def hello(connection, request):
+        if dying:
+            dying.pop()
+            connection.hang_up()
+        else:
+            connection.send(connection.hello(request, []))
+
+    async def connect():
+        await (await poolbridge.connect_async(service.path)).close()
+
+    service.tricks["hello"] = hello
+    if kind == "asyncio":
+        asyncio.run(connect())
+    else:
+        poolbridge.connect(service.path).close()
+    assert not dying
 
 
 def test_memory_outlives_a_service_that_vanishes(service, client):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from poolbridge._client import operations as _operations, paths as _paths
 from poolbridge._client.aclient import AsyncClient
-from poolbridge._client.client_state import DEFAULT_TIMEOUT, explained, hello
+from poolbridge._client.client_state import DEFAULT_TIMEOUT, DYING, explained, hello
 from poolbridge._client.shared_service import Starter
 from poolbridge._client.tracing import check_tracer
 from poolbridge._session.cancellation import Cancellation
@@ -18,7 +18,7 @@ from poolbridge._session.session import Session
 from poolbridge._sys.descriptors import descriptors_named
 from poolbridge._wire.messages import HelloReply
 from poolbridge._wire.transport import Transport
-from poolbridge.errors import ClosedError, ServiceNotRunningError
+from poolbridge.errors import ClosedError, ConnectionLostError, ServiceNotRunningError
 
 if TYPE_CHECKING:
     from poolbridge._client.tracing import Tracer
@@ -61,6 +61,15 @@ async def connect_async(
 async def _connect(
     where: str, timeout: float, wait: float, gpu: int | str | None, tracer: Tracer | None
 ) -> AsyncClient:
+    for _ in range(DYING):
+        try:
+            return await _begin(where, timeout, wait, gpu, tracer)
+        except ConnectionLostError:
+            pass  # the service died
+    return await _begin(where, timeout, wait, gpu, tracer)
+
+
+async def _begin(where: str, timeout: float, wait: float, gpu: int | str | None, tracer: Tracer | None) -> AsyncClient:
     loop, absolute = asyncio.get_running_loop(), _paths.absolute(where)
     patience = _paths.Patience(where, wait, timeout, loop.time())
     while isinstance(sock := patience.attempt(loop.time()), float):

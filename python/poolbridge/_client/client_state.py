@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 FEATURES = ("timelines", *(("channels",) if NATIVE is not None else ()), "ranges")
 DEFAULT_TIMEOUT = 10.0
+# How many services that die before they answer hello a client leaves for the next one, which a guard starts.
+DYING = 4
 
 
 def _allocates(client: ClientState, *_of: Any, pool: PoolInfo | str | None, **_options: Any) -> Operation:

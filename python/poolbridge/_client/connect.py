@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from poolbridge._client import operations as _operations, paths as _paths
 from poolbridge._client.client import Client
-from poolbridge._client.client_state import DEFAULT_TIMEOUT, explained, hello, session_of
+from poolbridge._client.client_state import DEFAULT_TIMEOUT, DYING, explained, hello, session_of
 from poolbridge._client.shared_service import Starter
 from poolbridge._client.tracing import check_tracer
 from poolbridge._session.session import Session
@@ -23,6 +23,7 @@ from poolbridge._wire.messages import HelloReply
 from poolbridge._wire.transport import Transport
 from poolbridge.errors import (
     ClosedError,
+    ConnectionLostError,
     ServiceNotRunningError,
     UnsupportedError,
 )
@@ -114,6 +115,15 @@ def _connect(where: str, timeout: float, wait: float, gpu: int | str | None, tra
             "gevent or eventlet has patched this process, and poolbridge waits in real threads: patch without threads "
             "and select, such as gevent.monkey.patch_all(thread=False, select=False), or connect in another process"
         )
+    for _ in range(DYING):
+        try:
+            return _begin(where, timeout, wait, gpu, tracer)
+        except ConnectionLostError:
+            pass  # the service died
+    return _begin(where, timeout, wait, gpu, tracer)
+
+
+def _begin(where: str, timeout: float, wait: float, gpu: int | str | None, tracer: Tracer | None) -> Client:
     absolute = _paths.absolute(where)
     patience = _paths.Patience(where, wait, timeout, time.monotonic())
     while isinstance(sock := patience.attempt(time.monotonic()), float):
