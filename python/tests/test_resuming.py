@@ -182,6 +182,14 @@ def test_a_session_goes_on_when_its_client_takes_it_up_after_its_loop_has_ended(
             until(lambda: client.stats().leases == 1)
 
 
+def test_a_service_that_took_over_has_only_its_own_books(guarded: Guarded) -> None:
+    with poolbridge.connect(guarded.path) as client:
+        os.kill(guarded.child, signal.SIGKILL)
+        client.stats()
+        files = list(Path(f"/proc/{guarded.child}/fd").iterdir())
+        assert sum("poolbridge:books" in os.readlink(file) for file in files) == 1
+
+
 def _packet(number: int) -> bytes:
     request = StatsRequest()
     request.number = number
