@@ -15,9 +15,10 @@ import pytest
 from realservice import RealService, until
 
 import poolbridge
+from poolbridge._session.core import Core
 from poolbridge._session.unconfirmed import Unconfirmed
-from poolbridge._wire.messages import Cancel, StatsRequest
-from poolbridge._wire.packet import encode
+from poolbridge._wire.messages import Cancel, Get, GrantReply, Release, StatsRequest
+from poolbridge._wire.packet import decode, encode
 
 
 class Guarded(RealService):
@@ -161,6 +162,24 @@ def test_a_call_ends_at_its_deadline_while_the_service_is_away(guarded: Guarded)
         guarded.bring_back()
 
 
+def test_a_call_waits_no_longer_because_the_service_died(guarded: Guarded) -> None:
+    with poolbridge.connect(guarded.path, timeout=0.5) as client:
+        threading.Timer(1, os.kill, (guarded.child, signal.SIGKILL)).start()
+        with pytest.raises(poolbridge.WaitTimeoutError):
+            client.get("nothing", timeout=1.5)
+
+
+def test_a_request_that_was_cancelled_is_cancelled_at_the_next_service() -> None:
+    core = Core()
+    core.unconfirmed.token = b"t"
+    core.abandon(core.start(Get(name="nothing"), GrantReply, lambda: None))
+    core.tell(Release(lease=1))
+    core.note_outbox()
+    core.send_again(3)
+    get, cancel = core.outbox
+    assert decode(cancel, Cancel, checked=True).request == decode(get, Get, checked=True).number
+
+
 def test_a_session_goes_on_when_its_client_takes_it_up_after_its_loop_has_ended(guarded: Guarded) -> None:
     async def work() -> np.ndarray:
         client = await poolbridge.connect_async(guarded.path)
@@ -204,11 +223,11 @@ def test_packets_are_kept_until_an_answer_confirms_them() -> None:
         kept.note(deque([packet]))
         kept.noted = 0
     outbox: deque[bytes] = deque()
-    kept.again(outbox, {id(waits), id(asked)}, 100)
+    kept.again(outbox, {id(waits): waits, id(asked): asked}, 100)
     assert list(outbox) == [waits, *silent[99:], asked]
     kept.noted = 0
     kept.latest = asked
     assert not kept.forget({id(waits)})
     outbox.clear()
-    kept.again(outbox, {id(waits)}, 500)
+    kept.again(outbox, {id(waits): waits}, 500)
     assert list(outbox) == [waits]

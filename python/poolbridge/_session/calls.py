@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import structs
+
 from poolbridge._wire.messages import Reply, Request
+from poolbridge._wire.packet import encode
 from poolbridge.errors import (
     PoolbridgeError,
 )
@@ -33,6 +37,7 @@ class Call:
 
     __slots__ = (
         "abandoned",
+        "began",
         "error",
         "failed",
         "number",
@@ -50,11 +55,20 @@ class Call:
         self.reply_type = reply_type
         self.on_done = on_done
         self.packet = b""
+        self.began = time.monotonic()
         self.abandoned = False
         self.working = False
         self.reply: Reply | None = None
         self.error: PoolbridgeError | None = None
         self.failed = False
+
+    def again(self) -> bytes:
+        """Return the packet for another service: if the request may wait, then for the time that it has left."""
+        wait = getattr(self.request, "wait", 0)
+        if not wait:
+            return self.packet
+        passed = int((time.monotonic() - self.began) * 1000)
+        return encode(structs.replace(self.request, wait=max(wait - passed, 1)))
 
     @property
     def done(self) -> bool:

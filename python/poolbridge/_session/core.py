@@ -191,6 +191,18 @@ class Core:
         """Return the ids of the packets whose answers have not come."""
         return {id(call.packet) for call in list(self._calls.values())}
 
+    def send_again(self, done: int) -> None:
+        """Put the packets into the outbox that a service needs whose last packet of this session was number `done`.
+
+        A request that waits goes on with the time that it has left, and one that was abandoned is cancelled again.
+        """
+        calls = list(self._calls.values())
+        packets = [(call, call.packet, call.again()) for call in calls]
+        self.unconfirmed.again(self.outbox, {id(before): packet for _, before, packet in packets}, done)
+        for call, _, packet in packets:
+            call.packet = packet
+        self.outbox.extend(encode(Cancel(request=call.number)) for call in calls if call.abandoned)
+
     def unjoin(self, number: int) -> None:
         """Leave a channel if the service has granted the request `number` to join it, and nobody has taken the seat."""
         if number in self.seats:

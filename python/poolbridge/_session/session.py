@@ -289,7 +289,7 @@ class Session(SessionMembers):
             except PoolbridgeError as fault:
                 self._fault, idle = ProtocolError(*fault.args), []
                 again.sock.shutdown(socket.SHUT_RDWR)
-            core.unconfirmed.again(core.outbox, core.awaited(), again.done)
+            core.send_again(again.done)
             self.transport.replace(again.sock)
             for block in idle:
                 self._unmap(block)

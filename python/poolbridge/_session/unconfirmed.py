@@ -56,12 +56,15 @@ class Unconfirmed:
         self._packets, self._first = packets[confirmed:], self._first + confirmed
         return not confirmed and not any(id(packet) in awaited for packet in packets[-_MANY // 2 :])
 
-    def again(self, outbox: deque[bytes], awaited: set[int], done: int) -> None:
-        """Put the packets into the outbox that a service needs whose last packet of this session was number `done`."""
+    def again(self, outbox: deque[bytes], awaited: dict[int, bytes], done: int) -> None:
+        """Put the packets into the outbox that a service needs whose last packet of this session was number `done`.
+
+        `awaited` has the packets to send instead of those whose answers have not come, by the ids of these.
+        """
         self.note(outbox)
-        left = [packet for packet in self._early if id(packet) in awaited]
+        left = [awaited[id(packet)] for packet in self._early if id(packet) in awaited]
         left += [
-            packet
+            awaited.get(id(packet), packet)
             for number, packet in enumerate(self._packets, self._first)
             if id(packet) in awaited or (number > done and not decode(packet, Envelope, checked=True).number)
         ]
