@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -56,7 +57,19 @@ type Dialer struct {
 // Dial opens a session with the service that listens at path.
 //
 // Errors: [ErrNotRunning], with Wait at the deadline: the error names the path and says how to start the service; [ErrDenied], [ErrVersion].
-func (d Dialer) Dial(ctx context.Context, path string) (*Client, error) {
+func (d Dialer) Dial(ctx context.Context, path string) (c *Client, err error) {
+	for range dying {
+		if c, err = d.dial(ctx, path); !errors.Is(err, io.EOF) && !errors.Is(err, seqpacket.ErrPeerClosed) {
+			break
+		}
+	}
+	return c, err
+}
+
+// dying is to how many services a client connects that die before they answer hello: the guard of a service starts the next one.
+const dying = 5
+
+func (d Dialer) dial(ctx context.Context, path string) (*Client, error) {
 	try := session.Once
 	if d.Wait {
 		try = session.Waiting

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/bridge/server"
+	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
@@ -48,6 +49,25 @@ func TestAPatientClientWaitsForTheServiceToStart(t *testing.T) {
 	require.NoError(t, err)
 	assert.NoError(t, <-connected)
 	require.NoError(t, srv.Close())
+}
+
+func TestAClientGoesToTheNextServiceIfOneDiesBeforeItAnswersHello(t *testing.T) {
+	s := imitate(t)
+	go func() {
+		for range 2 {
+			s.accept(t)
+			s.request(t)
+			assert.NoError(t, s.conn.Close())
+		}
+		s.accept(t)
+		q, _ := s.request(t)
+		s.reply(t, q, &wire.HelloReply{Version: 1, Session: 7})
+		assert.NoError(t, s.conn.Close())
+	}()
+	c, err := Dial(t.Context(), s.path)
+	require.NoError(t, err)
+	assert.EqualValues(t, 7, c.Session())
+	assert.NoError(t, c.Close())
 }
 
 func TestTheDefaultSocketIsOnesOwn(t *testing.T) {

@@ -54,6 +54,18 @@ func (cs *calls) abandon(q uint32) bool {
 	return true
 }
 
+// givenUp returns the numbers of the calls that were abandoned.
+func (cs *calls) givenUp() (all []uint32) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	for q, c := range cs.pending {
+		if c.abandoned {
+			all = append(all, q)
+		}
+	}
+	return all
+}
+
 // abandonAll makes all waiting calls fail with err. The goroutine that made a call then cancels the request of this call.
 func (cs *calls) abandonAll(err error) {
 	cs.mu.Lock()

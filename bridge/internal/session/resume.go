@@ -194,12 +194,18 @@ func (s *Session) helloAgain(ctx context.Context, conn *seqpacket.Conn) (done ui
 	}
 }
 
-// sendAgain sends packets again, and then lets others send.
+// sendAgain sends packets again, cancels the calls again that were abandoned, and then lets others send.
 func (s *Session) sendAgain(conn *seqpacket.Conn, all []sentPacket) {
 	defer func() { <-s.sending }()
 	for _, p := range all {
 		if conn.Send(p.data, nil) != nil {
 			return // the receiving goroutine takes the session up once more
+		}
+	}
+	for _, q := range s.calls.givenUp() {
+		if packet, err := wire.AppendRequest(nil, 0, &wire.Cancel{Request: uint64(q)}); err == nil {
+			s.unconfirmed.add(0, packet)
+			_ = conn.Send(packet, nil) // as above
 		}
 	}
 	if s.leaving.Load() {

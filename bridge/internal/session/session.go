@@ -103,8 +103,12 @@ func (s *Session) Hello(ctx context.Context, program string, more ...string) err
 	go s.tasks.run(s.done)
 	var reply wire.HelloReply
 	s.features = append([]string{wire.FeatureTimelines, wire.FeatureChannels, wire.FeatureRanges}, more...)
-	err := s.Call(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: program,
-		Features: s.features}, &reply)
+	begin := func(*seqpacket.FDs) { // in the receiving goroutine, which may find at once that the service has died
+		s.Epoch, s.ID = mempool.Epoch(reply.Epoch), reply.Session
+		s.unconfirmed.begin(reply.Token)
+	}
+	err := s.Do(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: program,
+		Features: s.features}, &Call{Into: &reply, Files: begin})
 	if err == nil && reply.Version != wire.Version {
 		err = typed.Errorf(convert.ErrVersion, "the service chose version %d, which this client did not offer", reply.Version)
 	}
@@ -113,8 +117,6 @@ func (s *Session) Hello(ctx context.Context, program string, more ...string) err
 		<-s.done
 		return err
 	}
-	s.Epoch, s.ID = mempool.Epoch(reply.Epoch), reply.Session
-	s.unconfirmed.begin(reply.Token)
 	s.Timelines.available = slices.Contains(reply.Features, wire.FeatureTimelines)
 	return nil
 }

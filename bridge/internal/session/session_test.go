@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -64,6 +65,68 @@ func request(t *testing.T, peer *seqpacket.Conn) (uint32, wire.Request) {
 	q, r, err := wire.DecodeRequest(buf[:n])
 	require.NoError(t, err)
 	return q, r
+}
+
+// reply answers a request of a session.
+func reply(t *testing.T, peer *seqpacket.Conn, q uint32, r wire.Reply) {
+	t.Helper()
+	packet, err := wire.AppendReply(nil, q, r)
+	require.NoError(t, err)
+	require.NoError(t, peer.Send(packet, nil))
+}
+
+// successor makes the end of a service that takes a session over.
+func successor(t *testing.T, s *Session) *seqpacket.Conn {
+	t.Helper()
+	conn, peer, err := seqpacket.Pair()
+	require.NoError(t, err)
+	s.Redial = func(context.Context) (*seqpacket.Conn, error) { return conn, nil }
+	return peer
+}
+
+func TestASessionGoesOnThoughItsServiceDiesRightAfterHello(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // so that the answer to hello and the death are found together
+	conn, peer, err := seqpacket.Pair()
+	require.NoError(t, err)
+	s := New(conn)
+	s.Lost = func() {}
+	next := successor(t, s)
+	begun := make(chan error)
+	go func() { begun <- s.Hello(t.Context(), "test") }()
+	q, _ := request(t, peer)
+	welcome := &wire.HelloReply{Version: wire.Version, Session: 7, Token: make([]byte, 16)}
+	reply(t, peer, q, welcome)
+	require.NoError(t, peer.Close())
+	require.NoError(t, <-begun)
+
+	q, r := request(t, next)
+	require.EqualValues(t, 7, r.(*wire.Hello).Resume)
+	reply(t, next, q, welcome)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- s.Call(ctx, &wire.Get{Name: "nothing"}, &wire.GrantReply{}) }()
+	waiting, _ := request(t, next)
+	cancel()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	_, r = request(t, next)
+	require.Equal(t, &wire.Cancel{Request: uint64(waiting)}, r)
+	require.NoError(t, s.Send(&wire.Seal{}))
+	request(t, next)
+
+	last := successor(t, s)
+	require.NoError(t, next.Close())
+	q, _ = request(t, last)
+	reply(t, last, q, &wire.HelloReply{Version: wire.Version, Session: 7, Token: make([]byte, 16), Done: 3})
+	again, _ := request(t, last)
+	require.Equal(t, waiting, again)
+	_, r = request(t, last)
+	require.Equal(t, &wire.Cancel{Request: uint64(waiting)}, r, "the cancelled call is cancelled again, which the dead service had done")
+
+	assert.True(t, s.BeginClose())
+	s.Redial = nil
+	require.NoError(t, last.Close())
+	assert.NoError(t, s.HangUp())
 }
 
 func TestACallThatCannotBeSentEndsWithItsContext(t *testing.T) {
