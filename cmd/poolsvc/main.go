@@ -54,6 +54,9 @@ func exitStatus(err error) int {
 	if _, misused := errors.AsType[*usageError](err); misused {
 		return 2
 	}
+	if child, guarded := errors.AsType[*childError](err); guarded {
+		return child.ExitCode()
+	}
 	if errors.Is(err, seqpacket.ErrInUse) {
 		return 3
 	}

@@ -114,10 +114,12 @@ func TestAServiceThatCannotListenSaysByItsExitStatusWhy(t *testing.T) {
 		{filepath.Join(folder, "s"), 4},
 		{"/dev/null/s", 4},
 	} {
-		cmd := exec.Command(rig.Poolsvc(t), "serve", "--socket", c.socket)
-		out, err := cmd.CombinedOutput()
-		require.Error(t, err)
-		assert.Equal(t, c.status, cmd.ProcessState.ExitCode(), "%s", out)
+		for _, guard := range []string{"--guard=false", "--guard"} {
+			cmd := exec.Command(rig.Poolsvc(t), "serve", "--socket", c.socket, guard)
+			out, err := cmd.CombinedOutput()
+			require.Error(t, err)
+			assert.Equal(t, c.status, cmd.ProcessState.ExitCode(), "%s", out)
+		}
 	}
 }
 
