@@ -90,6 +90,9 @@ func (d Dialer) dial(ctx context.Context, path string) (*Client, error) {
 			return true
 		})
 	}
+	if whole, err := filepath.Abs(path); err == nil && !filepath.IsAbs(path) && len(whole) < len(unix.RawSockaddrUnix{}.Path) {
+		path = whole // the program may change its folder
+	}
 	s.Redial = func(ctx context.Context) (*seqpacket.Conn, error) {
 		conn, err := seqpacket.Dial(ctx, path)
 		if err == nil {

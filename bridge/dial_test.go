@@ -70,6 +70,31 @@ func TestAClientGoesToTheNextServiceIfOneDiesBeforeItAnswersHello(t *testing.T) 
 	assert.NoError(t, c.Close())
 }
 
+func TestAClientWithARelativePathGoesOnInAnotherFolder(t *testing.T) {
+	s := imitate(t)
+	t.Chdir(filepath.Dir(s.path))
+	hello := &wire.HelloReply{Version: 1, Session: 7, Token: make([]byte, 16)}
+	connected := make(chan *Client)
+	go func() {
+		c, err := Dial(context.Background(), "s")
+		assert.NoError(t, err)
+		connected <- c
+	}()
+	s.accept(t)
+	q, _ := s.request(t)
+	s.reply(t, q, hello)
+	c := <-connected
+	t.Chdir("/")
+	require.NoError(t, s.conn.Close())
+	s.accept(t)
+	q, r := s.request(t)
+	require.EqualValues(t, 7, r.(*wire.Hello).Resume)
+	s.reply(t, q, hello)
+	require.NoError(t, s.listener.Close())
+	require.NoError(t, s.conn.Close())
+	assert.NoError(t, c.Close())
+}
+
 func TestTheDefaultSocketIsOnesOwn(t *testing.T) {
 	t.Setenv("POOLBRIDGE_SOCKET", "/somewhere/s")
 	assert.Equal(t, "/somewhere/s", DefaultSocket())

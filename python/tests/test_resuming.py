@@ -201,6 +201,27 @@ def test_a_session_goes_on_when_its_client_takes_it_up_after_its_loop_has_ended(
             until(lambda: client.stats().leases == 1)
 
 
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_a_client_with_a_relative_path_goes_on_in_another_folder(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    async def work() -> None:
+        async with await poolbridge.connect_async(path) as client:
+            monkeypatch.chdir("/")
+            os.kill(guarded.child, signal.SIGKILL)
+            await client.stats()
+
+    monkeypatch.chdir(Path(guarded.path).parent)
+    path = Path(guarded.path).name
+    if kind == "asyncio":
+        asyncio.run(work())
+        return
+    with poolbridge.connect(path) as client:
+        monkeypatch.chdir("/")
+        os.kill(guarded.child, signal.SIGKILL)
+        client.stats()
+
+
 def test_a_service_that_took_over_has_only_its_own_books(guarded: Guarded) -> None:
     with poolbridge.connect(guarded.path) as client:
         os.kill(guarded.child, signal.SIGKILL)

@@ -75,7 +75,7 @@ async def _begin(where: str, timeout: float, wait: float, gpu: int | str | None,
     while isinstance(sock := patience.attempt(loop.time()), float):
         await asyncio.sleep(sock)
     session = Session(Transport(sock))
-    session.dial = partial(_paths.dialled_again, where, timeout)
+    session.dial = partial(_paths.dialled_again, _paths.lasting(where), timeout)
     session.device, session.tracer, session.concurrent = gpu, tracer, True
     reader = LoopReader(session, loop)
     try:

@@ -129,7 +129,7 @@ def _begin(where: str, timeout: float, wait: float, gpu: int | str | None, trace
     while isinstance(sock := patience.attempt(time.monotonic()), float):
         time.sleep(sock)
     session = Session(Transport(sock))
-    session.dial = partial(_paths.dialled_again, where, timeout)
+    session.dial = partial(_paths.dialled_again, _paths.lasting(where), timeout)
     session.device, session.tracer = gpu, tracer
     try:
         reader = SocketReader(session)

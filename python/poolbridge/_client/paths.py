@@ -22,6 +22,7 @@ from poolbridge.errors import (
 
 _FIRST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.1
+_SOCKET_PATH = 108  # bytes of the longest path of a socket, and 1
 
 
 def default_path() -> str:
@@ -72,6 +73,12 @@ def absolute(path: str) -> str:
         return os.path.abspath(path)
     except FileNotFoundError:
         raise InvalidArgumentError(f"path {path!r} is relative, and this process's folder is gone") from None
+
+
+def lasting(path: str) -> str:
+    """Return a path that stays right when the program changes its folder, unless it is too long for a socket."""
+    whole = path if os.path.isabs(path) else absolute(path)
+    return whole if len(os.fsencode(whole)) < _SOCKET_PATH else path
 
 
 def _shared_path() -> str:
