@@ -81,6 +81,7 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(heapGrowth)
 	}
+	signal.Ignore(unix.SIGPIPE) // a write to a log without a reader fails, and the service goes on
 	if l.guarded && os.Getenv("FDSTORE") == "" {
 		return beGuard(c, p, l.quick)
 	}
@@ -91,7 +92,6 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 		}
 		defer os.RemoveAll(filepath.Dir(socket))
 	}
-	signal.Ignore(unix.SIGPIPE) // a write to a log without a reader fails, and the service goes on
 	hups := make(chan os.Signal, 1)
 	signal.Notify(hups, unix.SIGHUP)
 	defer signal.Stop(hups)

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -418,4 +419,26 @@ func TestTheSocketThatWasMadeAgainIsTakenOver(t *testing.T) {
 	require.NoError(t, os.Remove(s.Socket))
 	require.Eventually(t, func() bool { return strings.Count(s.Log(), "the service has made the socket again") == 2 }, time.Minute, time.Millisecond)
 	dial(t, s)
+}
+
+func TestAGuardNeedsNoReaderOfItsLog(t *testing.T) {
+	_, full := fullPipe(t)
+	reader, broken, err := os.Pipe()
+	require.NoError(t, err)
+	require.NoError(t, reader.Close())
+	defer broken.Close()
+	for _, log := range []*os.File{full, broken} {
+		guard := exec.Command(rig.Poolsvc(t), "serve", "--guard", "--verbose", "--socket", filepath.Join(t.TempDir(), "s"))
+		guard.Stderr = log
+		require.NoError(t, guard.Start())
+		t.Cleanup(func() { _ = guard.Process.Kill() })
+		c, err := bridge.Dialer{Wait: true}.Dial(t.Context(), guard.Args[len(guard.Args)-1])
+		require.NoError(t, err)
+		killService(t, guard.Process.Pid)
+		_, err = c.Stats(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+		require.NoError(t, guard.Process.Signal(syscall.SIGTERM))
+		require.NoError(t, guard.Wait())
+	}
 }
