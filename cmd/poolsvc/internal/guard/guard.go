@@ -72,7 +72,7 @@ func (g *Guard) Run() error {
 		switch served = served || ready; {
 		case ended && exited && !exit.Exited(): // the signal came before the service could handle it
 			return nil
-		case err == nil, ended, !served, refuses:
+		case err == nil, ended, refuses, !served && !(exited && !exit.Exited()): // a service that was killed may have served, and not said so
 			return err
 		}
 		if deaths++; time.Since(began) > g.Quick {
