@@ -46,6 +46,13 @@ class Dying(Numbers):
         return super().__getitem__(i)
 
 
+class Waiting(Numbers):
+    def __getitem__(self, i):
+        if i == 13:
+            signal.pause()
+        return super().__getitem__(i)
+
+
 class Growing(Numbers):
     def __getitem__(self, i):
         return torch.full((i,), i)

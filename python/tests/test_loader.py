@@ -237,6 +237,14 @@ def test_a_killed_worker_is_the_error_of_pytorch_and_leaves_nothing(collate):
             pass
 
 
+def test_a_worker_that_never_answers_is_the_error_of_pytorchs_time_limit_and_leaves_nothing(collate):
+    came = 0
+    with pytest.raises(RuntimeError, match="DataLoader timed out after 5 seconds"):
+        for _ in loader(loaderdata.Waiting(), collate, timeout=5):
+            came += 1
+    assert came == 3, "the batches before"
+
+
 CTRL_C = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it

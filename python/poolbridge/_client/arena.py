@@ -188,7 +188,8 @@ def share(session: Session, pool: int, given: Any, *, frame: bool) -> Flow[tuple
     tensor, state = _tensor.describe(place.shape, place.element.name).to_wire(), None
     if frame and session.producers:
         state = session.renew(whole.grant.pool, tensor, held, (whole.grant.block, place.offset))
-        division.take_in()  # before the array is lent again
+        if block.came:  # before the array is lent again
+            division.returned(block, (), ())
     if state is None:
         if division.is_due(place.nbytes):
             yield from collect(division)

@@ -68,11 +68,12 @@ func (g *Guard) Run() error {
 		ready := g.ready
 		g.mu.Unlock()
 		exit, exited := errors.AsType[*exec.ExitError](err)
-		refuses := exited && exit.Exited() && exit.ExitCode() != 2 && (ready || !served) // 2: a panic
+		killed := exited && !exit.Exited()
+		refuses := exited && !killed && exit.ExitCode() != 2 && (ready || !served) // 2: a panic
 		switch served = served || ready; {
-		case ended && exited && !exit.Exited(): // the signal came before the service could handle it
+		case ended && killed: // the signal came before the service could handle it
 			return nil
-		case err == nil, ended, refuses, !served && !(exited && !exit.Exited()): // a service that was killed may have served, and not said so
+		case err == nil, ended, refuses, !served && !killed: // a service that was killed may have served, and not said so
 			return err
 		}
 		if deaths++; time.Since(began) > g.Quick {
