@@ -152,7 +152,7 @@ func (t *taking) findCounted() (b *ledger.Block, again bool, err error) {
 	return nil, false, nil
 }
 
-// ask asks the sessions with producers for memory, once in a call. It says whether some memory has come back already.
+// ask asks sessions for memory, once in a call. It says whether some memory has come back already.
 func (t *taking) ask() (more bool) {
 	if t.asked {
 		return false

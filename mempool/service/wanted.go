@@ -45,12 +45,22 @@ func (p *Pool) tellKeepers() {
 		p.svc.sessionOf(s).tellLocked(Wanted{Pool: p.rec.Info.ID})
 	}
 	for s := range p.dividers {
-		if s.rec.Ended {
+		if !s.writesIn(p) { // its arenas are gone
 			delete(p.dividers, s)
 		} else if p.rec.Producers[s.rec] == 0 {
 			s.tellLocked(Wanted{Pool: p.rec.Info.ID})
 		}
 	}
+}
+
+// writesIn reports whether a session has a write lease in a pool. The caller holds Service.mu.
+func (s *Session) writesIn(p *Pool) bool {
+	for _, l := range s.rec.Leases {
+		if l.Write && l.Buffer.Block.Pool == p.rec {
+			return true
+		}
+	}
+	return false
 }
 
 // want tries to get memory for an allocation that finds no room: it calls ask, and frees buffers that channels have kept after the

@@ -11,6 +11,7 @@ import threading
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -21,10 +22,11 @@ from test_members import service as service  # noqa: PLC0414 - a fixture
 import poolbridge
 from poolbridge import ClosedError, InvalidArgumentError, PoolLimitError
 from poolbridge._client import allocators as _allocators
-from poolbridge._session.division import ALIGN, Block, Part
+from poolbridge._session.division import ALIGN, Block, Division, Part
 from poolbridge._session.flow import Ask
 from poolbridge._session.grants import know_timeline
 from poolbridge._session.lease_state import LeaseState
+from poolbridge._session.producer import producer_of
 from poolbridge._wire.messages import Fence
 
 KIB = 1 << 10
@@ -180,6 +182,92 @@ def test_memory_of_an_array_that_was_published_twice_is_not_used_again_while_a_r
     assert (content == 0).all()
     del content
     frame.release()
+
+
+def test_threads_that_publish_one_array_in_two_channels_have_a_range_each(client, other, monkeypatch):
+    arena = client.arena("1MiB")
+    channels = [client.create_channel(f"c{n}", capacity=4, mode="queue") for n in range(2)]
+    readers = [other.subscribe(f"c{n}") for n in range(2)]
+    array = arena.full(256 * KIB, 7, "u1")
+    ready, go = threading.Event(), threading.Event()
+
+    def wait(*given: Any) -> Any:
+        found = yield from producer_of(*given)
+        if threading.current_thread() is first:
+            ready.set()
+            go.wait(60)
+        return found
+
+    monkeypatch.setattr("poolbridge._client.channel_operations.producer_of", wait)
+    first = threading.Thread(target=channels[0].publish, args=(array,))
+    first.start()
+    ready.wait(60)
+    channels[1].publish(array)
+    go.set()
+    first.join()
+    readers[0].receive(timeout=10).release()
+    frame = readers[1].receive(timeout=10)
+    content = np.asarray(frame)
+    del array
+    for _ in range(4):
+        assert (arena.full(256 * KIB, 8, "u1") == 8).all()
+    assert (content == 7).all()
+    del content
+    frame.release()
+
+
+def test_memory_whose_readers_were_late_goes_to_others_and_a_dropped_arena_leaves_nothing(client, other, monkeypatch):
+    session, limit = client._session, client.pools()[0].max_bytes
+    late, fence = [True], Fence(99, 0, 1)
+    reached = session.returns.reached
+    monkeypatch.setattr(session.returns, "reached", lambda one: not late[0] if one is fence else reached(one))
+    arena = client.arena(KIB)
+    division = ref(arena._division)
+    first, array = arena.empty(KIB, "u1"), arena.full(limit // 2, 1, "u1")
+    block = arena._division.blocks[1]
+    client.put(array, "x").release()
+    client.unpublish("x")
+    arena._division.returned(block, tuple(block.lent), (fence,))
+    del array, block
+    with pytest.raises(PoolLimitError):
+        other.allocate(limit // 2, "u1", timeout=0.3)
+    late[0] = False
+    other.allocate(limit // 2, "u1", timeout=10).release()
+    client.put(first, "y").release()
+    with pytest.raises(PoolLimitError):  # so that the client asks the service
+        other.allocate(limit, "u1", timeout=0.3)
+    client.unpublish("y")
+    del first
+    gc.collect()
+    gc.disable()
+    try:
+        del arena
+        until(lambda: division() is None)
+    finally:
+        gc.enable()
+
+
+def test_an_interrupt_while_an_arena_grows_does_no_harm(client, monkeypatch):
+    arena = client.arena(KIB)
+    first = arena.empty(KIB, "u1")
+    take = Block.take
+
+    def interrupted(block: Block, *given: Any) -> Any:
+        take(block, *given)
+        raise KeyboardInterrupt
+
+    grow = Division.add
+
+    def add(*given: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(Block, "take", interrupted)
+            return grow(*given)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Division, "add", add)
+        arena.empty(KIB // 2, "u1")
+    assert [arena.full(KIB // 2, n, "u1")[0] for n in range(3)] == [0, 1, 2]
+    assert first.size == KIB
 
 
 def test_an_arena_uses_the_memory_of_ranges_again_that_came_back(client, other, requests):

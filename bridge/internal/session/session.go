@@ -113,6 +113,7 @@ func (s *Session) Hello(ctx context.Context, program string, more ...string) err
 		err = typed.Errorf(convert.ErrVersion, "the service chose version %d, which this client did not offer", reply.Version)
 	}
 	if err != nil {
+		s.hang() // so that no successor of the service gets the session
 		err = errors.Join(err, s.Conn().Close())
 		<-s.done
 		return err

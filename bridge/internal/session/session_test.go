@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -82,6 +83,23 @@ func successor(t *testing.T, s *Session) *seqpacket.Conn {
 	require.NoError(t, err)
 	s.Redial = func(context.Context) (*seqpacket.Conn, error) { return conn, nil }
 	return peer
+}
+
+func TestASessionThatDoesNotBeginHasNoSuccessor(t *testing.T) {
+	conn, peer, err := seqpacket.Pair()
+	require.NoError(t, err)
+	s := New(conn)
+	s.Lost = func() {}
+	s.Redial = func(context.Context) (*seqpacket.Conn, error) {
+		t.Error("nobody takes it up again")
+		return nil, context.Canceled
+	}
+	begun := make(chan error)
+	go func() { begun <- s.Hello(t.Context(), "test") }()
+	q, _ := request(t, peer)
+	reply(t, peer, q, &wire.HelloReply{Version: wire.Version + 1, Session: 7, Token: make([]byte, 16)})
+	assert.ErrorIs(t, <-begun, convert.ErrVersion)
+	assert.NoError(t, peer.Close())
 }
 
 func TestASessionGoesOnThoughItsServiceDiesRightAfterHello(t *testing.T) {

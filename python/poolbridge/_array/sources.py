@@ -368,7 +368,8 @@ def find(session: Session, pool: int, given: Any) -> tuple[LeaseState, Descripti
             state.check_usable()
             return state, description_of(given)
         return None
-    writing = session.write_states(pool)
+    # The block of an arena first: a range of it is another frame's, which a thread may be about to publish.
+    writing = sorted(session.write_states(pool), key=lambda state: state.division is None)
     if not writing and not session.sent_states:
         return None
     source = source_of(given)

@@ -235,9 +235,12 @@ class Division:
         block = Block(state)
         state.division = ref(self)
         self.device = state.memory.pool.device
+        part = None
         with self.lock:
-            self.blocks.append(block)
-            return self._part(block, block.take(size) or 0, size, stream) if size else None
+            if size:
+                part = self._part(block, block.take(size) or 0, size, stream)
+            self.blocks.append(block)  # last: if a signal handler raises before, the caller ends the lease
+        return part
 
     def put_back(self, back: Back) -> None:
         """Make parts free, and let their blocks go that are empty. The caller holds the lock.
@@ -250,7 +253,7 @@ class Division:
             if block is None:
                 continue
             block.put_back(offset, size, stream)
-            if not block.used and (self.closed or block is not self.blocks[0]):
+            if not block.used and block in self.blocks and (self.closed or block is not self.blocks[0]):
                 self.blocks.remove(block)
                 block.state.end()
 
@@ -308,17 +311,27 @@ class Division:
 
         Those that came back from channels are gone, too.
         """
+        over: list[tuple[tuple[Fence, ...], list[object]]] = []
         with self.lock:
-            late = [*block.late, (fences, [block.lent.pop(one) for one in gone if one in block.lent])]
-            while block.came:  # under the lock, so that no other thread has the lease of such a range again meanwhile
-                came, fences = block.came.popleft()
-                if came in block.lent:
-                    late.append((fences, [block.lent.pop(came)]))
-            with self.session.lock:
-                block.late = [one for one in late if not all(map(self.session.returns.reached, one[0]))]
-            kept = [id(one) for one in block.late]
-            over = [one for one in late if id(one) not in kept]
-        del late, over  # not under the lock: libraries free their memory in destructors
+            self._unlend(block, gone, fences)
+            while block.came:  # `share` sets `lent` under this lock, and only when this is empty
+                came, behind = block.came.popleft()
+                self._unlend(block, (came,), behind)
+            for one in list(block.late):
+                with self.session.lock:
+                    reached = all(map(self.session.returns.reached, one[0]))
+                if reached:
+                    over.append(one)  # first, so that a signal handler lets nothing go under the lock
+                    block.late = [other for other in block.late if other is not one]
+        del over  # not under the lock: libraries free their memory in destructors
+
+    def _unlend(self, block: Block, gone: tuple[int, ...], fences: tuple[Fence, ...]) -> None:
+        """Move arrays to those that wait for fences, first there, so that a signal handler lets none go."""
+        found = [one for one in gone if one in block.lent]
+        if found:
+            block.late.append((fences, [block.lent[one] for one in found]))
+        for one in found:
+            block.lent.pop(one, None)
 
     def take_in(self) -> None:
         """Let the arrays go whose frames came back from channels."""
@@ -336,7 +349,9 @@ class Division:
         """Ask the service which ranges are gone, and then let go what is free. The caller holds the session's lock."""
         asked = False
         for block, ids in self.lent():
-            if ids:
+            if not ids:  # there are arrays that only waited for the readers' work
+                self.session.later(partial(self.returned, block, (), ()))
+            else:
                 asked, request = True, Returned(lease=block.state.grant.id, buffers=ids)
                 call = self.session.core.start(request, ReturnedReply, int)
                 call.on_done = partial(self.session.later, partial(self._take_back, block, call))
@@ -344,6 +359,7 @@ class Division:
             self.session.later(partial(self.let_go, close=False))
 
     def _take_back(self, block: Block, call: Call) -> None:
+        call.on_done = int  # which refers to the call
         if call.reply is not None:  # otherwise the block went back, or the session has ended
             reply = cast("ReturnedReply", call.reply)
             self.returned(block, reply.buffers, reply.wait)

@@ -43,9 +43,9 @@ _WANTED: Final = 0.5
 _REST: Final = 0.5
 # The pause between two checks of fences, which a GPU writes without waking a thread; `_GLANCE` while the client closes.
 _LOOK: Final = 10e-3
-# How many leases of ranges stay in any case.
-_MOST_RANGES: Final = 64
 _GLANCE: Final = 1e-3
+# How many leases that came back stay although the next frame of an arena needs another one.
+_MOST_RANGES: Final = 64
 
 
 class Producer(Protocol):
@@ -301,7 +301,7 @@ class Returns:
         self._slots: set[Slots] = set()  # of the publishers that have arenas
         # The keys of these are lease ids, so that what a signal handler has interrupted can be repeated.
         self._leaving: dict[int, Arena | Returned] = {}  # released when nothing uses them and their fences are reached
-        self._back: dict[int, Returned] = {}  # leases that came back, which `allocate` may use until the next `collect`
+        self._back: dict[int, Returned] = {}  # that came back: for `allocate`, or frames of arenas, until `collect`
         self._sources: list[tuple[Fence, object]] = []  # arrays from which streams copy until the fence is reached
         self._lent: dict[int, Arena] = {}  # those whose lease an array of the program has or had
         self._over = False  # whether the session has ended
@@ -386,7 +386,7 @@ class Returns:
         The service need not know, because it describes the lease in the same way. If there is no such lease, if `make`
         returns None, or if somebody waits for memory of the pool, release the leases that came back, and return None. A
         lease of which the program has an array stays: a later call may return it. `place` is that of a range
-        of an arena, as in `Returned.place`; then up to `_MOST_RANGES` leases stay in any case.
+        of an arena, as in `Returned.place`; then up to `_MOST_RANGES` leases stay.
         """
         for producer in list(self._session.producers.values()):
             if producer.channel.pool == pool:
