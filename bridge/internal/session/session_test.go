@@ -76,12 +76,12 @@ func reply(t *testing.T, peer *seqpacket.Conn, q uint32, r wire.Reply) {
 	require.NoError(t, peer.Send(packet, nil))
 }
 
-// successor makes the end of a service that takes a session over.
-func successor(t *testing.T, s *Session) *seqpacket.Conn {
+// successor makes the end of a service that takes a session over, and gives `next` the session's end.
+func successor(t *testing.T, next chan<- *seqpacket.Conn) *seqpacket.Conn {
 	t.Helper()
 	conn, peer, err := seqpacket.Pair()
 	require.NoError(t, err)
-	s.Redial = func(context.Context) (*seqpacket.Conn, error) { return conn, nil }
+	next <- conn
 	return peer
 }
 
@@ -108,7 +108,16 @@ func TestASessionGoesOnThoughItsServiceDiesRightAfterHello(t *testing.T) {
 	require.NoError(t, err)
 	s := New(conn)
 	s.Lost = func() {}
-	next := successor(t, s)
+	successors := make(chan *seqpacket.Conn, 1)
+	s.Redial = func(ctx context.Context) (*seqpacket.Conn, error) {
+		select {
+		case conn := <-successors:
+			return conn, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	next := successor(t, successors)
 	begun := make(chan error)
 	go func() { begun <- s.Hello(t.Context(), "test") }()
 	q, _ := request(t, peer)
@@ -132,7 +141,7 @@ func TestASessionGoesOnThoughItsServiceDiesRightAfterHello(t *testing.T) {
 	require.NoError(t, s.Send(&wire.Seal{}))
 	request(t, next)
 
-	last := successor(t, s)
+	last := successor(t, successors)
 	require.NoError(t, next.Close())
 	q, _ = request(t, last)
 	reply(t, last, q, &wire.HelloReply{Version: wire.Version, Session: 7, Token: make([]byte, 16), Done: 3})
@@ -142,9 +151,8 @@ func TestASessionGoesOnThoughItsServiceDiesRightAfterHello(t *testing.T) {
 	require.Equal(t, &wire.Cancel{Request: uint64(waiting)}, r, "the cancelled call is cancelled again, which the dead service had done")
 
 	assert.True(t, s.BeginClose())
-	s.Redial = nil
-	require.NoError(t, last.Close())
 	assert.NoError(t, s.HangUp())
+	require.NoError(t, last.Close())
 }
 
 func TestACallThatCannotBeSentEndsWithItsContext(t *testing.T) {
