@@ -320,6 +320,7 @@ func TestAllPagesTogetherCostTheServiceOneLookASecond(t *testing.T) {
 func TestAPageThatIsOpenedSoonAfterAnotherHasTheMapThatThereIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFeed(func(most int) (made [messages][]byte, took time.Duration) {
+			time.Sleep(time.Millisecond) // until who joined has read what there was
 			made[lookMessage] = []byte("a look")
 			if most > 0 {
 				made[mapMessage] = []byte("a map of " + time.Now().Format(time.TimeOnly))
