@@ -99,7 +99,7 @@ func (r *running) begin(config service.Config) (*takeover, error) {
 	if f := held[service.BooksName]; f != nil {
 		began := time.Now()
 		if r.svc, err = adopt(config, f, held); err == nil {
-			_ = f.Close() // the service has new books
+			_ = f.Close() // these books were only read: the service has new ones
 			r.adopted = true
 			r.svc.TookOver(time.Since(began))
 			return t, nil

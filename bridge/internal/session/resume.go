@@ -205,7 +205,9 @@ func (s *Session) sendAgain(conn *seqpacket.Conn, all []sentPacket) {
 	for _, q := range s.calls.givenUp() {
 		if packet, err := wire.AppendRequest(nil, 0, &wire.Cancel{Request: uint64(q)}); err == nil {
 			s.unconfirmed.add(0, packet)
-			_ = conn.Send(packet, nil) // as above
+			if conn.Send(packet, nil) != nil {
+				return // as above
+			}
 		}
 	}
 	if s.leaving.Load() {

@@ -206,8 +206,8 @@ class Session(SessionMembers):
         ClosedError, ProtocolError
             The session has ended. Every request that waits for its reply fails with the same error.
         """
-        # A signal handler may raise an error after any step. Then the packet stays the next one, and whoever receives
-        # next repeats all steps. So a step that is repeated does only what is missing.
+        # A signal handler may raise an error after any step. Then the packet stays the next one, and the thread that
+        # receives next repeats all steps. So each step does only what is missing.
         connection = self.transport.connections
         try:
             try:
