@@ -1,15 +1,15 @@
 """Measures how long a program needs for one frame: by a publisher, from an arena, and by a copy of an array.
 
-``python benchmarks/arena_frames.py``. The frames go to one consumer in the same process, in memory of kind ``host``.
+``python benchmarks/arena_frames.py``. The frames go to one consumer, in another process, in memory of kind ``host``.
 Each figure is the mean of 1,500 frames, the median of five rounds, which take turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable
 
@@ -30,10 +30,11 @@ def mean(step: Callable[[], object]) -> float:
     return (time.perf_counter() - began) / _FRAMES * 1e6
 
 
-def read(frames: poolbridge.Subscription) -> None:
+def read(path: str) -> None:
     """Take the frames until the channel ends."""
-    for frame in frames:
-        frame.release()
+    with poolbridge.connect(path) as client:
+        for frame in client.subscribe("frames"):
+            frame.release()
 
 
 def main() -> None:
@@ -44,11 +45,11 @@ def main() -> None:
     with (
         poolbridge.serve(pools=["name=frames,kind=host,max=512MiB"]) as service,
         poolbridge.connect(service.path) as client,
-        poolbridge.connect(service.path) as other,
     ):
         channel = client.create_channel("frames", capacity=8, pool="frames")
-        reader = threading.Thread(target=read, args=(other.subscribe("frames"),))
+        reader = multiprocessing.get_context("spawn").Process(target=read, args=(service.path,))
         reader.start()
+        channel.wait_for_consumers(1, timeout=30)
         arena, publisher, source = (
             client.arena("64MiB", pool="frames"),
             channel.publisher(nbytes, "u1"),

@@ -97,6 +97,8 @@ ELEMENT_TYPES: Final[dict[str, ElementType]] = {
         ElementType("float4_e2m1fn_x2", 1, "|u1", _E2M1FN, 4, lanes=2),
     )
 }
+# NumPy computes the name of a dtype in Python each time.
+_OF_NUMPY: Final = {np.dtype(element.typestr): element for element in ELEMENT_TYPES.values() if element.in_numpy}
 
 
 def element_type(dtype: Any) -> ElementType:
@@ -115,6 +117,8 @@ def element_type(dtype: Any) -> ElementType:
     """
     if isinstance(dtype, str) and dtype in ELEMENT_TYPES:
         return ELEMENT_TYPES[dtype]
+    if isinstance(dtype, np.dtype) and dtype in _OF_NUMPY:
+        return _OF_NUMPY[dtype]
     if dtype is None:  # NumPy would make it float64
         raise InvalidArgumentError(f"None is no dtype: leave it out, or pass one of {', '.join(ELEMENT_TYPES)}")
     if type(dtype).__module__ == "torch":
@@ -127,7 +131,7 @@ def element_type(dtype: Any) -> ElementType:
         if from_signal(error):
             raise
         raise InvalidArgumentError(f"{shown(dtype)} is no dtype: expected one of {', '.join(ELEMENT_TYPES)}") from None
-    element = ELEMENT_TYPES.get(parsed.name)
+    element = _OF_NUMPY.get(parsed) or ELEMENT_TYPES.get(parsed.name)
     if element is None or not parsed.isnative:
         raise InvalidArgumentError(
             f"dtype {parsed} cannot be shared: expected one of {', '.join(ELEMENT_TYPES)}, in native byte order"

@@ -388,9 +388,10 @@ class Returns:
         lease of which the program has an array stays: a later call may return it. `place` is that of a range
         of an arena, as in `Returned.place`; then up to `_MOST_RANGES` leases stay.
         """
-        for producer in list(self._session.producers.values()):
-            if producer.channel.pool == pool:
-                producer.collect()
+        if place is None:  # the memory of a range is used again only when its lease is here
+            for producer in list(self._session.producers.values()):
+                if producer.channel.pool == pool:
+                    producer.collect()
         if not self._scarce or time.monotonic() >= self._scarce.get(pool, 0):
             for id_, one in self._back.items():
                 grant = one.grant
