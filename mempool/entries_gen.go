@@ -15,9 +15,9 @@ type ServiceStats struct {
 	Names    int // number of names of buffers
 	// Pools, by id. They are the pools that this user may use or destroy.
 	Pools []PoolStats
-	// `watches`: a guard starts another service if this one dies, which takes over; `lost`: not any more; left out: there was no guard.
+	// `watches`: a guard starts another service if this one dies; `lost`: not any more; left out: no guard.
 	Guard     string
-	Takeovers uint64 // how often services have taken over from one that died, until this one did
+	Takeovers uint64 // how often a service has taken over from one that died
 }
 
 // PoolStats counts the bytes of a pool. At all times, reserved = leased + cached + held.
@@ -76,7 +76,7 @@ type ChannelInfo struct {
 	// taken, and also those that it has not released if producers must wait for it. In a queue, these are the frames that wait for a
 	// consumer. If the channel is full, the next frame waits, fails, or makes the channel drop a frame, as the channel's policy says.
 	Used uint64
-	// Whether producers wait for room: a consumer whose policy is to block them, or a queue's consumers, keep the channel full.
+	// Whether producers wait for room. A consumer whose policy is to block them, or a queue's consumers, keep the channel full.
 	Blocked bool
 	// Broadcast: number of frames that consumers missed; queue: number of frames that no consumer got, or that were delivered too often.
 	// The channel drops frames if consumers are too slow. In a broadcast, this is the sum of the frames that each consumer missed.
@@ -103,13 +103,14 @@ type MemberInfo struct {
 
 // NameInfo describes a name, and the buffer that is published under this name.
 type NameInfo struct {
-	Name      string // name
-	Buffer    uint64 // buffer id
-	Pool      uint64 // pool id
-	Bytes     uint64 // bytes of the buffer
-	Tensor    Tensor // content of the buffer
-	UID       uint32 // id of the user who published the name
-	Version   uint64 // version of the content: it grows with each publication under this name
+	Name   string // name
+	Buffer uint64 // buffer id
+	Pool   uint64 // pool id
+	Bytes  uint64 // bytes of the buffer
+	Tensor Tensor // content of the buffer
+	UID    uint32 // id of the user who published the name
+	// Version of the content. It grows with each publication under this name.
+	Version   uint64
 	Session   uint64 // session at whose end the name goes; 0: the name is kept, or ends with the last lease
 	WhileUsed bool   // the name ends with the last lease of the buffer
 }
@@ -117,14 +118,14 @@ type NameInfo struct {
 // BufferInfo describes a buffer, and the sessions that hold it.
 type BufferInfo struct {
 	ID         uint64 // buffer id
-	Generation uint64 // generation: counts the buffers that have used the block, from a number of the service
+	Generation uint64 // generation: counts the buffers that have used the block
 	Pool       uint64 // pool id
 	Bytes      uint64 // bytes of the buffer
 	BlockBytes uint64 // bytes of the block
 	Tensor     Tensor // content of the buffer
 	// Session that allocated the buffer, and that the block counts for. It may have ended.
 	Session   uint64
-	Writer    uint64   // session with the write lease; 0: there is no write lease
+	Writer    uint64   // session with the write lease; 0: there is none
 	Readers   []uint64 // sessions with read leases, at most 8
 	Reads     int      // number of read leases
 	Names     int      // number of names of the buffer
@@ -138,7 +139,7 @@ type LeaseInfo struct {
 	Session    uint64    // session id
 	UID        uint32    // user id of the session
 	PID        int32     // process id, for people
-	Program    string    // the program's name, at most 255 bytes, which the client gave
+	Program    string    // the program's name
 	Buffer     uint64    // buffer id
 	Pool       uint64    // pool id
 	Bytes      uint64    // bytes of the buffer
@@ -148,7 +149,7 @@ type LeaseInfo struct {
 	// What the session waits for, for people; empty: the session does not wait. If several of its requests wait, it is the one that began
 	// to wait first.
 	WaitsFor string
-	Since    time.Time // since when the session waits; zero: the session does not wait
+	Since    time.Time // since when it waits; zero: it does not
 }
 
 // HistoryEvent describes one event of the service. A field that does not apply to the event has no value.
@@ -160,7 +161,7 @@ type HistoryEvent struct {
 	Session uint64        // session id
 	UID     uint32        // user id of the session
 	PID     int32         // process id, for people
-	Program string        // the program's name, at most 255 bytes, for people
+	Program string        // the program's name
 	Pool    string        // pool name
 	Channel string        // channel name
 	Buffer  uint64        // buffer id

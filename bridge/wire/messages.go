@@ -24,7 +24,7 @@ package wire
 
 // Error says why a request failed.
 type Error struct {
-	Code Code `wire:"c"` // error code, see Error
+	Code Code `wire:"c"` // error code
 	// text for people, cut to fit
 	Message string `wire:"m,text"`
 }
@@ -41,8 +41,7 @@ type Tensor struct {
 	Strides []int64  `wire:"st?"` // strides, in elements; left out: C-contiguous
 	// byte offset of the first element in the buffer; a multiple of the element size
 	Offset uint64 `wire:"of?"`
-	// how many bytes at the end of the buffer are its layout, see Layout; left out: the buffer has one array. The tensor is all bytes
-	// of the buffer
+	// bytes of the Layout at the end of the buffer; left out: the buffer has one array. The tensor is all bytes of the buffer
 	LayoutBytes uint64 `wire:"ly?"`
 }
 
@@ -50,7 +49,7 @@ type Tensor struct {
 //
 //wire:go
 type NamedTensor struct {
-	Name   string `wire:"nm"` // name, as for a buffer; no two arrays of a layout have the same
+	Name   string `wire:"nm"` // name, as for a buffer; unique in the layout
 	Tensor Tensor `wire:"t"`  // where the array lies in the buffer
 }
 
@@ -151,9 +150,9 @@ type ServiceStats struct {
 	Buffers  Count       `wire:"bf"`             // number of buffers
 	Names    Count       `wire:"nm"`             // number of names of buffers
 	Pools    []PoolStats `wire:"p?" poolsvc:"-"` // pools, by id. They are the pools that this user may use or destroy
-	// `watches`: a guard starts another service if this one dies, which takes over; `lost`: not any more; left out: there was no guard
+	// `watches`: a guard starts another service if this one dies; `lost`: not any more; left out: no guard
 	Guard     string `wire:"gd?"`
-	Takeovers uint64 `wire:"tk?"` // how often services have taken over from one that died, until this one did
+	Takeovers uint64 `wire:"tk?"` // how often a service has taken over from one that died
 }
 
 // PoolStats counts the bytes of a pool. At all times, reserved = leased + cached + held.
@@ -217,7 +216,7 @@ type ChannelInfo struct {
 	// taken, and also those that it has not released if producers must wait for it. In a queue, these are the frames that wait for a consumer.
 	// If the channel is full, the next frame waits, fails, or makes the channel drop a frame, as the channel's policy says
 	Used uint64 `wire:"uf?"`
-	// whether producers wait for room: a consumer whose policy is to block them, or a queue's consumers, keep the channel full
+	// whether producers wait for room. A consumer whose policy is to block them, or a queue's consumers, keep the channel full
 	Blocked bool `wire:"bd?"`
 	// broadcast: number of frames that consumers missed; queue: number of frames that no consumer got, or that were delivered too often. The
 	// channel drops frames if consumers are too slow. In a broadcast, this is the sum of the frames that each consumer missed
@@ -257,7 +256,7 @@ type NameInfo struct {
 	Bytes     uint64 `wire:"n"`                        // bytes of the buffer
 	Tensor    Tensor `wire:"t"`                        // content of the buffer
 	UID       UserID `wire:"ui"`                       // id of the user who published the name
-	Version   uint64 `wire:"v?"`                       // version of the content: it grows with each publication under this name
+	Version   uint64 `wire:"v?"`                       // version of the content. It grows with each publication under this name
 	Session   uint64 `wire:"ss?,none" poolsvc:",zero"` // session at whose end the name goes; none: the name is kept, or ends with the last lease
 	WhileUsed bool   `wire:"wu?"`                      // the name ends with the last lease of the buffer
 }
@@ -267,13 +266,13 @@ type NameInfo struct {
 //wire:public
 type BufferInfo struct {
 	ID         uint64   `wire:"id" poolsvc:"buffer"`      // buffer id
-	Generation uint64   `wire:"ge"`                       // generation: counts the buffers that have used the block, from a number of the service
+	Generation uint64   `wire:"ge"`                       // generation: counts the buffers that have used the block
 	Pool       uint64   `wire:"pl"`                       // pool id
 	Bytes      uint64   `wire:"n"`                        // bytes of the buffer
 	BlockBytes uint64   `wire:"bs"`                       // bytes of the block
 	Tensor     Tensor   `wire:"t"`                        // content of the buffer
 	Session    uint64   `wire:"ss"`                       // session that allocated the buffer, and that the block counts for. It may have ended
-	Writer     uint64   `wire:"wr?,none" poolsvc:",zero"` // session with the write lease; none: there is no write lease
+	Writer     uint64   `wire:"wr?,none" poolsvc:",zero"` // session with the write lease; none: there is none
 	Readers    []uint64 `wire:"rd?"`                      // sessions with read leases, at most 8
 	Reads      Count    `wire:"rs?"`                      // number of read leases
 	Names      Count    `wire:"nn?"`                      // number of names of the buffer
@@ -289,7 +288,7 @@ type LeaseInfo struct {
 	Session    uint64    `wire:"ss"`                 // session id
 	UID        UserID    `wire:"ui"`                 // user id of the session
 	PID        ProcessID `wire:"pd"`                 // process id, for people
-	Program    string    `wire:"nm?"`                // the program's name, at most 255 bytes, which the client gave
+	Program    string    `wire:"nm?"`                // the program's name
 	Buffer     uint64    `wire:"bf"`                 // buffer id
 	Pool       uint64    `wire:"pl"`                 // pool id
 	Bytes      uint64    `wire:"n"`                  // bytes of the buffer
@@ -299,7 +298,7 @@ type LeaseInfo struct {
 	// what the session waits for, for people; none: the session does not wait. If several of its requests wait, it is the one that began to
 	// wait first
 	WaitsFor string `wire:"wf?,none"`
-	Since    Time   `wire:"ws?,none" poolsvc:"waits_since"` // since when the session waits; none: the session does not wait
+	Since    Time   `wire:"ws?,none" poolsvc:"waits_since"` // since when it waits; none: it does not
 }
 
 // HistoryEvent describes one event of the service. A field that does not apply to the event has no value.
@@ -312,7 +311,7 @@ type HistoryEvent struct {
 	Session uint64        `wire:"ss?,none"`                // session id
 	UID     UserID        `wire:"ui?,none=Session"`        // user id of the session
 	PID     ProcessID     `wire:"pd?,none=Session"`        // process id, for people
-	Program string        `wire:"nm?,none=Session"`        // the program's name, at most 255 bytes, for people
+	Program string        `wire:"nm?,none=Session"`        // the program's name
 	Pool    string        `wire:"pl?,none"`                // pool name
 	Channel string        `wire:"ch?,none"`                // channel name
 	Buffer  uint64        `wire:"bf?,none"`                // buffer id
@@ -347,9 +346,9 @@ type HelloReply struct {
 	Session  uint64   `wire:"id"`  // session id
 	PID      uint64   `wire:"pid"` // the service's process id, for people
 	Features []string `wire:"ft?"` // features of both
-	// token with which the client can take the session up again when the connection is gone; left out: the session ends with the connection
+	// token to take the session up again; left out: the session ends with the connection
 	Token []byte `wire:"tk?"`
-	// to a client that takes a session up again: the number of the last of its packets that changed something
+	// of a session that is taken up again: number of its last packet that changed something
 	Done uint64 `wire:"dn?"`
 }
 
@@ -451,7 +450,7 @@ type Get struct {
 	Name  string `wire:"nm"`  // buffer name
 	Write bool   `wire:"wr?"` // a write lease
 	Wait  uint64 `wire:"w?"`  // milliseconds to wait
-	// buffer id, with `ov`: wait until the name refers to something else than this version of this buffer; left out: take what it refers to
+	// buffer id, with `ov`: wait until the name refers to something else than this version of this buffer
 	Buffer  uint64 `wire:"ob?"`
 	Version uint64 `wire:"ov?"` // version, with `ob`; also wait while the content has failed
 }

@@ -58,13 +58,17 @@ func (s *structure) list() string {
 	return out.String()
 }
 
-// requests returns the requests with their keys. An arrow marks the keys of a reply.
+// requests returns the requests with their keys. An arrow marks the keys of a reply, which are listed once.
 func (s *schema) requests() string {
 	var out bytes.Buffer
 	for _, m := range s.with(request) {
 		fmt.Fprintf(&out, "- **`%s`** %s\n", m.wire, m.doc)
 		for _, f := range m.fields {
 			fmt.Fprintf(&out, "  - %s\n", f.line())
+		}
+		if first := m.reply.answers[0]; first != m && len(m.reply.fields) > 0 {
+			fmt.Fprintf(&out, "  - → as `%s`\n", first.wire)
+			continue
 		}
 		for _, f := range m.reply.fields {
 			fmt.Fprintf(&out, "  - → %s\n", f.line())

@@ -84,10 +84,9 @@ class ServiceStats(Shown):
     pools
         Pools, by id. They are the pools that this user may use or destroy.
     guard
-        ``watches``: a guard starts another service if this one dies, which takes over; ``lost``: not any more; left
-        out: there was no guard.
+        ``watches``: a guard starts another service if this one dies; ``lost``: not any more; left out: no guard.
     takeovers
-        How often services have taken over from one that died, until this one did.
+        How often a service has taken over from one that died.
     """
 
     sessions: int
@@ -275,7 +274,7 @@ class ChannelInfo(Shown):
         queue, these are the frames that wait for a consumer. If the channel is full, the next frame waits, fails, or
         makes the channel drop a frame, as the channel's policy says.
     blocked
-        Whether producers wait for room: a consumer whose policy is to block them, or a queue's consumers, keep the
+        Whether producers wait for room. A consumer whose policy is to block them, or a queue's consumers, keep the
         channel full.
     dropped
         Broadcast: number of frames that consumers missed; queue: number of frames that no consumer got, or that were
@@ -417,7 +416,7 @@ class NameInfo(Shown):
     uid
         Id of the user who published the name.
     version
-        Version of the content: it grows with each publication under this name.
+        Version of the content. It grows with each publication under this name.
     session
         Session at whose end the name goes; None: the name is kept, or ends with the last lease.
     while_used
@@ -463,7 +462,7 @@ class BufferInfo(Shown):
     id
         Buffer id.
     generation
-        Generation: counts the buffers that have used the block, from a number of the service.
+        Generation: counts the buffers that have used the block.
     pool
         Pool id.
     nbytes
@@ -479,7 +478,7 @@ class BufferInfo(Shown):
     session
         Session that allocated the buffer, and that the block counts for. It may have ended.
     writer
-        Session with the write lease; None: there is no write lease.
+        Session with the write lease; None: there is none.
     readers
         Sessions with read leases, at most 8.
     reads
@@ -545,7 +544,7 @@ class LeaseInfo(Shown):
     pid
         Process id, for people.
     program
-        The program's name, at most 255 bytes, which the client gave.
+        The program's name.
     buffer
         Buffer id.
     pool
@@ -562,7 +561,7 @@ class LeaseInfo(Shown):
         What the session waits for, for people; None: the session does not wait. If several of its requests wait, it is
         the one that began to wait first.
     since
-        Since when the session waits, in UTC; None: the session does not wait.
+        Since when it waits, in UTC; None: it does not.
     """
 
     id: int
@@ -620,7 +619,7 @@ class HistoryEvent(Shown):
     pid
         Process id, for people.
     program
-        The program's name, at most 255 bytes, for people.
+        The program's name.
     pool
         Pool name.
     channel

@@ -25,7 +25,7 @@ Epoch = Annotated[bytes, Meta(min_length=16, max_length=16)]
 class Error(Struct, omit_defaults=True, gc=False):
     """Says why a request failed."""
 
-    code: str = field(name="c")  # error code, see Error
+    code: str = field(name="c")  # error code
     message: str = field(name="m")  # text for people, cut to fit
 
 
@@ -43,14 +43,14 @@ class Tensor(Struct, omit_defaults=True, gc=False, kw_only=True):
     strides: tuple[I64, ...] = field(default=(), name="st")  # strides, in elements; left out: C-contiguous
     # byte offset of the first element in the buffer; a multiple of the element size
     offset: U = field(default=0, name="of")
-    # how many bytes at the end of the buffer are its layout, see Layout; left out: the buffer has one array
+    # bytes of the Layout at the end of the buffer; left out: the buffer has one array
     layout_bytes: U = field(default=0, name="ly")
 
 
 class NamedTensor(Struct, omit_defaults=True, gc=False):
     """Describes one of several arrays in a buffer."""
 
-    name: str = field(name="nm")  # name, as for a buffer; no two arrays of a layout have the same
+    name: str = field(name="nm")  # name, as for a buffer; unique in the layout
     tensor: Tensor = field(name="t")  # where the array lies in the buffer
 
 
@@ -151,11 +151,9 @@ class ServiceStats(Struct, omit_defaults=True, gc=False, kw_only=True):
     buffers: U = field(name="bf")  # number of buffers
     names: U = field(name="nm")  # number of names of buffers
     pools: tuple[PoolStats, ...] = field(default=(), name="p")  # pools, by id
-    # `watches`: a guard starts another service if this one dies, which takes over; `lost`: not any more; left out:
-    # there was no guard
+    # `watches`: a guard starts another service if this one dies; `lost`: not any more; left out: no guard
     guard: str = field(default="", name="gd")
-    # how often services have taken over from one that died, until this one did
-    takeovers: U = field(default=0, name="tk")
+    takeovers: U = field(default=0, name="tk")  # how often a service has taken over from one that died
 
 
 class PoolStats(Struct, omit_defaults=True, gc=False, kw_only=True):
@@ -207,9 +205,7 @@ class ChannelInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     waiting: U = field(default=0, name="wt")
     slowest: U = field(default=0, name="sl")  # session of the slowest consumer; left out: none is behind
     used: U = field(default=0, name="uf")  # places in use; the channel is full if this is the capacity
-    # whether producers wait for room: a consumer whose policy is to block them, or a queue's consumers, keep the
-    # channel full
-    blocked: bool = field(default=False, name="bd")
+    blocked: bool = field(default=False, name="bd")  # whether producers wait for room
     # broadcast: number of frames that consumers missed; queue: number of frames that no consumer got, or that were
     # delivered too often
     dropped: U = field(default=0, name="dr")
@@ -243,7 +239,7 @@ class NameInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     nbytes: U = field(name="n")  # bytes of the buffer
     tensor: Tensor = field(name="t")  # content of the buffer
     uid: U = field(name="ui")  # id of the user who published the name
-    version: U = field(default=0, name="v")  # version of the content: it grows with each publication under this name
+    version: U = field(default=0, name="v")  # version of the content
     # session at whose end the name goes; left out: the name is kept, or ends with the last lease
     session: U = field(default=0, name="ss")
     while_used: bool = field(default=False, name="wu")  # the name ends with the last lease of the buffer
@@ -253,14 +249,13 @@ class BufferInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     """Describes a buffer, and the sessions that hold it."""
 
     id: U  # buffer id
-    # generation: counts the buffers that have used the block, from a number of the service
-    generation: U = field(name="ge")
+    generation: U = field(name="ge")  # generation: counts the buffers that have used the block
     pool: U = field(name="pl")  # pool id
     nbytes: U = field(name="n")  # bytes of the buffer
     block_nbytes: U = field(name="bs")  # bytes of the block
     tensor: Tensor = field(name="t")  # content of the buffer
     session: U = field(name="ss")  # session that allocated the buffer, and that the block counts for
-    writer: U = field(default=0, name="wr")  # session with the write lease; left out: there is no write lease
+    writer: U = field(default=0, name="wr")  # session with the write lease; left out: there is none
     readers: tuple[U, ...] = field(default=(), name="rd")  # sessions with read leases, at most 8
     reads: U = field(default=0, name="rs")  # number of read leases
     names: U = field(default=0, name="nn")  # number of names of the buffer
@@ -275,7 +270,7 @@ class LeaseInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     session: U = field(name="ss")  # session id
     uid: U = field(name="ui")  # user id of the session
     pid: U = field(name="pd")  # process id, for people
-    program: str = field(default="", name="nm")  # the program's name, at most 255 bytes, which the client gave
+    program: str = field(default="", name="nm")  # the program's name
     buffer: U = field(name="bf")  # buffer id
     pool: U = field(name="pl")  # pool id
     nbytes: U = field(name="n")  # bytes of the buffer
@@ -284,7 +279,7 @@ class LeaseInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     began: U = field(name="bg")  # when the lease began, rounded to a second
     # what the session waits for, for people; left out: the session does not wait
     waits_for: str = field(default="", name="wf")
-    since: U = field(default=0, name="ws")  # since when the session waits; left out: the session does not wait
+    since: U = field(default=0, name="ws")  # since when it waits; left out: it does not
 
 
 class HistoryEvent(Struct, omit_defaults=True, gc=False, kw_only=True):
@@ -299,7 +294,7 @@ class HistoryEvent(Struct, omit_defaults=True, gc=False, kw_only=True):
     session: U = field(default=0, name="ss")  # session id
     uid: U = field(default=0, name="ui")  # user id of the session
     pid: U = field(default=0, name="pd")  # process id, for people
-    program: str = field(default="", name="nm")  # the program's name, at most 255 bytes, for people
+    program: str = field(default="", name="nm")  # the program's name
     pool: str = field(default="", name="pl")  # pool name
     channel: str = field(default="", name="ch")  # channel name
     buffer: U = field(default=0, name="bf")  # buffer id
@@ -423,8 +418,7 @@ class Get(Request, kw_only=True, tag="get"):
     name: str = field(name="nm")  # buffer name
     write: bool = field(default=False, name="wr")  # a write lease
     wait: U = field(default=0, name="w")  # milliseconds to wait
-    # buffer id, with `ov`: wait until the name refers to something else than this version of this buffer; left out:
-    # take what it refers to
+    # buffer id, with `ov`: wait until the name refers to something else than this version of this buffer
     buffer: U = field(default=0, name="ob")
     version: U = field(default=0, name="ov")  # version, with `ob`; also wait while the content has failed
 
@@ -680,10 +674,9 @@ class HelloReply(Reply, kw_only=True, weakref=True):
     session: U = field(name="id")  # session id
     pid: U  # the service's process id, for people
     features: tuple[str, ...] = field(default=(), name="ft")  # features of both
-    # token with which the client can take the session up again when the connection is gone; left out: the session ends
-    # with the connection
+    # token to take the session up again; left out: the session ends with the connection
     token: bytes = field(default=b"", name="tk")
-    # to a client that takes a session up again: the number of the last of its packets that changed something
+    # of a session that is taken up again: number of its last packet that changed something
     done: U = field(default=0, name="dn")
 
 
@@ -830,7 +823,7 @@ class Recall(Struct, omit_defaults=True, gc=False, tag_field="n", tag="recall"):
 class Goodbye(Struct, omit_defaults=True, gc=False, tag_field="n", tag="goodbye"):
     """Says why the service is about to close the connection."""
 
-    code: str = field(name="c")  # error code, see Error
+    code: str = field(name="c")  # error code
     message: str = field(name="m")  # text for people, cut to fit
 
 
