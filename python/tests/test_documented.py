@@ -334,7 +334,7 @@ def wire_codes():
     rows = [
         (*found.groups(), python)
         for python, text in sections().items()
-        if (found := re.search(r"Code `([\w-]+)`, in Go `(Err\w+|context\.\w+)`", text))
+        if (found := re.search(r"Code `([\w-]+)`, `(Err\w+|context\.\w+)`", text))
     ]
     source = (ROOT / "bridge" / "wire" / "code.go").read_text()
     assert {code for code, _, _ in rows} == set(re.findall(r'Code = "([\w-]+)"', source))

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"regexp"
 	"slices"
-	"strings"
 )
 
 // generated matches a part of docs/protocol.md that this program writes.
@@ -15,7 +14,7 @@ var generated = regexp.MustCompile(`(?s)<!-- make generate: (\w+) -->\n.*?<!-- /
 // page returns the text of docs/protocol.md with new lists. The argument `page` is the present text of that file. Each list is between
 // two HTML comments, which name it. There is a list for each structure, one of the requests and one of the notices.
 func (s *schema) page(page []byte) ([]byte, error) {
-	lists := map[string]string{"Requests": s.requests(), "Notices": s.notices(), "Names": s.names()}
+	lists := map[string]string{"Requests": s.requests(), "Notices": s.notices()}
 	for _, one := range s.with(part) {
 		lists[one.name] = one.list()
 	}
@@ -33,20 +32,6 @@ func (s *schema) page(page []byte) ([]byte, error) {
 		strange = fmt.Errorf("the page lacks <!-- make generate: %s --> and, some lines below, <!-- /make generate -->", missing[0])
 	}
 	return out, strange
-}
-
-// names returns the structures that have a type in Go alone, and those that also have a public class in Python.
-func (s *schema) names() string {
-	var goOnly, both []string
-	for _, one := range s.structs {
-		switch {
-		case one.public:
-			both = append(both, "`"+one.name+"`")
-		case one.byHand:
-			goOnly = append(goOnly, "`"+one.name+"`")
-		}
-	}
-	return fmt.Sprintf("- Go and Python: %s\n- Go alone: %s\n", strings.Join(both, ", "), strings.Join(goOnly, ", "))
 }
 
 // list returns the keys of a structure.

@@ -197,9 +197,9 @@ func TestThePageHasAPlaceForEachTable(t *testing.T) {
 	require.NoError(t, err)
 	place := func(name string) string { return "<!-- make generate: " + name + " -->\n<!-- /make generate -->\n" }
 	for page, want := range map[string]string{
-		place("Requests") + place("Notices") + place("Names"):                                 "the page lacks <!-- make generate: Part --> and, some lines below, <!-- /make generate -->",
-		place("Requests") + place("Notices") + place("Names") + place("Part") + place("Part"): "the page has a place for Part: there is no such structure, or it has a second place",
-		place("Requests") + place("Notices") + place("Names") + place("Part") + place("Ode"):  "the page has a place for Ode: there is no such structure, or it has a second place",
+		place("Requests") + place("Notices"):                                 "the page lacks <!-- make generate: Part --> and, some lines below, <!-- /make generate -->",
+		place("Requests") + place("Notices") + place("Part") + place("Part"): "the page has a place for Part: there is no such structure, or it has a second place",
+		place("Requests") + place("Notices") + place("Part") + place("Ode"):  "the page has a place for Ode: there is no such structure, or it has a second place",
 	} {
 		_, err := s.page([]byte(page))
 		assert.EqualError(t, err, want)
