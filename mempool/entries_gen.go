@@ -47,7 +47,7 @@ type SessionInfo struct {
 	Program string    // the program's name, at most 255 bytes, which the client gave
 	Began   time.Time // when the session began
 	Leases  int       // number of leases
-	// Number of blocks whose export it was sent and that it has not dropped. It may have mapped these blocks.
+	// Number of blocks that it may have mapped. It was sent their exports, and has not dropped them.
 	Blocks   int
 	Members  int       // number of its producers and consumers in channels
 	Bytes    uint64    // bytes of the blocks whose buffers the session allocated, in all pools
@@ -138,7 +138,7 @@ type LeaseInfo struct {
 	ID         uint64    // lease id
 	Session    uint64    // session id
 	UID        uint32    // user id of the session
-	PID        int32     // process id, for people
+	PID        int32     // process id
 	Program    string    // the program's name
 	Buffer     uint64    // buffer id
 	Pool       uint64    // pool id
@@ -146,8 +146,8 @@ type LeaseInfo struct {
 	BlockBytes uint64    // bytes of the block
 	Write      bool      // whether it is a write lease
 	Began      time.Time // when the lease began, rounded to a second
-	// What the session waits for, for people; empty: the session does not wait. If several of its requests wait, it is the one that began
-	// to wait first.
+	// What the session waits for, for people; empty: it does not wait. If several of its requests wait, it is the one that began to wait
+	// first.
 	WaitsFor string
 	Since    time.Time // since when it waits; zero: it does not
 }
@@ -160,7 +160,7 @@ type HistoryEvent struct {
 	Kind    EventKind
 	Session uint64        // session id
 	UID     uint32        // user id of the session
-	PID     int32         // process id, for people
+	PID     int32         // process id
 	Program string        // the program's name
 	Pool    string        // pool name
 	Channel string        // channel name

@@ -126,7 +126,7 @@ type ChannelIdentity struct {
 type Grant struct {
 	ID         uint64 `wire:"id"`  // lease id
 	Buffer     uint64 `wire:"bf"`  // buffer id
-	Generation uint64 `wire:"ge"`  // generation: counts the buffers that have used the block, from a number of the service
+	Generation uint64 `wire:"ge"`  // generation: counts the buffers that have used the block, from any number
 	Write      bool   `wire:"wr?"` // whether this is a write lease
 	Pool       uint64 `wire:"pl"`  // pool id
 	Block      uint64 `wire:"bl"`  // block id
@@ -184,7 +184,7 @@ type SessionInfo struct {
 	Program string    `wire:"nm?"`                  // the program's name, at most 255 bytes, which the client gave
 	Began   Time      `wire:"bg"`                   // when the session began
 	Leases  Count     `wire:"ls?"`                  // number of leases
-	Blocks  Count     `wire:"bk?"`                  // number of blocks whose export it was sent and that it has not dropped. It may have mapped these blocks
+	Blocks  Count     `wire:"bk?"`                  // number of blocks that it may have mapped. It was sent their exports, and has not dropped them
 	Members Count     `wire:"mb?"`                  // number of its producers and consumers in channels
 	Bytes   uint64    `wire:"n?"`                   // bytes of the blocks whose buffers the session allocated, in all pools
 	Waits   Count     `wire:"wq?"`                  // number of requests that wait
@@ -287,7 +287,7 @@ type LeaseInfo struct {
 	ID         uint64    `wire:"id" poolsvc:"lease"` // lease id
 	Session    uint64    `wire:"ss"`                 // session id
 	UID        UserID    `wire:"ui"`                 // user id of the session
-	PID        ProcessID `wire:"pd"`                 // process id, for people
+	PID        ProcessID `wire:"pd"`                 // process id
 	Program    string    `wire:"nm?"`                // the program's name
 	Buffer     uint64    `wire:"bf"`                 // buffer id
 	Pool       uint64    `wire:"pl"`                 // pool id
@@ -295,7 +295,7 @@ type LeaseInfo struct {
 	BlockBytes uint64    `wire:"bs"`                 // bytes of the block
 	Write      bool      `wire:"wr?" poolsvc:"-"`    // whether it is a write lease
 	Began      Time      `wire:"bg"`                 // when the lease began, rounded to a second
-	// what the session waits for, for people; none: the session does not wait. If several of its requests wait, it is the one that began to
+	// what the session waits for, for people; none: it does not wait. If several of its requests wait, it is the one that began to
 	// wait first
 	WaitsFor string `wire:"wf?,none"`
 	Since    Time   `wire:"ws?,none" poolsvc:"waits_since"` // since when it waits; none: it does not
@@ -310,7 +310,7 @@ type HistoryEvent struct {
 	Kind    EventKind     `wire:"k"`                       // kind, see Events. docs/operating.md has all kinds
 	Session uint64        `wire:"ss?,none"`                // session id
 	UID     UserID        `wire:"ui?,none=Session"`        // user id of the session
-	PID     ProcessID     `wire:"pd?,none=Session"`        // process id, for people
+	PID     ProcessID     `wire:"pd?,none=Session"`        // process id
 	Program string        `wire:"nm?,none=Session"`        // the program's name
 	Pool    string        `wire:"pl?,none"`                // pool name
 	Channel string        `wire:"ch?,none"`                // channel name

@@ -185,7 +185,7 @@ class SessionInfo(Shown):
     leases
         Number of leases.
     blocks
-        Number of blocks whose export it was sent and that it has not dropped. It may have mapped these blocks.
+        Number of blocks that it may have mapped. It was sent their exports, and has not dropped them.
     members
         Number of its producers and consumers in channels.
     nbytes
@@ -542,7 +542,7 @@ class LeaseInfo(Shown):
     uid
         User id of the session.
     pid
-        Process id, for people.
+        Process id.
     program
         The program's name.
     buffer
@@ -558,8 +558,8 @@ class LeaseInfo(Shown):
     began
         When the lease began, rounded to a second, in UTC.
     waits_for
-        What the session waits for, for people; None: the session does not wait. If several of its requests wait, it is
-        the one that began to wait first.
+        What the session waits for, for people; None: it does not wait. If several of its requests wait, it is the one
+        that began to wait first.
     since
         Since when it waits, in UTC; None: it does not.
     """
@@ -617,7 +617,7 @@ class HistoryEvent(Shown):
     uid
         User id of the session.
     pid
-        Process id, for people.
+        Process id.
     program
         The program's name.
     pool

@@ -127,8 +127,7 @@ class Grant(Struct, omit_defaults=True, gc=False, kw_only=True):
 
     id: U  # lease id
     buffer: U = field(name="bf")  # buffer id
-    # generation: counts the buffers that have used the block, from a number of the service
-    generation: U = field(name="ge")
+    generation: U = field(name="ge")  # generation: counts the buffers that have used the block, from any number
     write: bool = field(default=False, name="wr")  # whether this is a write lease
     pool: U = field(name="pl")  # pool id
     block: U = field(name="bl")  # block id
@@ -182,7 +181,7 @@ class SessionInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     program: str = field(default="", name="nm")  # the program's name, at most 255 bytes, which the client gave
     began: U = field(name="bg")  # when the session began
     leases: U = field(default=0, name="ls")  # number of leases
-    blocks: U = field(default=0, name="bk")  # number of blocks whose export it was sent and that it has not dropped
+    blocks: U = field(default=0, name="bk")  # number of blocks that it may have mapped
     members: U = field(default=0, name="mb")  # number of its producers and consumers in channels
     nbytes: U = field(default=0, name="n")  # bytes of the blocks whose buffers the session allocated, in all pools
     waits: U = field(default=0, name="wq")  # number of requests that wait
@@ -269,7 +268,7 @@ class LeaseInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     id: U  # lease id
     session: U = field(name="ss")  # session id
     uid: U = field(name="ui")  # user id of the session
-    pid: U = field(name="pd")  # process id, for people
+    pid: U = field(name="pd")  # process id
     program: str = field(default="", name="nm")  # the program's name
     buffer: U = field(name="bf")  # buffer id
     pool: U = field(name="pl")  # pool id
@@ -277,8 +276,7 @@ class LeaseInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     block_nbytes: U = field(name="bs")  # bytes of the block
     write: bool = field(default=False, name="wr")  # whether it is a write lease
     began: U = field(name="bg")  # when the lease began, rounded to a second
-    # what the session waits for, for people; left out: the session does not wait
-    waits_for: str = field(default="", name="wf")
+    waits_for: str = field(default="", name="wf")  # what the session waits for, for people; left out: it does not wait
     since: U = field(default=0, name="ws")  # since when it waits; left out: it does not
 
 
@@ -293,7 +291,7 @@ class HistoryEvent(Struct, omit_defaults=True, gc=False, kw_only=True):
     kind: str = field(name="k")  # kind, see Events
     session: U = field(default=0, name="ss")  # session id
     uid: U = field(default=0, name="ui")  # user id of the session
-    pid: U = field(default=0, name="pd")  # process id, for people
+    pid: U = field(default=0, name="pd")  # process id
     program: str = field(default="", name="nm")  # the program's name
     pool: str = field(default="", name="pl")  # pool name
     channel: str = field(default="", name="ch")  # channel name
