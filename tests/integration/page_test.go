@@ -292,7 +292,7 @@ func TestTheCardsNameWhoDoesTheMostHarm(t *testing.T) {
 
 	// Before the page receives events, it does not say whether a session died.
 	look(0, []m{channel(1, 10, 3), channel(2, 10, 3)}, readers...)
-	shows("harm", "nobody waits", "flows is furthest behind, 3 of 4 frames behind")
+	shows("harm", "nobody waits", "flows is furthest behind: pid 101 is 3 of 4 frames behind")
 	assert.Equal(t, "–", page.text(`document.getElementById("card-dead").textContent`))
 	assert.Empty(t, page.text(`document.getElementById("card-dead-more").textContent`))
 	say("events", []m{})
@@ -300,7 +300,7 @@ func TestTheCardsNameWhoDoesTheMostHarm(t *testing.T) {
 
 	// If two channels are equally full, the card "harm" shows the slower channel.
 	look(1, []m{channel(1, 12, 3), channel(2, 10, 3, m{"session": 2, "behind": 3})}, readers...)
-	shows("harm", "nobody waits", "stands is furthest behind, 3 of 4 frames behind in channel 2")
+	shows("harm", "nobody waits", "stands is furthest behind: pid 102 is 3 of 4 frames behind in channel 2")
 
 	// The rate is not known before the second look at a channel.
 	page.shows(`document.getElementById("graph").textContent.includes("2.0/s")`)
@@ -358,7 +358,7 @@ func TestTheCardsNameWhoDoesTheMostHarm(t *testing.T) {
 	look(73, []m{with(channel(1, 14, 4, m{"session": 1, "behind": 4}, m{"session": 4, "producer": true}), m{"blocked": 3, "blocks": true}),
 		with(channel(2, 10, 3, m{"session": 2, "behind": 3}, m{"session": 4, "producer": true}), m{"blocked": 840, "blocks": true, "used": 4}),
 		with(channel(4, 50, 4, m{"session": 1}, m{"session": 4, "producer": true}), dropping)}, append(readers, waits)...)
-	shows("harm", "stands blocks looks", "for 14 min 00 s, 3 of 4 frames behind in channel 2, and 1 more in hand · pid 102")
+	shows("harm", "stands blocks looks", "for 14 min 00 s: pid 102 is 3 of 4 frames behind in channel 2, and 1 more in hand")
 	page.shows(`document.querySelector("[data-session='2']").textContent.includes("in channel 2, and 1 more in hand, blocks looks")`)
 	page.shows(`document.querySelector("#channel-rows").children[1].children[7].textContent === "4 / 4"`)
 	page.shows(`document.getElementById("graph").textContent.includes("3 behind, 1 in hand")`)

@@ -104,17 +104,17 @@ function happen(list) {
 /** Shows what does the most harm: first who keeps others from work, and whom, then who is furthest behind. */
 function attention(look, sessions) {
   const name = (id) => sessions.get(id)?.program ?? `session ${id}`;
-  const pid = (id) => (sessions.has(id) ? ` · pid ${sessions.get(id).pid}` : "");
+  const of = (id) => (sessions.has(id) ? ` pid ${sessions.get(id).pid} is` : "");
   const blocked = look.channels.filter((ch) => ch.blocks).sort((a, b) => (b.blocked ?? 0) - (a.blocked ?? 0) || a.id - b.id)[0];
   if (blocked) {
     if (blocked.blocked === undefined) card("harm", `nobody takes from ${blocked.name}`, `it has no consumer, and has dropped ${count(blocked.dropped)} of its ${count(blocked.published)} frames`, true);
     else if (blocked.mode === "queue") card("harm", `nobody takes from ${blocked.name}`, `${blocked.victims} waits for room, for ${age(blocked.blocked)}: ${count(blocked.capacity)} of ${count(blocked.capacity)} frames wait for a consumer`, true);
-    else card("harm", `${name(blocked.slowest)} blocks ${blocked.victims}`, `for ${age(blocked.blocked)}, ${behindIn(blocked.waiting, blocked, inHand(blocked))}${pid(blocked.slowest)}`, true);
+    else card("harm", `${name(blocked.slowest)} blocks ${blocked.victims}`, `for ${age(blocked.blocked)}:${of(blocked.slowest)} ${behindIn(blocked.waiting, blocked, inHand(blocked))}`, true);
     return;
   }
   const waiting = look.sessions.filter((s) => s.waits && s.waited >= longWait).sort((a, b) => b.waited - a.waited || a.id - b.id)[0];
   if (waiting) {
-    card("harm", `${waiting.program} waits`, `for ${waiting.waits}, for ${age(waiting.waited)}${pid(waiting.id)}`, true);
+    card("harm", `${waiting.program} waits`, `for ${waiting.waits}, for ${age(waiting.waited)} · pid ${waiting.pid}`, true);
     return;
   }
   const drops = look.channels.filter((ch) => dropsMuch(ch, flows.get(ch.id))).sort((a, b) => flows.get(b.id).lost - flows.get(a.id).lost || a.id - b.id)[0];
@@ -125,7 +125,7 @@ function attention(look, sessions) {
   }
   const slow = look.channels.filter((ch) => ch.waiting > 0 && ch.mode !== "queue" && !ch.closed)
     .sort((a, b) => b.waiting / b.capacity - a.waiting / a.capacity || (flows.get(a.id).rate ?? Infinity) - (flows.get(b.id).rate ?? Infinity) || a.id - b.id)[0];
-  if (slow) card("harm", `nobody waits`, `${name(slow.slowest)} is furthest behind, ${behindIn(slow.waiting, slow, inHand(slow))}${pid(slow.slowest)}`);
+  if (slow) card("harm", `nobody waits`, `${name(slow.slowest)} is furthest behind:${of(slow.slowest)} ${behindIn(slow.waiting, slow, inHand(slow))}`);
   else card("harm", "nobody waits", look.channels.length ? "consumers have all frames of broadcasts" : "there is no channel");
 }
 
