@@ -69,18 +69,18 @@ ON_SIMCUDA := -exec $(abspath tests/simcuda/machine)
 GOTEST := GORACE=atexit_sleep_ms=10 $(GO) test -race -timeout 20m -ldflags '$(LDFLAGS)'
 
 # Two parts run at a time, because most parts wait for other processes more than they compute. The longest parts come first.
-AT_A_TIME := $(PYTHON) tests/parts
+AT_A_TIME := $(PYTHON) tests/parts "$(MAKE)"
 
 test test-go test-integration test-kinds test-simcuda test-stress: export POOLBRIDGE_CHECK_LEASES := 1 # see CONTRIBUTING.md
 
 PARTS := test-python test-go test-integration test-kinds native-test test-simcuda test-deploy
 
 test: simcuda bin/poolsvc $(VENV)/installed ## run every test that does not take long
-	@$(AT_A_TIME) "$(MAKE)" $(PARTS)
+	@$(AT_A_TIME) $(PARTS)
 
 # CI also runs the target test-long.
 test-long: simcuda bin/poolsvc $(VENV)/installed ## run the Python tests that take long, the fault tests with the race detector, longer stress tests, and minutes of fuzzing
-	@$(AT_A_TIME) "$(MAKE)" test-python-long test-anomaly-race native-test-long test-stress
+	@$(AT_A_TIME) test-python-long test-anomaly-race native-test-long test-stress
 	$(MAKE) fuzz
 
 test-simcuda: simcuda $(VENV)/installed

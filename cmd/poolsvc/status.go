@@ -37,7 +37,7 @@ func newStatus() *cobra.Command {
 		Use:   "status",
 		Short: "Say whether a running service is healthy",
 		Long: `Say whether a service answers, and warn of pools that are nearly full, of consumers that block the producers of a channel, of queues that drop
-frames because they have no consumer, of workers that have had a frame of a queue for long, and of a lost guard. It does not count its own session.
+frames because no consumer takes them, of workers that have had a frame of a queue for long, and of a lost guard. It does not count its own session.
 
 The exit status is 0 if the service answers in time, else 1. Warnings do not change it. A service that has reached its limit of sessions gives a
 warning, too.`,
@@ -124,15 +124,15 @@ func askStatus(ctx context.Context, client *bridge.Client, held time.Duration) (
 			return s, err
 		}
 		s.Warnings = append(s.Warnings, warnings...)
-		if ch.Untaken {
-			s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: it has 0 consumers; it keeps %s, and drops older ones, %d so far", ch.Name,
-				count.Of(ch.Used, "frame"), ch.Dropped))
+		if ch.Untaken && !ch.Blocked {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: %s; it keeps %s, and drops older ones, %d so far", ch.Name,
+				display.NobodyTakes(ch), count.Of(ch.Used, "frame"), ch.Dropped))
 		}
 	}
 	jams, err := display.Jams(ctx, channels, client.Members)
 	for _, j := range jams {
 		if j.Mode == mempool.WorkQueue {
-			s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: it has 0 consumers; it keeps %s, and %s waits for room", j.Name, count.Of(j.Used, "frame"), j.Victims()))
+			s.Warnings = append(s.Warnings, fmt.Sprintf("channel %s: %s; it keeps %s, and %s waits for room", j.Name, display.NobodyTakes(j.ChannelInfo), count.Of(j.Used, "frame"), j.Victims()))
 		} else if i := slices.IndexFunc(j.Members, func(m mempool.MemberInfo) bool { return m.Session == j.Slowest }); i >= 0 {
 			s.Warnings = append(s.Warnings, fmt.Sprintf("%s %s, %s", display.Session(j.Slowest, j.Members[i].Program, j.Members[i].PID), j.Harm(time.Now()), j.Behind()))
 		}

@@ -343,10 +343,12 @@ func (a *adoption) blocks() {
 // awaitClient ends the session if its client does not come back.
 func (s *Session) awaitClient(back <-chan struct{}) {
 	gone := s.svc.processGone(s.rec.Peer, back)
+	why := fmt.Sprintf("its client did not come back within %v to the service that took over", s.svc.resumeTime)
 	select {
 	case <-back:
 		return
 	case <-gone:
+		why = "its process ended before it came back to the service that took over"
 	case <-time.After(s.svc.resumeTime):
 	case <-s.svc.closing:
 		return
@@ -355,7 +357,7 @@ func (s *Session) awaitClient(back <-chan struct{}) {
 	absent := s.absent == back
 	s.svc.mu.Unlock()
 	if absent {
-		s.End(mempool.SessionLost, fmt.Sprintf("its client did not come back within %v to the service that took over", s.svc.resumeTime), gone)
+		s.End(mempool.SessionLost, why, gone)
 	}
 }
 

@@ -562,16 +562,21 @@ func TestAQueueThatDropsFramesBecauseItHasNoConsumerIsToldOfOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newChannelRig(t, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 2, Full: mempool.DropOldest}, 64)
 		camera, sink := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
-		stream := func() {
-			for range 12 {
+		stream := func(also ...func()) {
+			for i := range 12 {
 				camera.send()
 				time.Sleep(usualPatience / 4)
 				synctest.Wait()
+				if i%3 == 2 {
+					for _, do := range also {
+						do()
+					}
+				}
 			}
 		}
-		stream()
-		assert.Equal(t, uint64(10), r.svc.Flows()[0].Dropped)
-		assert.Empty(t, happened(t, r.svc, mempool.FrameLost), "the queue has a consumer, which may be slow")
+		stream(func() { sink.done(sink.next(), mempool.Fence{}) })
+		assert.NotZero(t, r.svc.Flows()[0].Dropped)
+		assert.Empty(t, happened(t, r.svc, mempool.FrameLost), "the queue has a consumer, which is slow")
 		sink.quit()
 		stream()
 		e := one(t, r.svc, mempool.FrameLost)
@@ -590,6 +595,32 @@ func TestAQueueThatDropsFramesBecauseItHasNoConsumerIsToldOfOnce(t *testing.T) {
 		stream()
 		assert.Len(t, happened(t, r.svc, mempool.FrameLost), 2)
 	})
+}
+
+func TestAQueueIsUntakenWhileItsConsumersHangWithoutAFrameInHand(t *testing.T) {
+	for _, full := range []mempool.FullPolicy{mempool.DropOldest, mempool.Block} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newChannelRig(t, mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 2, Full: full}, 64)
+			camera, sink := r.produce(hire(t, r.svc)), r.consume(hire(t, r.svc), MemberSpec{})
+			untaken := func(after time.Duration) bool {
+				for range 3 {
+					_ = camera.try()
+				}
+				r.svc.Flows()
+				time.Sleep(after)
+				return r.svc.Flows()[0].Untaken
+			}
+			assert.False(t, untaken(9*time.Second))
+			assert.True(t, untaken(2*time.Second), "no consumer took one for 10 s")
+			held := sink.next()
+			assert.False(t, untaken(11*time.Second), "it works on a frame")
+			sink.done(held, mempool.Fence{})
+			assert.False(t, untaken(9*time.Second))
+			assert.True(t, untaken(2*time.Second))
+			sink.quit()
+			assert.True(t, untaken(0), "there is no consumer")
+		})
+	}
 }
 
 func TestAConsumerThatReleasesNothingHoldsProducersUpThoughItTookEveryFrame(t *testing.T) {

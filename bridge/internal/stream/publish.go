@@ -208,6 +208,9 @@ func (p *Producer) behind(full *shmchannel.FullError) error {
 	case p.channel.Mode == mempool.WorkQueue:
 		why = "its consumers have not acknowledged the frames that they took"
 	}
-	return typed.Errorf(mempool.ErrLimit, "channel %q is full: it keeps %s, and %s; %s, or make a channel with a larger Capacity or with a Full that drops frames",
-		p.channel.Name, count.Of(p.channel.Capacity, "frame"), why, helps)
+	or := "make a channel with a larger Capacity or with a Full that drops frames"
+	if p.channel.Mode == mempool.Broadcast && (p.channel.Full == mempool.DropOldest || p.channel.Full == mempool.Latest) {
+		or = "let that consumer subscribe without Full: Block, as the channel drops frames"
+	}
+	return typed.Errorf(mempool.ErrLimit, "channel %q is full: it keeps %s, and %s; %s, or %s", p.channel.Name, count.Of(p.channel.Capacity, "frame"), why, helps, or)
 }

@@ -19,7 +19,7 @@ import (
 func (st *Stream) Describe() mempool.ChannelInfo {
 	info := mempool.ChannelInfo{ChannelIdentity: st.Info, UID: st.UID, Closed: st.Closed, Published: st.host.Published(), Waiting: st.host.Waiting(),
 		Used: st.host.Used(), Dropped: st.host.Dropped() + min(st.lost, st.host.Published())} // a client can say anything
-	needs := uint64(0)
+	needs, taken := uint64(0), uint64(0)
 	for _, m := range st.Members {
 		switch {
 		case !m.Entered || m.Left:
@@ -27,6 +27,8 @@ func (st *Stream) Describe() mempool.ChannelInfo {
 			info.Producers++
 		default:
 			info.Consumers++
+			frames, _, _ := st.host.Progress(st.ends[m.ID].Member)
+			taken += frames
 			behind, need := st.Behind(m), st.needs(m)
 			info.Waiting = max(info.Waiting, behind)
 			if late := behind > 0 || need == uint64(st.Info.Capacity); late && need > needs {
@@ -48,10 +50,25 @@ func (st *Stream) Describe() mempool.ChannelInfo {
 	}
 	// Between the loss of a frame and the next frame, there is room for one. A full queue with the policy Latest keeps one frame.
 	full := info.Full == mempool.DropOldest && info.Used+1 >= uint64(info.Capacity) || info.Full == mempool.Latest
-	info.Untaken = full && info.Mode == mempool.WorkQueue && !info.Closed && info.Consumers == 0 && info.Producers > 0 &&
-		time.Since(st.droppedAt) < newLoss
+	if info.Mode == mempool.WorkQueue && !info.Closed && info.Producers > 0 && (info.Blocked || full && time.Since(st.droppedAt) < newLoss) {
+		info.Untaken = st.idles(taken) || info.Consumers == 0
+	} else {
+		st.idle = time.Time{}
+	}
 	return info
 }
+
+// idles reports whether the consumers of a queue that wants room have taken no frame for a while, and have none in hand. `taken` is how many
+// they have taken so far.
+func (st *Stream) idles(taken uint64) bool {
+	if st.idle.IsZero() || st.taken != taken || len(st.host.InHand()) > 0 {
+		st.taken, st.idle = taken, time.Now()
+	}
+	return time.Since(st.idle) >= longIdle
+}
+
+// longIdle is how long consumers may leave a queue full before somebody should look at them.
+const longIdle = 10 * time.Second
 
 // newLoss is how long the loss of a frame is news.
 const newLoss = time.Minute
@@ -130,7 +147,7 @@ func (st *Stream) stuck() bool {
 }
 
 // Watch notes which subscribers of a broadcast have been slow for the time `patience`, and since when a queue is full. It also notes if a
-// queue has dropped frames for this time because it has no consumer.
+// queue has dropped frames for this time because no consumer takes them.
 func (st *Stream) Watch(patience time.Duration) {
 	st.stuck()
 	st.watchUntaken(patience)
@@ -161,8 +178,12 @@ func (st *Stream) watchUntaken(patience time.Duration) {
 	}
 	st.untaken.Told = true
 	lost := info.Dropped - st.wanted
-	st.note(mempool.HistoryEvent{Kind: mempool.FrameLost, Count: int(lost), Took: time.Since(st.untaken.Since),
-		Text: fmt.Sprintf("queue %q has no consumer, and has dropped %s that nobody took: start one", st.Info.Name, count.Of(lost, "frame"))})
+	text := fmt.Sprintf("queue %q has no consumer, and has dropped %s that nobody took: start one", st.Info.Name, count.Of(lost, "frame"))
+	if info.Consumers > 0 {
+		text = fmt.Sprintf("queue %q has dropped %s, because none of its consumers (%d) takes any: look whether they hang", st.Info.Name,
+			count.Of(lost, "frame"), info.Consumers)
+	}
+	st.note(mempool.HistoryEvent{Kind: mempool.FrameLost, Count: int(lost), Took: time.Since(st.untaken.Since), Text: text})
 }
 
 // consequence says what happens while a subscriber is slow.

@@ -29,7 +29,9 @@ type Stream struct {
 	full      journal.Lag     // since when a queue is full
 	dropped   uint64          // how many frames the channel had dropped when one was seen to be dropped last
 	droppedAt time.Time       // when this was
-	untaken   journal.Lag     // since when a queue drops frames because it has no consumer
+	untaken   journal.Lag     // since when a queue drops frames because no consumer takes them
+	taken     uint64          // how many frames the consumers of a queue had taken
+	idle      time.Time       // when this was, or they had frames in hand; zero: the queue does not want room
 	wanted    uint64          // how many frames a queue had dropped before that
 }
 

@@ -328,6 +328,8 @@ def _why(producer: Producer) -> str:
         why = f"; its {consumers} consumer{' is' if consumers == 1 else 's are'} behind"
         if not consumers:
             why, helps = "; it has 0 consumers", "start one (`client.subscribe`)"
+    if producer.channel.mode == "broadcast" and producer.channel.full in {"drop-oldest", "latest"}:
+        return f'{why}; {helps}, or let that consumer subscribe without `full="block"`, as the channel drops frames'
     return f"{why}; {helps}, or make a channel with a larger capacity, or with a `full` that drops frames"
 
 

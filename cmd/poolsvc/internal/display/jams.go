@@ -12,10 +12,17 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Blocks says whether producers of a channel wait, and somebody should act. A full queue is in order while it has consumers, because they
-// take its frames in turn.
+// Blocks says whether producers of a channel wait, and somebody should act. A full queue is in order while its consumers take frames in turn.
 func Blocks(ch mempool.ChannelInfo) bool {
-	return ch.Blocked && (ch.Mode != mempool.WorkQueue || ch.Consumers == 0)
+	return ch.Blocked && (ch.Mode != mempool.WorkQueue || ch.Untaken)
+}
+
+// NobodyTakes says why nobody takes the frames of a queue.
+func NobodyTakes(ch mempool.ChannelInfo) string {
+	if ch.Consumers == 0 {
+		return "it has 0 consumers"
+	}
+	return fmt.Sprintf("none of its consumers (%d) takes a frame", ch.Consumers)
 }
 
 // Jam is a channel that blocks producers, with its members.

@@ -107,7 +107,7 @@ function attention(look, sessions) {
   const of = (id) => (sessions.has(id) ? ` pid ${sessions.get(id).pid} is` : "");
   const blocked = look.channels.filter((ch) => ch.blocks).sort((a, b) => (b.blocked ?? 0) - (a.blocked ?? 0) || a.id - b.id)[0];
   if (blocked) {
-    if (blocked.blocked === undefined) card("harm", `nobody takes from ${blocked.name}`, `it has no consumer, and has dropped ${count(blocked.dropped)} of its ${count(blocked.published)} frames`, true);
+    if (blocked.blocked === undefined) card("harm", `nobody takes from ${blocked.name}`, `${blocked.consumers ? `its consumers (${count(blocked.consumers)}) take nothing` : "it has no consumer"}, and it has dropped ${count(blocked.dropped)} of its ${count(blocked.published)} frames`, true);
     else if (blocked.mode === "queue") card("harm", `nobody takes from ${blocked.name}`, `${blocked.victims} waits for room, for ${age(blocked.blocked)}: ${count(blocked.capacity)} of ${count(blocked.capacity)} frames wait for a consumer`, true);
     else card("harm", `${name(blocked.slowest)} blocks ${blocked.victims}`, `for ${age(blocked.blocked)}:${of(blocked.slowest)} ${behindIn(blocked.waiting, blocked, inHand(blocked))}`, true);
     return;
