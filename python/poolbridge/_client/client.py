@@ -185,7 +185,8 @@ class Client(Lists, ClientState):
         Returns
         -------
         int
-            Bytes that the service freed during the call. Blocks that clients still have mapped are freed later.
+            Bytes that the service freed during the call. Blocks that clients still have mapped are freed later. This
+            client unmaps those without leases, arrays and work during the call.
 
         Raises
         ------
