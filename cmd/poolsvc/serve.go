@@ -120,7 +120,8 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 	}
 	defer r.svc.Close()
 	close(r.made)
-	if err := r.createPools(); err != nil {
+	made, err := r.createPools()
+	if err != nil {
 		return err
 	}
 	serving := server.Config{Mode: p.mode, MaxSessions: p.limits.sessions, MaxWaits: p.limits.waits, Unused: l.unused, Log: log}
@@ -134,6 +135,9 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 		return &socketError{err}
 	}
 	r.server.Store(srv)
+	for _, say := range made {
+		say()
+	}
 	log.Info("serving", "socket", srv.Path(), "version", version, "epoch", r.svc.Epoch().String())
 	if web.server != nil {
 		log.Info("serving a page and metrics", "address", web.server.Addr())
