@@ -647,11 +647,19 @@ def test_memory_for_pytorch_never_overlaps_and_is_whole_again_when_all_is_freed(
 def test_parts_never_overlap_and_free_parts_are_joined(steps):
     block = Block(cast("LeaseState", SimpleNamespace(grant=SimpleNamespace(nbytes=64 * ALIGN))))
     parts: list[tuple[int, int]] = []
+
+    def take(size: int) -> int | None:
+        back: list[Any] = []
+        return back[0][1] if block.take(size, None, back) else None
+
+    def put_back(offset: int, size: int) -> None:
+        block.put_back([(ref(block), offset, size, None)])
+
     for size, freed in steps:
-        offset = block.take(size * ALIGN)
+        offset = take(size * ALIGN)
         if offset is None:
             block.join()
-            offset = block.take(size * ALIGN)
+            offset = take(size * ALIGN)
         if offset is None:
             free = sorted(block._free)
             assert all(room < size * ALIGN for _, room in free)
@@ -661,8 +669,8 @@ def test_parts_never_overlap_and_free_parts_are_joined(steps):
             assert all(offset >= at + n or offset + size * ALIGN <= at for at, n in parts)
             parts.append((offset, size * ALIGN))
         for _ in range(min(freed, len(parts))):
-            block.put_back(*parts.pop(freed % len(parts)))
+            put_back(*parts.pop(freed % len(parts)))
         assert block.used == sum(n for _, n in parts)
     for part in parts:
-        block.put_back(*part)
-    assert block.take(block.size) == 0
+        put_back(*part)
+    assert take(block.size) == 0
