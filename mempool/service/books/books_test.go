@@ -51,8 +51,9 @@ func (p *play) step() {
 		p.leases = append(p.leases, p.Grant(of, s, true, nil, 4))
 		s.Map(block)
 		if n == 5 {
-			p.SetName(mempool.Publication{Name: fmt.Sprint("name", p.random.IntN(4)), Replace: true}, of, s)
-			p.prune()
+			if _, old := p.SetName(mempool.Publication{Name: fmt.Sprint("name", p.random.IntN(4)), Replace: true}, of, s); old != nil {
+				p.prune(old.Buffer)
+			}
 		}
 	case len(p.leases) > 0:
 		i := p.random.IntN(len(p.leases))
@@ -60,17 +61,15 @@ func (p *play) step() {
 		p.leases = append(p.leases[:i], p.leases[i+1:]...)
 		l.Buffer.SetReady(ledger.Fences{l.Session.Timeline.Promise(1, p.Last.Lease)})
 		p.EndLease(l)
-		p.prune()
+		p.prune(l.Buffer)
 	}
 }
 
-// prune takes back the blocks of buffers that nothing holds.
-func (p *play) prune() {
-	for b := range p.Buffers.All() {
-		if b.Unused() {
-			p.RemoveBuffer(b)
-			b.Block.TakeBack()
-		}
+// prune takes back the block of a buffer that nothing holds.
+func (p *play) prune(b *ledger.Buffer) {
+	if b.Unused() {
+		p.RemoveBuffer(b)
+		b.Block.TakeBack()
 	}
 }
 
