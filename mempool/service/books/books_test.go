@@ -83,7 +83,11 @@ func newBooks(t testing.TB, p *play) *Books {
 
 // A process that is killed has made all stores before the kill. The test cuts the stores of the books after each store, and within.
 func TestBooksThatAreCutAtAnyStoreSayTheStateBeforeOrAfterATransaction(t *testing.T) {
-	for seed := range uint64(3) {
+	seeds := uint64(3)
+	if testing.Short() { // see seeds of the tests of package service
+		seeds = 1
+	}
+	for seed := range seeds {
 		p := newPlay(seed)
 		for range seed * 50 {
 			p.step()
