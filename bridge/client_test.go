@@ -91,6 +91,20 @@ func TestARecalledBlockStaysMappedWhileItIsLeased(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
+func TestTrimReturnsWhenTheFreeMemoryIsUnmapped(t *testing.T) {
+	r := start(t, server.Config{}, unhurried)
+	c := dial(t, r.path)
+	p := createPool(t, c, hostPool("p", 1<<20))
+	for range 50 {
+		require.NoError(t, allocate(t, p, 10).Release(false))
+		_, err := p.Trim(t.Context(), 0)
+		require.NoError(t, err)
+		st, err := c.Stats(t.Context())
+		require.NoError(t, err)
+		require.Zero(t, st.Pools[0].Reserved)
+	}
+}
+
 func TestWhenAClientIsClosedItsSessionHasEnded(t *testing.T) {
 	r := start(t, server.Config{}, unhurried)
 	createPool(t, dial(t, r.path), hostPool("p", 1<<20))

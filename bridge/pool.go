@@ -145,13 +145,15 @@ func (p *Pool) allocate(ctx context.Context, try session.Attempt, t mempool.Tens
 }
 
 // Trim frees unused blocks until the pool caches at most `keep` bytes. Trim returns the number of bytes that the service freed at once. If
-// clients still map a block, the service recalls the block and frees it later.
+// clients still map a block, the service recalls the block and frees it later. When Trim returns, this client has unmapped the recalled
+// blocks, except those on which its work is still under way.
 func (p *Pool) Trim(ctx context.Context, keep uint64) (uint64, error) {
 	p.client.streams.GiveBack(p.opened.Info.ID)
 	var reply wire.TrimReply
 	if err := p.client.session.Call(ctx, &wire.Trim{Pool: p.opened.Info.ID, Keep: keep}, &reply); err != nil {
 		return 0, err // do not read reply: the receiving goroutine may still write it
 	}
+	p.client.session.AwaitTasks(ctx) // the service has recalled blocks before the reply
 	return reply.Bytes, nil
 }
 

@@ -19,6 +19,7 @@ func (c *connection) trim(q uint32, r *wire.Trim) {
 		c.fail(q, err)
 		return
 	}
+	c.sendWaiting() // the client then knows at the reply which blocks it must unmap
 	c.reply(q, &wire.TrimReply{Bytes: n}, nil)
 }
 

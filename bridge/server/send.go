@@ -28,6 +28,7 @@ type sender struct {
 	cancel context.CancelCauseFunc
 
 	notices notices
+	telling sync.Mutex // held while waiting notices are sent
 
 	sending sync.Mutex // held while a packet is sent
 	out     []byte     // guarded by sending
@@ -50,9 +51,16 @@ func (s *sender) sendNotices() {
 		case <-s.ctx.Done():
 			return
 		}
-		for n := s.notices.next(); n != nil && s.ctx.Err() == nil; n = s.notices.next() {
-			s.sendNotice(n)
-		}
+		s.sendWaiting()
+	}
+}
+
+// sendWaiting sends the notices that wait. It returns when all that waited at the call are sent, or the session has ended.
+func (s *sender) sendWaiting() {
+	s.telling.Lock()
+	defer s.telling.Unlock()
+	for n := s.notices.next(); n != nil && s.ctx.Err() == nil; n = s.notices.next() {
+		s.sendNotice(n)
 	}
 }
 

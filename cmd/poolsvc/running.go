@@ -54,13 +54,15 @@ func (r *running) newLog(w io.Writer) *slog.Logger {
 	return r.log
 }
 
-// createPools makes the pools that the plan lists.
-func (r *running) createPools() error {
-	return r.inSession(func(session *service.Session) error {
+// createPools makes the pools that the plan lists. `said` logs that, when the service listens.
+func (r *running) createPools() (said []func(), err error) {
+	return said, r.inSession(func(session *service.Session) error {
 		for _, spec := range r.plan.pools {
-			if err := r.createPool(session, spec); err != nil {
+			say, err := r.createPool(session, spec)
+			if err != nil {
 				return fmt.Errorf("%s: pool %q: %w", r.plan.from["pool "+spec.Name], spec.Name, err)
 			}
+			said = append(said, say)
 		}
 		return nil
 	})
@@ -76,23 +78,24 @@ func (r *running) inSession(do func(*service.Session) error) error {
 	return do(session)
 }
 
-func (r *running) createPool(session *service.Session, spec mempool.PoolSpec) error {
+func (r *running) createPool(session *service.Session, spec mempool.PoolSpec) (say func(), err error) {
 	if r.adopted { // it may be there; EnsurePool would start the driver, and clients wait
 		if _, err := session.OpenPool(context.Background(), spec.Name, 0); !errors.Is(err, mempool.ErrNotFound) {
-			return err
+			return func() {}, err
 		}
 	}
 	p, err := session.CreatePool(spec)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	info := p.Info()
 	said := "made a pool"
 	if r.adopted {
 		said = "has a pool"
 	}
-	r.log.Info(said, "name", info.Name, "kind", info.Kind, "device", info.Device.UUID, "max_bytes", info.MaxBytes)
-	return nil
+	return func() {
+		r.log.Info(said, "name", info.Name, "kind", info.Kind, "device", info.Device.UUID, "max_bytes", info.MaxBytes)
+	}, nil
 }
 
 // healthy returns nil if the service answers. It blocks while the service blocks.
@@ -201,10 +204,15 @@ func (r *running) reloadPools(was, next []mempool.PoolSpec) (now []mempool.PoolS
 		if slices.ContainsFunc(was, named(spec.Name)) {
 			continue
 		}
-		if err := r.inSession(func(session *service.Session) error { return r.createPool(session, spec) }); err != nil {
+		var say func()
+		if err := r.inSession(func(session *service.Session) (err error) {
+			say, err = r.createPool(session, spec)
+			return err
+		}); err != nil {
 			r.log.Error("a pool of the configuration could not be made", "name", spec.Name, "error", err)
 			continue
 		}
+		say()
 		now = append(now, spec)
 	}
 	return now

@@ -120,12 +120,18 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 	}
 	defer r.svc.Close()
 	close(r.made)
-	if err := r.createPools(); err != nil {
+	made, err := r.createPools()
+	if err != nil {
 		return err
 	}
 	serving := server.Config{Mode: p.mode, MaxSessions: p.limits.sessions, MaxWaits: p.limits.waits, Unused: l.unused, Log: log}
 	web, err := p.web.serve(r.svc, &serving, bounded(r.healthy), bounded(r.ready))
 	if err != nil {
+		if srv, used := took.listen(socket, p, l, r.svc, serving); used != nil { // say first that another service runs
+			err = &socketError{used}
+		} else {
+			err = errors.Join(err, srv.Close())
+		}
 		return err
 	}
 	defer web.close(log)
@@ -134,6 +140,9 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 		return &socketError{err}
 	}
 	r.server.Store(srv)
+	for _, say := range made {
+		say()
+	}
 	log.Info("serving", "socket", srv.Path(), "version", version, "epoch", r.svc.Epoch().String())
 	if web.server != nil {
 		log.Info("serving a page and metrics", "address", web.server.Addr())

@@ -235,7 +235,7 @@ func (r *troupe) check() {
 }
 
 func TestMembersThatComeAndGoLoseNoFrameThatIsInHand(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range seeds(60) {
 		dice := rand.New(rand.NewPCG(seed, 3))
 		spec := mempool.ChannelSpec{Capacity: 1 + dice.IntN(4), Mode: []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue}[seed%2]}
 		if spec.Mode == mempool.WorkQueue {

@@ -26,6 +26,15 @@ func TestMain(m *testing.M) {
 // patience is the limit of waits that must succeed. It is longer than any test.
 const patience = time.Hour
 
+// seeds returns how many seeds a test uses in which one goroutine works: n, or a quarter of n with -short. The race detector finds nothing
+// in one goroutine and makes it slow, so `make test-go` uses all seeds without it, and a quarter with it.
+func seeds(n uint64) uint64 {
+	if testing.Short() {
+		return n / 4
+	}
+	return n
+}
+
 func newService(t testing.TB) *Service {
 	t.Helper()
 	svc := New(Config{})

@@ -99,17 +99,13 @@ type play struct {
 }
 
 func TestRandomOperationsDoWhatTheModelSays(t *testing.T) {
-	steps := 400
-	if testing.Short() {
-		steps = 100
-	}
-	for seed := range uint64(40) {
+	for seed := range seeds(40) {
 		kind := []mempool.Kind{fake, mempool.Host}[seed%2]
 		t.Run(fmt.Sprintf("%s, seed %d", kind, seed), func(t *testing.T) {
 			p := &play{T: t, random: rand.New(rand.NewPCG(seed, 0)), svc: newService(t), model: model{
 				buffers: make(map[uint64]*modelBuffer), names: make(map[string]*modelName), leases: make(map[uint64]*modelLease)}}
 			p.pool = createPool(t, open(t, p.svc), mempool.PoolSpec{Name: "p", Kind: kind, MaxBytes: 1 << 16, SessionBytes: 1 << 15})
-			for range steps {
+			for range 400 {
 				p.step()
 				p.check()
 				if t.Failed() {

@@ -81,7 +81,7 @@ func TestASessionAtItsLimitFindsItsOwnPendingBlocksBehindManyOfOthers(t *testing
 // In a random order, the test allocates and releases blocks, ends the work on blocks, and trims the pool. The lists of pending blocks must
 // lose no block.
 func TestRandomWorkOnFreeBlocksKeepsTheBooks(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range seeds(20) {
 		random := rand.New(rand.NewPCG(seed, 3))
 		svc := newService(t)
 		p := createPool(t, open(t, svc), mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 1 << 17, SessionBytes: 1 << 16})

@@ -18,10 +18,7 @@ import (
 func TestManySessionsAtOnceShareNoBlockByMistake(t *testing.T) {
 	svc := newService(t)
 	p := createPool(t, open(t, svc), mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 64 << 12, SessionBytes: 24 << 12})
-	rounds := 300
-	if testing.Short() {
-		rounds = 50
-	}
+	const rounds = 300
 	var all sync.WaitGroup
 	for id := range uint64(6) {
 		all.Go(func() {

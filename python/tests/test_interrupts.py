@@ -24,6 +24,7 @@ import poolbridge
 from poolbridge._session import producer as _producer
 from poolbridge._session.consumer import Consumer
 from poolbridge._session.core import Core
+from poolbridge._session.division import ALIGN
 from poolbridge._session.session import Session
 from poolbridge._sys.deferred import DeferringLock, OwnedLock, PlainDeferringLock
 from poolbridge._sys.finaliser import while_running
@@ -750,6 +751,44 @@ def test_no_interrupt_loses_memory_that_comes_back(real, quiet, call):
         channel.publish(client.allocate(4, pool=channel.pool))
         next(frames).ack()
         assert at_every_step(try_it, begins=True) > 3
+
+
+@pytest.mark.parametrize("call", ["take", "take joined", "take a new block", "put back", "detach"])
+def test_no_interrupt_loses_a_part_of_an_arena(real, quiet, call):
+    client, other = real
+    size, stream = 8 * ALIGN, object()
+
+    def try_it(interrupter):
+        with client.arena(size) as arena:
+            division = arena._division
+            parts = [division.take(ALIGN) for _ in range(3)]
+            if call == "take a new block":
+                parts.append(division.take(5 * ALIGN))
+            if call in {"put back", "detach"}:
+                parts[1].used_on(stream)
+            if call != "put back":
+                del parts[:2]
+            calls = {
+                "take": partial(division.take, ALIGN),
+                "take joined": partial(division.take, 5 * ALIGN),
+                "take a new block": partial(arena.empty, 5 * ALIGN, "uint8"),
+                "put back": parts.clear,
+                "detach": division.detach,
+            }
+            with interrupter:
+                calls[call]()
+            parts.clear()
+            division.let_go(close=False)
+            assert division.blocks[0].used == 0, interrupter.where
+            if (freed := division.detach()) is not None:
+                freed.used_on(None)
+                del freed
+            whole = division.take(size)
+            assert whole is not None, interrupter.where
+            del whole
+        until(lambda: client.stats() and leases(other) == 0)  # the client gives back what comes after an interrupt
+
+    assert at_every_step(try_it, begins=True) > 3
 
 
 @pytest.mark.parametrize("step", ["close", "drop"])

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import msgspec
@@ -23,9 +24,12 @@ import pytest
 from fakeservice import working
 
 import poolbridge
+from poolbridge._client.client_state import DEFAULT_TIMEOUT
 from poolbridge._memory import tensor as _tensor
 from poolbridge._memory.mappings import MAPPINGS
+from poolbridge._session.loop_reader import LoopReader
 from poolbridge._session.session import Session
+from poolbridge._session.socket_reader import SocketReader
 from poolbridge._wire import messages as m
 from poolbridge._wire.transport import Transport
 
@@ -188,8 +192,9 @@ def test_a_service_that_vanishes_fails_every_call(service, client):
 
 
 @pytest.mark.parametrize("kind", ["blocking", "asyncio"])
-def test_a_client_goes_to_the_next_service_if_one_dies_before_it_answers_hello(service, kind):
+def test_a_client_goes_to_the_next_service_if_one_dies_before_it_answers_hello(service, kind, monkeypatch):
     dying = [True, True]
+    limits: list[float] = []
 
     def hello(connection, request):
         if dying:
@@ -201,12 +206,23 @@ def test_a_client_goes_to_the_next_service_if_one_dies_before_it_answers_hello(s
     async def connect():
         await (await poolbridge.connect_async(service.path)).close()
 
+    reader: Any = LoopReader if kind == "asyncio" else SocketReader
+    call = reader.call
+
+    def note(*args: Any) -> Any:
+        limits.append(args[3])
+        return call(*args)
+
     service.tricks["hello"] = hello
-    if kind == "asyncio":
-        asyncio.run(connect())
-    else:
-        poolbridge.connect(service.path).close()
+    with monkeypatch.context() as patch:
+        patch.setattr(reader, "call", note)
+        if kind == "asyncio":
+            asyncio.run(connect())
+        else:
+            poolbridge.connect(service.path).close()
     assert not dying
+    assert limits[0] == pytest.approx(DEFAULT_TIMEOUT)
+    assert limits[0] > limits[1] > limits[2], "the limit is for all of them together"
 
 
 def test_memory_outlives_a_service_that_vanishes(service, client):

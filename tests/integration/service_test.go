@@ -88,12 +88,13 @@ except poolbridge.ServiceNotRunningError as error:
 	assert.Contains(t, said, "poolsvc serve")
 }
 
-func TestAServiceThatIsRefusedItsSocketDoesNotSayThatItServes(t *testing.T) {
+func TestAServiceThatIsRefusedItsSocketSaysNeitherThatItServesNorThatItMadeAPool(t *testing.T) {
 	s := rig.Serve(t)
-	out, err := exec.Command(rig.Poolsvc(t), "serve", "--socket", s.Socket, "--http", "127.0.0.1:0").CombinedOutput()
+	out, err := exec.Command(rig.Poolsvc(t), "serve", "--socket", s.Socket, "--http", "127.0.0.1:0", "--pool", "name=p,kind=host,max=1MiB").CombinedOutput()
 	require.Error(t, err)
 	assert.Contains(t, string(out), "a live service uses the socket")
 	assert.NotContains(t, string(out), "serving")
+	assert.NotContains(t, string(out), "made a pool")
 }
 
 func TestPoolsThatTheCommandLineCannotMakeAreExplained(t *testing.T) {

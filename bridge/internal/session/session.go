@@ -234,6 +234,15 @@ func (s *Session) BeginClose() (first bool) {
 	return true
 }
 
+// AwaitTasks waits until the session has done what the notices that have come ask for, unless ctx or the connection ends before.
+func (s *Session) AwaitTasks(ctx context.Context) {
+	select {
+	case <-s.tasksDone():
+	case <-ctx.Done():
+	case <-s.done:
+	}
+}
+
 // AwaitCancelled waits until the service has answered all calls, no caller is between Enter and Leave, and the leases that came too late
 // are released. It stops waiting when the connection is gone, or after closeGrace. It waits because, if the session ended with such a lease,
 // the service could not use that memory again before this process ends.

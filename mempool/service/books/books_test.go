@@ -51,8 +51,9 @@ func (p *play) step() {
 		p.leases = append(p.leases, p.Grant(of, s, true, nil, 4))
 		s.Map(block)
 		if n == 5 {
-			p.SetName(mempool.Publication{Name: fmt.Sprint("name", p.random.IntN(4)), Replace: true}, of, s)
-			p.prune()
+			if _, old := p.SetName(mempool.Publication{Name: fmt.Sprint("name", p.random.IntN(4)), Replace: true}, of, s); old != nil {
+				p.prune(old.Buffer)
+			}
 		}
 	case len(p.leases) > 0:
 		i := p.random.IntN(len(p.leases))
@@ -60,17 +61,15 @@ func (p *play) step() {
 		p.leases = append(p.leases[:i], p.leases[i+1:]...)
 		l.Buffer.SetReady(ledger.Fences{l.Session.Timeline.Promise(1, p.Last.Lease)})
 		p.EndLease(l)
-		p.prune()
+		p.prune(l.Buffer)
 	}
 }
 
-// prune takes back the blocks of buffers that nothing holds.
-func (p *play) prune() {
-	for b := range p.Buffers.All() {
-		if b.Unused() {
-			p.RemoveBuffer(b)
-			b.Block.TakeBack()
-		}
+// prune takes back the block of a buffer that nothing holds.
+func (p *play) prune(b *ledger.Buffer) {
+	if b.Unused() {
+		p.RemoveBuffer(b)
+		b.Block.TakeBack()
 	}
 }
 
@@ -84,7 +83,11 @@ func newBooks(t testing.TB, p *play) *Books {
 
 // A process that is killed has made all stores before the kill. The test cuts the stores of the books after each store, and within.
 func TestBooksThatAreCutAtAnyStoreSayTheStateBeforeOrAfterATransaction(t *testing.T) {
-	for seed := range uint64(3) {
+	seeds := uint64(3)
+	if testing.Short() { // see seeds of the tests of package service
+		seeds = 1
+	}
+	for seed := range seeds {
 		p := newPlay(seed)
 		for range seed * 50 {
 			p.step()

@@ -61,17 +61,19 @@ async def connect_async(
 async def _connect(
     where: str, timeout: float, wait: float, gpu: int | str | None, tracer: Tracer | None
 ) -> AsyncClient:
+    patience = _paths.Patience(where, wait, timeout, asyncio.get_running_loop().time())
     for _ in range(DYING):
         try:
-            return await _begin(where, timeout, wait, gpu, tracer)
+            return await _begin(where, timeout, patience, gpu, tracer)
         except ConnectionLostError:
             pass  # the service died
-    return await _begin(where, timeout, wait, gpu, tracer)
+    return await _begin(where, timeout, patience, gpu, tracer)
 
 
-async def _begin(where: str, timeout: float, wait: float, gpu: int | str | None, tracer: Tracer | None) -> AsyncClient:
+async def _begin(
+    where: str, timeout: float, patience: _paths.Patience, gpu: int | str | None, tracer: Tracer | None
+) -> AsyncClient:
     loop, absolute = asyncio.get_running_loop(), _paths.absolute(where)
-    patience = _paths.Patience(where, wait, timeout, loop.time())
     while isinstance(sock := patience.attempt(loop.time()), float):
         await asyncio.sleep(sock)
     session = Session(Transport(sock))
@@ -80,7 +82,7 @@ async def _begin(where: str, timeout: float, wait: float, gpu: int | str | None,
     reader = LoopReader(session, loop)
     try:
         with explained(where):
-            await reader.call(hello(), HelloReply, timeout, Cancellation())
+            await reader.call(hello(), HelloReply, patience.left(loop.time()), Cancellation())
     except BaseException:
         session.close()
         reader.stop()

@@ -91,13 +91,10 @@ def part(division: Division, nbytes: int, timeout: float | None, stream: object 
     while found is None:
         yield from collect(division)
         division.empty_caches()
-        if freed := division.detach():
-            try:
-                yield Do(division.blocks[0].state.memory.synchronize)
-                freed = [(*one[:3], None) for one in freed]
-            finally:
-                with division.lock:
-                    division.put_back(freed)
+        if (freed := division.detach()) is not None:
+            yield Do(freed.lease_state.memory.synchronize)
+            freed.used_on(None)
+            freed = None
         found = division.take(size, stream)
         left = _PAUSE if deadline is None else deadline - time.monotonic()
         try:
@@ -125,7 +122,8 @@ def _grow(division: Division, size: int, timeout: float | None, stream: object =
         state.unordered = not state.memory.pool.on_cpu  # streams that nobody names may use the block until its end
         return division.add(state, size, stream)
     except BaseException:
-        state.end()
+        if all(block.state is not state for block in division.blocks):
+            state.end()
         raise
 
 

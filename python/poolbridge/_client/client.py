@@ -185,7 +185,8 @@ class Client(Lists, ClientState):
         Returns
         -------
         int
-            Bytes that the service freed during the call. Blocks that clients still have mapped are freed later.
+            Bytes that the service freed during the call. Blocks that clients still have mapped are freed later. This
+            client unmaps those without leases, arrays and work during the call.
 
         Raises
         ------
@@ -524,7 +525,8 @@ class Client(Lists, ClientState):
         array
             A NumPy array, or an array of any library that has DLPack or ``__cuda_array_interface__``. Or a dict of such
             arrays, by their names: they are copied into one buffer, one after the other, and `get_dict` returns them
-            all. Arrays that are the same memory, such as tied weights, are stored once.
+            all. Arrays that are the same memory, such as tied weights, are stored once. A lease of `allocate` of
+            several arrays is published without a copy.
         name
             The name under which the copy is published: 1 to 255 bytes of UTF-8 without control characters.
         pool

@@ -115,17 +115,19 @@ def _connect(where: str, timeout: float, wait: float, gpu: int | str | None, tra
             "gevent or eventlet has patched this process, and poolbridge waits in real threads: patch without threads "
             "and select, such as gevent.monkey.patch_all(thread=False, select=False), or connect in another process"
         )
+    patience = _paths.Patience(where, wait, timeout, time.monotonic())
     for _ in range(DYING):
         try:
-            return _begin(where, timeout, wait, gpu, tracer)
+            return _begin(where, timeout, patience, gpu, tracer)
         except ConnectionLostError:
             pass  # the service died
-    return _begin(where, timeout, wait, gpu, tracer)
+    return _begin(where, timeout, patience, gpu, tracer)
 
 
-def _begin(where: str, timeout: float, wait: float, gpu: int | str | None, tracer: Tracer | None) -> Client:
+def _begin(
+    where: str, timeout: float, patience: _paths.Patience, gpu: int | str | None, tracer: Tracer | None
+) -> Client:
     absolute = _paths.absolute(where)
-    patience = _paths.Patience(where, wait, timeout, time.monotonic())
     while isinstance(sock := patience.attempt(time.monotonic()), float):
         time.sleep(sock)
     session = Session(Transport(sock))
@@ -138,7 +140,7 @@ def _begin(where: str, timeout: float, wait: float, gpu: int | str | None, trace
         raise
     try:
         with explained(where):
-            reader.call(hello(), HelloReply, timeout)
+            reader.call(hello(), HelloReply, patience.left(time.monotonic()))
     except BaseException:
         session.close()
         reader.stop()

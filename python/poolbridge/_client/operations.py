@@ -19,6 +19,7 @@ from poolbridge._client.entries import PoolInfo, ServiceStats, pool_info, servic
 from poolbridge._client.promise import Promise
 from poolbridge._memory import dlpack as _dlpack, layout as _layout, tensor as _tensor
 from poolbridge._memory.kinds import KINDS
+from poolbridge._memory.mappings import MAPPINGS
 from poolbridge._order import event as _event, fences as _fences, timelines as _timelines
 from poolbridge._session.flow import Ask, Do, Flow, Sleep, ask
 from poolbridge._session.grants import held, know_timeline, take
@@ -341,6 +342,7 @@ def destroy_pool(pool: PoolInfo | str) -> Flow[PoolInfo]:
 def trim(pool: PoolInfo, *, keep_bytes: int | str) -> Flow[int]:
     """Let the service free unused blocks of a pool; return the number of freed bytes."""
     reply = yield from ask(Trim(pool=pool.id, keep=check_bytes(keep_bytes, "keep_bytes")), TrimReply)
+    yield Do(MAPPINGS.settle)  # of the blocks that the service has recalled before it replied
     return reply.nbytes
 
 

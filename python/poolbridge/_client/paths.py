@@ -198,9 +198,10 @@ class Patience:
     wait
         Seconds to wait for the service to appear.
     timeout
-        How many seconds the service may take to accept the connection, if the service already listens.
+        How many seconds the service may take to accept the connection, if the service already listens, and then to
+        answer hello. The latter time limit holds over all services that die before they answer.
     now
-        The present time on the monotonic clock, in seconds. Both time limits begin at this time.
+        The present time on the monotonic clock, in seconds. The other time limits begin at this time.
     """
 
     def __init__(self, path: str, wait: float, timeout: float, now: float) -> None:
@@ -208,7 +209,15 @@ class Patience:
         self._wait = wait
         self._until_there = now + wait
         self._until_accepted = now + max(wait, timeout)
+        self._timeout = timeout
+        self._until_answered: float | None = None
         self._pause = _FIRST_PAUSE
+
+    def left(self, now: float) -> float:
+        """Return how many seconds the service may still take to answer hello."""
+        if self._until_answered is None:
+            self._until_answered = now + self._timeout
+        return max(self._until_answered - now, 0.0)
 
     def attempt(self, now: float) -> socket.socket | float:
         """Try once to connect. `now` is the present time on the monotonic clock.

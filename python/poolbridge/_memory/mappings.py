@@ -133,6 +133,11 @@ class Mappings:
         """Return a function that does `give_up`. It is written in C, so no signal handler runs as it begins."""
         return partial(self._lock.later, partial(self._give_up, [mapping], [], then))
 
+    def settle(self) -> None:
+        """Wait until the memory is unmapped whose last holder has given it up, also if another thread unmaps it."""
+        with self._lock:
+            pass
+
     def stop_unmapping(self) -> None:
         """Stop, because the interpreter is about to end. Wait for a thread that is unmapping now.
 

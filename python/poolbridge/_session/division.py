@@ -39,6 +39,9 @@ ALIGN: Final = 512
 class Block:
     """A leased block of an arena. The division's lock guards it.
 
+    A signal handler that raises loses no part: each method changes the block in steps that call nothing, so that no
+    handler runs between them.
+
     Attributes
     ----------
     state
@@ -69,46 +72,55 @@ class Block:
         # Offsets of further free parts, for the next of the same size that the same stream uses; None: the CPU.
         self._ready: dict[tuple[int, object], list[int]] = {}
 
-    def take(self, size: int, stream: object = None) -> int | None:
-        """Return the offset of a part of `size` bytes, on which no other stream works; None: there is none."""
-        offset = None
+    def take(self, size: int, stream: object, back: Back) -> bool:
+        """Move a part of `size` bytes, on which no other stream works, into `back`; return False if there is none."""
         if ready := self._ready.get((size, stream)):
-            offset = ready.pop()
-        else:
-            for i, (start, room) in enumerate(self._free):
-                if room >= size:
-                    self._free[i : i + 1] = [(start + size, room - size)] if room > size else []
-                    offset = start
-                    break
-        if offset is not None:
+            taken = [(ref(self), ready[-1], size, stream)]
+            del ready[-1]
             self.used += size
-        return offset
+            back += taken
+            return True
+        for i, (start, room) in enumerate(self._free):
+            if room >= size:
+                taken = [(ref(self), start, size, stream)]
+                self._free[i : i + 1] = [(start + size, room - size)] if room > size else []
+                self.used += size
+                back += taken
+                return True
+        return False
 
-    def put_back(self, offset: int, size: int, stream: object = None) -> None:
-        """Make a part free, on which `stream` may still work."""
+    def put_back(self, back: Back) -> None:
+        """Make the last part of `back` free, on which its stream may still work, and remove it from `back`."""
+        _, offset, size, stream = back[-1]
+        ready = self._ready.setdefault((size, stream), [])
+        ready += [offset]
         self.used -= size
-        self._ready.setdefault((size, stream), []).append(offset)
+        del back[-1]
         if not self.used and all(key[1] is None for key in self._ready):
             self._clear()
 
-    def detach(self) -> Back:
-        """Take the free parts out on which streams may still work."""
-        keys = [key for key in self._ready if key[1] is not None]
-        freed = [(ref(self), offset, *key) for key in keys for offset in self._ready.pop(key)]
-        self.used += sum(size for _, _, size, _ in freed)
-        return freed
+    def detach(self, back: Back) -> None:
+        """Move the free parts into `back` on which streams may still work."""
+        found = [
+            (ref(self), offset, *key) for key, ready in self._ready.items() for offset in ready if key[1] is not None
+        ]
+        used = self.used + sum(size for _, _, size, _ in found)
+        rest = {key: ready for key, ready in self._ready.items() if key[1] is None}
+        self.used, self._ready = used, rest
+        back += found
 
     def join(self) -> None:
         """Join free parts that lie side by side, and on which no stream works."""
-        keys = [key for key in self._ready if key[1] is None]
-        free = sorted([*self._free, *((offset, key[0]) for key in keys for offset in self._ready.pop(key))])
-        self._free = free[:1]
-        for offset, size in free[1:]:
-            start, room = self._free[-1]
-            if start + room == offset:
-                self._free[-1] = start, room + size
+        done = [(offset, key[0]) for key, ready in self._ready.items() for offset in ready if key[1] is None]
+        rest = {key: ready for key, ready in self._ready.items() if key[1] is not None}
+        joined: list[tuple[int, int]] = []
+        for offset, size in sorted([*self._free, *done]):
+            start, room = joined[-1] if joined else (0, 0)
+            if joined and start + room == offset:
+                joined[-1] = start, room + size
             else:
-                self._free.append((offset, size))
+                joined.append((offset, size))
+        self._free, self._ready = joined, rest
 
 
 class Part(Token):
@@ -116,20 +128,20 @@ class Part(Token):
 
     A part keeps the lease of its block, but neither the block nor the division: `Block.lent` may have its array, and
     Python's collector of reference cycles does not look into NumPy's arrays. A finaliser that a signal handler ended
-    runs twice, so all that put the part back share the list `back`, which the first of them empties.
+    runs twice, so all that put the part back share the list `back`, which the first of them empties. It may have
+    several parts, which then are no arrays.
     """
 
     __slots__ = ("_back", "offset", "size")
 
-    def __init__(self, block: Block, offset: int, size: int, back: Back) -> None:
+    def __init__(self, block: Block, back: Back) -> None:
         super().__init__(block.state)
-        self.offset, self.size = offset, size
+        _, self.offset, self.size, _ = back[0] if back else (None, 0, 0, None)
         self._back = back  # the last step: see `__del__`
 
     def used_on(self, stream: object) -> None:
         """Say which stream may still work on the part when it becomes free; None: the CPU."""
-        for block, offset, size, _ in self._back[:]:
-            self._back[:] = [(block, offset, size, stream)]
+        self._back[:] = [(*one[:3], stream) for one in self._back]
 
     @property
     def address(self) -> int:
@@ -213,22 +225,29 @@ class Division:
                 for block in self.blocks:
                     if joined:
                         block.join()
-                    if (offset := block.take(size, stream)) is not None:
-                        return self._part(block, offset, size, stream)
+                    if (part := self._part(block, size, stream)) is not None:
+                        return part
         return None
 
-    def _part(self, block: Block, offset: int, size: int, stream: object) -> Part:
-        back: Back = [(ref(block), offset, size, stream)]
+    def _part(self, block: Block, size: int, stream: object) -> Part | None:
+        back: Back = []
         try:
-            return Part(block, offset, size, back)
+            return Part(block, back) if block.take(size, stream, back) else None
         except BaseException:  # also of a signal handler when the part is made already, whose finaliser finds nothing
             self.put_back(back)
             raise
 
-    def detach(self) -> Back:
-        """Take the free parts out on which streams may still work. `put_back` makes them free again."""
+    def detach(self) -> Part | None:
+        """Take the free parts out on which streams may still work; None: there are none.
+
+        They are free again when the result is gone. If the streams' work is done, say so before: `used_on(None)`.
+        """
+        back: Back = []
         with self.lock:
-            return [one for block in self.blocks for one in block.detach()]
+            held = Part(self.blocks[0], back) if self.blocks else None  # first: its finaliser puts the parts back
+            for block in self.blocks:
+                block.detach(back)
+        return held if back else None
 
     def add(self, state: LeaseState, size: int, stream: object = None) -> Part | None:
         """Add the block of a new lease, and take a part of `size` bytes of it, if `size` is not 0."""
@@ -238,8 +257,8 @@ class Division:
         part = None
         with self.lock:
             if size:
-                part = self._part(block, block.take(size) or 0, size, stream)
-            self.blocks.append(block)  # last: if a signal handler raises before, the caller ends the lease
+                part = self._part(block, size, stream)
+            self.blocks += [block]  # last: if a signal handler raises before, the caller ends the lease
         return part
 
     def put_back(self, back: Back) -> None:
@@ -248,14 +267,14 @@ class Division:
         A second call with the same list, as after a signal, finds nothing: the parts may be other arrays' by then.
         """
         while back:
-            found, offset, size, stream = back.pop()
-            block = found()
+            block = back[-1][0]()
             if block is None:
+                del back[-1]
                 continue
-            block.put_back(offset, size, stream)
-            if not block.used and block in self.blocks and (self.closed or block is not self.blocks[0]):
-                self.blocks.remove(block)
-                block.state.end()
+            block.put_back(back)
+        for block in [one for one in self.blocks if not one.used and (self.closed or one is not self.blocks[0])]:
+            self.blocks.remove(block)
+            block.state.end()
 
     def let_go(self, *, close: bool) -> None:
         """Let the empty blocks go, but not what the arena keeps.
