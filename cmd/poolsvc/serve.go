@@ -127,12 +127,14 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 	serving := server.Config{Mode: p.mode, MaxSessions: p.limits.sessions, MaxWaits: p.limits.waits, Unused: l.unused, Log: log}
 	web, err := p.web.serve(r.svc, &serving, bounded(r.healthy), bounded(r.ready))
 	if err != nil {
-		if srv, used := took.listen(socket, p, l, r.svc, serving); used != nil { // say first that another service runs
-			err = &socketError{used}
-		} else {
-			err = errors.Join(err, srv.Close())
+		if r.adopted {
+			return err
 		}
-		return err
+		srv, used := took.listen(socket, p, l, r.svc, serving) // say first that another service runs
+		if used != nil {
+			return &socketError{used}
+		}
+		return errors.Join(err, srv.Close())
 	}
 	defer web.close(log)
 	srv, err := took.listen(socket, p, l, r.svc, serving)

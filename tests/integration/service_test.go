@@ -3,6 +3,7 @@ package integration
 import (
 	"encoding/json"
 	"errors"
+	"net"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -90,11 +91,18 @@ except poolbridge.ServiceNotRunningError as error:
 
 func TestAServiceThatIsRefusedItsSocketSaysNeitherThatItServesNorThatItMadeAPool(t *testing.T) {
 	s := rig.Serve(t)
-	out, err := exec.Command(rig.Poolsvc(t), "serve", "--socket", s.Socket, "--http", "127.0.0.1:0", "--pool", "name=p,kind=host,max=1MiB").CombinedOutput()
-	require.Error(t, err)
-	assert.Contains(t, string(out), "a live service uses the socket")
-	assert.NotContains(t, string(out), "serving")
-	assert.NotContains(t, string(out), "made a pool")
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	for _, address := range []string{"127.0.0.1:0", taken.Addr().String()} { // as two copies of one command line have
+		out, err := exec.Command(rig.Poolsvc(t), "serve", "--socket", s.Socket, "--http", address, "--pool", "name=p,kind=host,max=1MiB").CombinedOutput()
+		var failed *exec.ExitError
+		require.ErrorAs(t, err, &failed)
+		assert.Equal(t, 3, failed.ExitCode())
+		assert.Contains(t, string(out), "a live service uses the socket")
+		assert.NotContains(t, string(out), "serving")
+		assert.NotContains(t, string(out), "made a pool")
+	}
 }
 
 func TestPoolsThatTheCommandLineCannotMakeAreExplained(t *testing.T) {

@@ -37,11 +37,13 @@ func TestAgesHaveTwoUnitsAtMost(t *testing.T) {
 	}
 }
 
-func TestAFullQueueWithConsumersBlocksNobody(t *testing.T) {
-	of := func(mode mempool.ChannelMode, consumers int) bool {
-		return Blocks(mempool.ChannelInfo{ChannelIdentity: mempool.ChannelIdentity{ChannelSpec: mempool.ChannelSpec{Mode: mode}}, Consumers: consumers, Blocked: true})
+func TestAFullQueueBlocksNobodyWhileItsConsumersTakeFrames(t *testing.T) {
+	of := func(mode mempool.ChannelMode, untaken bool) bool {
+		return Blocks(mempool.ChannelInfo{ChannelIdentity: mempool.ChannelIdentity{ChannelSpec: mempool.ChannelSpec{Mode: mode}}, Untaken: untaken, Blocked: true})
 	}
-	assert.True(t, of(mempool.Broadcast, 1))
-	assert.True(t, of(mempool.WorkQueue, 0))
-	assert.False(t, of(mempool.WorkQueue, 1))
+	assert.True(t, of(mempool.Broadcast, false))
+	assert.True(t, of(mempool.WorkQueue, true))
+	assert.False(t, of(mempool.WorkQueue, false))
+	assert.Equal(t, "it has 0 consumers", NobodyTakes(mempool.ChannelInfo{}))
+	assert.Equal(t, "none of its consumers (2) takes a frame", NobodyTakes(mempool.ChannelInfo{Consumers: 2}))
 }

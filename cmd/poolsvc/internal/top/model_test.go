@@ -317,7 +317,7 @@ func TestDetailsSayWhomASessionBlocksAndHowFarItIsBehind(t *testing.T) {
 	nobody.channels[1].Mode, nobody.channels[1].Slowest = mempool.WorkQueue, 0
 	nobody.jams[0].ChannelInfo = nobody.channels[1]
 	m, draw = screen(t, 80, 24, nobody)
-	m.now.channels[1].Consumers, m.now.jams[0].Consumers = 0, 0
+	m.now.channels[1].Untaken, m.now.jams[0].Untaken = true, true
 	press(m, "tab", "enter")
 	lineWith(t, draw(), "session 1: loader")
 }
