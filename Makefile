@@ -101,10 +101,10 @@ test-go: simcuda
 	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # with more CPUs, copiers poll for work before they sleep
 	$(MAKE) test-model
 
-# Sends thousands of frames in every mode, with every policy of a full channel, while the tests kill processes.
+# Sends thousands of frames in every mode, with every policy of a full channel, while the tests kill processes or write arbitrary words.
 test-stress: simcuda bin/poolsvc $(VENV)/installed
 	POOLBRIDGE_STRESS_FRAMES=5000 $(GO) test $(ON_SIMCUDA) -count=1 -timeout 20m \
-		-run '^(TestNoFrameOfABroadcastIsLostOrTorn|TestEveryFrameOfAQueueIsAcknowledgedOrDropped|TestEachOfManySubscribersOfOneChannelGetsEveryFrame)$$' ./bridge
+		-run '^(TestNoFrameOfABroadcastIsLostOrTorn|TestEveryFrameOfAQueueIsAcknowledgedOrDropped|TestEachOfManySubscribersOfOneChannelGetsEveryFrame|TestArbitraryWordsEndNoSession)$$' ./bridge
 	POOLBRIDGE_STRESS_FRAMES=1000 $(GO) test -count=1 -timeout 20m -run '^TestConsumersInPythonLoseNoFrameOfKilledProcesses$$' ./tests/integration
 	POOLBRIDGE_STRESS_KILLS=200 $(GO) test -count=1 -timeout 20m -v -run '^TestClientsGoOnWhenTheServiceIsKilled$$' ./tests/integration
 
