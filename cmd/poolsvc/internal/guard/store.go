@@ -132,7 +132,7 @@ func (s *Store) NewGuard() error {
 	}
 	if err != nil && guard != nil {
 		_ = guard.Kill() // it may have died
-		go await(guard)
+		go func() { _ = await(guard) }()
 	}
 	s.Guard = cmp.Or(guard, s.Guard)
 	return errors.Join(err, os.Setenv("NOTIFY_SOCKET", name))
