@@ -17,6 +17,7 @@ type ServiceStats struct {
 	Pools []PoolStats
 	// `watches`: a guard starts another service if this one dies; `lost`: not any more; left out: no guard.
 	Guard     string
+	GuardPID  int32  // process id of the guard; left out: no guard, or systemd
 	Takeovers uint64 // how often a service has taken over from one that died
 }
 

@@ -151,8 +151,9 @@ type ServiceStats struct {
 	Names    Count       `wire:"nm"`             // number of names of buffers
 	Pools    []PoolStats `wire:"p?" poolsvc:"-"` // pools, by id. They are the pools that this user may use or destroy
 	// `watches`: a guard starts another service if this one dies; `lost`: not any more; left out: no guard
-	Guard     string `wire:"gd?"`
-	Takeovers uint64 `wire:"tk?"` // how often a service has taken over from one that died
+	Guard     string    `wire:"gd?"`
+	GuardPID  ProcessID `wire:"gp?"` // process id of the guard; left out: no guard, or systemd
+	Takeovers uint64    `wire:"tk?"` // how often a service has taken over from one that died
 }
 
 // PoolStats counts the bytes of a pool. At all times, reserved = leased + cached + held.

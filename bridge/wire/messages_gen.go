@@ -132,6 +132,7 @@ var serviceStatsFields = record[ServiceStats]{
 	uintField("nm", func(m *ServiceStats) *Count { return &m.Names }),
 	structsField("p", func(m *ServiceStats) *[]PoolStats { return &m.Pools }, poolStatsFields).maybe(),
 	stringField("gd", func(m *ServiceStats) *string { return &m.Guard }).maybe(),
+	uintField("gp", func(m *ServiceStats) *ProcessID { return &m.GuardPID }).maybe(),
 	uintField("tk", func(m *ServiceStats) *uint64 { return &m.Takeovers }).maybe(),
 }
 

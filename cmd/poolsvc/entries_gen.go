@@ -15,6 +15,7 @@ func jsonServiceStats(e mempool.ServiceStats, _ *listed) map[string]any {
 		"buffers":   e.Buffers,
 		"names":     e.Names,
 		"guard":     e.Guard,
+		"guard_pid": e.GuardPID,
 		"takeovers": e.Takeovers,
 	}
 	return out

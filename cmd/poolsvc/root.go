@@ -50,7 +50,7 @@ The exit status is 2 if the command line is wrong.`,
 	root.SetVersionTemplate(versionLine())
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return misused(c, "%v", err) })
 	root.AddCommand(newLists()...)
-	root.AddCommand(newServe(), newBooks(), newConfig(), newVerify(), newPools(), newEvents(), newTop(), newStatus(), newPool(), newChannel(), newSession(),
+	root.AddCommand(newServe(), newBooks(), newConfig(), newVerify(), newPools(), newEvents(), newTop(), newStatus(), newUpgrade(), newPool(), newChannel(), newSession(),
 		newExport(), newImport(), newLoad(), newSave(), newUnpublish(), newDoctor(), newBench(), newBenchConsumer(), newBenchBare(), newWorker(), newMan(), newVersion())
 	return root
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,6 +23,7 @@ type status struct {
 	Sessions  int      `json:"sessions"` // without that of this command
 	Pools     int      `json:"pools"`
 	Guarded   bool     `json:"guarded"`   // another service takes over if this one dies
+	GuardPID  int32    `json:"guard_pid"` // the guard's process; 0: there is none, or systemd is the guard
 	Takeovers uint64   `json:"takeovers"` // how often one has taken over, until this one did
 	Warnings  []string `json:"warnings"`
 }
@@ -61,7 +63,8 @@ warning, too.`,
 			}
 			guarded := ""
 			if s.Guarded {
-				guarded = fmt.Sprintf("; guarded, %s so far", count.Of(s.Takeovers, "takeover"))
+				by := strings.TrimSuffix(fmt.Sprint(" by process ", s.GuardPID), " by process 0") // that is systemd
+				guarded = fmt.Sprintf("; guarded%s, %s so far", by, count.Of(s.Takeovers, "takeover"))
 			}
 			fmt.Fprintf(c.OutOrStdout(), "healthy: answered in %.1f ms; %s, %s%s\n", s.Answer, count.Of(s.Sessions, "session"), count.Of(s.Pools, "pool"), guarded)
 			for _, w := range s.Warnings {
@@ -99,7 +102,7 @@ func askStatus(ctx context.Context, client *bridge.Client, held time.Duration) (
 		return s, err
 	}
 	s = status{Epoch: client.Epoch().String(), Answer: float64(time.Since(begin).Microseconds()) / 1000, Pools: len(stats.Pools),
-		Guarded: stats.Guard == mempool.GuardWatches, Takeovers: stats.Takeovers, Warnings: []string{}}
+		Guarded: stats.Guard == mempool.GuardWatches, GuardPID: stats.GuardPID, Takeovers: stats.Takeovers, Warnings: []string{}}
 	sessions, err := display.All(display.Others(client.Session(), client.Sessions(ctx)))
 	if err != nil {
 		return s, err

@@ -5,16 +5,18 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/activation"
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
+	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/guard"
+	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 	"github.com/poolbridge/poolbridge/mempool/service/books"
@@ -29,13 +31,9 @@ const (
 // beGuard runs the service as a child of this process.
 func beGuard(c *cobra.Command, p *plan, quick time.Duration) error {
 	r := &running{plan: p}
-	g := guard.Guard{Quick: quick, Log: r.newLog(c.ErrOrStderr()), Held: make(map[string]*os.File), Command: func() *exec.Cmd {
-		cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-		cmd.Args[0] = os.Args[0]
-		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-		return cmd
-	}}
+	g := guard.Guard{Quick: quick, Log: r.newLog(c.ErrOrStderr()), Held: make(map[string]*os.File)}
 	defer r.lines.close()
+	g.Take()
 	files := activation.Files(true)
 	if len(files) > 1 {
 		return manySockets(files)
@@ -56,14 +54,16 @@ type childError struct{ *exec.ExitError }
 // Is reports true for errReported.
 func (*childError) Is(target error) bool { return target == errReported }
 
-// watchGuard notes when the guard has died.
-func (r *running) watchGuard() {
-	fd, err := unix.PidfdOpen(os.Getppid(), 0)
-	if err == nil {
-		err = awaitReadable(fd)
-	}
-	if err == nil {
-		r.svc.Unguarded("the guard of the service is gone: if the service dies now, all sessions and their memory end with it; restart the service when that suits")
+// watchGuard starts another guard when the guard has died.
+func (r *running) watchGuard(store *guard.Store) {
+	for store.Guard != nil {
+		r.svc.Guarded(store.Guard.Pid)
+		if err := store.NewGuard(); err != nil {
+			r.svc.Unguarded(fmt.Sprintf("the guard of the service is gone, and another cannot be started: %v; if the service dies now, all sessions and "+
+				"their memory end with it; restart the service when that suits", err))
+			return
+		}
+		r.svc.Impaired(fmt.Sprintf("the guard of the service died, and process %d is its guard now", store.Guard.Pid))
 	}
 }
 
@@ -93,7 +93,7 @@ func (r *running) begin(config service.Config) (*takeover, error) {
 	config.Takeovers, _ = strconv.ParseUint(os.Getenv(guard.TakeoversVariable), 10, 64) // systemd does not count them
 	defer func() {
 		if r.svc != nil {
-			go r.watchGuard()
+			go r.watchGuard(store)
 		}
 	}()
 	if f := held[service.BooksName]; f != nil {
@@ -147,4 +147,37 @@ func (t *takeover) end() {
 	if t.store != nil {
 		t.store.Drop(socketName)
 	}
+}
+
+func newUpgrade() *cobra.Command {
+	return dialing(bridge.Dialer{Watch: true}, &cobra.Command{
+		Use:   "upgrade [PROGRAM]",
+		Short: "Replace a running service with another version, and keep its sessions",
+		Long: `Let the guard of a running service kill it, and run another poolsvc with the same arguments, which takes over: that of this command, or PROGRAM.
+Clients wait meanwhile. If the other one cannot read the books of the service, nothing changes. The guard stays as it is.`,
+		Args: arguments(0, 1),
+	}, func(c *cobra.Command, client *bridge.Client, args []string) error {
+		program, err := os.Executable()
+		if len(args) > 0 {
+			program, err = filepath.Abs(args[0])
+		}
+		st, failed := client.Stats(c.Context())
+		switch err = errors.Join(err, failed); {
+		case err != nil:
+			return err
+		case st.Guard != mempool.GuardWatches:
+			return errors.New("the service has no guard: restart it, which ends its sessions, with `poolsvc serve --guard`")
+		case st.GuardPID == 0:
+			return errors.New("systemd is the guard: install the other version, and let systemd start it: `systemctl kill --signal=KILL poolsvc`")
+		}
+		began := time.Now()
+		if err := guard.Upgrade(int(st.GuardPID), program); err != nil {
+			return fmt.Errorf("no upgrade, and the service goes on: %w", err)
+		}
+		if st, err = client.Stats(c.Context()); err == nil {
+			fmt.Fprintf(c.OutOrStdout(), "%s took over within %v: %s, %s, %s, %s\n", program, time.Since(began).Round(time.Millisecond),
+				count.Of(len(st.Pools), "pool"), count.Of(st.Sessions-1, "session"), count.Of(st.Leases, "lease"), count.Of(st.Names, "name"))
+		}
+		return err
+	})
 }

@@ -122,8 +122,15 @@ func (s *Service) Unguarded(text string) {
 	s.unguardedLocked(text)
 }
 
+// Guarded notes which process is the guard of the service now.
+func (s *Service) Guarded(pid int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.guardPID = int32(pid)
+}
+
 func (s *Service) unguardedLocked(text string) {
-	s.guard = mempool.GuardLost
+	s.guard, s.guardPID = mempool.GuardLost, 0
 	s.mu.note(mempool.HistoryEvent{Kind: mempool.ServiceImpaired, Text: text}, nil)
 }
 

@@ -49,6 +49,7 @@ type Service struct {
 	resumeTime time.Duration
 	takeovers  uint64
 	guard      string // see mempool.ServiceStats
+	guardPID   int32
 
 	closed     bool
 	closing    chan struct{}  // closed when Close begins

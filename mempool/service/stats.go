@@ -24,7 +24,7 @@ func (s *Service) Stats() mempool.ServiceStats {
 
 // statsLocked counts what the session `to` may see, or everything if `to` is nil.
 func (s *Service) statsLocked(to *Session) mempool.ServiceStats {
-	st := mempool.ServiceStats{Sessions: s.ledger.Sessions.Len(), Guard: s.guard, Takeovers: s.takeovers}
+	st := mempool.ServiceStats{Sessions: s.ledger.Sessions.Len(), Guard: s.guard, GuardPID: s.guardPID, Takeovers: s.takeovers}
 	if to != nil && !to.rec.Owner {
 		st.Sessions = s.ledger.SessionsOf(to.rec.Peer.UID)
 	}

@@ -203,16 +203,90 @@ func TestClientsGetAnErrorSoonWhenGuardAndServiceAreKilled(t *testing.T) {
 	c, err := bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
 	pid := serviceOf(t, s.Process.Pid)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP)) // so that it starts no other guard
 	require.NoError(t, s.Process.Kill())
-	s.Said(t, "the guard of the service is gone")
-	_, err = c.Stats(t.Context())
-	require.NoError(t, err, "the service goes on without its guard")
 	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
 	began := time.Now()
 	_, err = c.Stats(t.Context())
 	require.ErrorIs(t, err, bridge.ErrDisconnected)
 	t.Log(time.Since(began))
 	require.NoError(t, c.Close())
+}
+
+// anotherGuard kills the guard, and waits until the service has another one.
+func anotherGuard(t *testing.T, s *rig.Service) (guard int) {
+	t.Helper()
+	was := s.Stats(t).GuardPID
+	require.NoError(t, syscall.Kill(int(was), syscall.SIGKILL))
+	return int(s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.GuardPID != was }).GuardPID)
+}
+
+// ended tells a guard to end, and waits for the end of the service and all its guards.
+func ended(t *testing.T, s *rig.Service, guard int) {
+	t.Helper()
+	require.NoError(t, syscall.Kill(guard, syscall.SIGTERM))
+	_ = s.Ended() // the first guard was killed
+	require.NoFileExists(t, s.Socket)
+	assert.NotContains(t, s.Log(), "contradicts")
+}
+
+func TestAServiceStartsAnotherGuardWhenItsGuardDies(t *testing.T) {
+	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", "name=p,kind=host,max=64MiB")
+	c, stop, work := dial(t, s), make(chan struct{}), sync.WaitGroup{}
+	p, err := c.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	sent, received := stream(t, s, "q", mempool.WorkQueue, stop, &work)
+	seen, heard := stream(t, s, "b", mempool.Broadcast, stop, &work)
+	pid, guard := serviceOf(t, s.Process.Pid), 0
+	var leases []*bridge.Lease
+	for i := range 10 {
+		guard = anotherGuard(t, s)
+		leases = append(leases, filled(t, p, 4096, byte(i)))
+	}
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Takeovers == 1 })
+	require.NotEqual(t, pid, serviceOf(t, guard))
+	guard = anotherGuard(t, s)
+	s.Said(t, fmt.Sprintf("process %d is its guard now", guard))
+	stats, err := c.Stats(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, mempool.GuardWatches, stats.Guard)
+	for i, l := range leases {
+		has(t, l, 4096, byte(i))
+		require.NoError(t, l.Release(false))
+	}
+	close(stop)
+	work.Wait()
+	assert.Equal(t, sent.Load(), received.Load())
+	assert.Equal(t, seen.Load(), heard.Load())
+	require.NoError(t, c.Close())
+	s.Idle(t)
+	ended(t, s, guard)
+}
+
+func TestAServiceThatIsKilledWhileItStartsAnotherGuardLosesNothingOrEverything(t *testing.T) {
+	lasted := 0
+	for i := range 10 {
+		s := guarded(t, mempool.Host)
+		c := dial(t, s)
+		p, err := c.TryOpenPool(t.Context(), "p")
+		require.NoError(t, err)
+		l, pid := filled(t, p, 4096, 7), serviceOf(t, s.Process.Pid)
+		require.NoError(t, s.Process.Kill())
+		time.Sleep(100*time.Millisecond + time.Duration(i)*2*time.Millisecond) // the service waits 100 ms
+		require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+		stats, err := c.Stats(t.Context())
+		if err != nil { // it had not begun
+			require.ErrorIs(t, err, bridge.ErrDisconnected)
+			continue
+		}
+		lasted++
+		has(t, l, 4096, 7)
+		require.Equal(t, mempool.GuardWatches, stats.Guard)
+		require.NoError(t, c.Close())
+		ended(t, s, int(stats.GuardPID))
+	}
+	t.Log(lasted)
 }
 
 func TestASessionWhoseProcessDiedWhileTheServiceWasAwayEnds(t *testing.T) {
@@ -355,21 +429,27 @@ func TestAStoppedServiceHasNoSuccessorBesideIt(t *testing.T) {
 }
 
 func TestALostGuardIsInTheLogTheEventsAndTheStatus(t *testing.T) {
-	s := guarded(t, mempool.Host)
+	config := filepath.Join(t.TempDir(), "config.yaml")
+	require.NoError(t, os.WriteFile(config, nil, 0o600))
+	s := rig.Serve(t, "--guard", "--config", config)
+	service := serviceOf(t, s.Process.Pid)
 	status := func() string {
 		out, err := exec.Command(rig.Poolsvc(t), "status", "--socket", s.Socket).CombinedOutput()
 		require.NoError(t, err, string(out))
 		return string(out)
 	}
 	assert.NotContains(t, status(), "warning")
-	pid := serviceOf(t, s.Process.Pid)
-	require.NoError(t, s.Process.Kill())
+	assert.Contains(t, status(), fmt.Sprintf("guarded by process %d,", s.Process.Pid))
+	guard := anotherGuard(t, s)
+	assert.Contains(t, status(), fmt.Sprintf("guarded by process %d,", guard))
+	require.NoError(t, os.WriteFile(config, []byte("nonsense"), 0o600))
+	require.NoError(t, syscall.Kill(guard, syscall.SIGKILL))
 	s.Said(t, "the guard of the service is gone")
 	assert.Contains(t, status(), "if the service dies now")
 	stats := s.Stats(t)
 	assert.Equal(t, mempool.GuardLost, stats.Guard)
-	require.NoError(t, syscall.Kill(pid, syscall.SIGTERM))
-	require.Eventually(t, func() bool { return syscall.Kill(pid, 0) != nil }, time.Minute, time.Millisecond)
+	assert.Zero(t, stats.GuardPID)
+	ended(t, s, service)
 }
 
 func TestClientsThatCloseWhileTheServiceIsAwayLeave(t *testing.T) {

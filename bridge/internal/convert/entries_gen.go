@@ -16,6 +16,7 @@ func ServiceStats(e wire.ServiceStats) mempool.ServiceStats {
 		Names:     countOf(e.Names),
 		Pools:     each(e.Pools, PoolStats),
 		Guard:     e.Guard,
+		GuardPID:  processOf(e.GuardPID),
 		Takeovers: e.Takeovers,
 	}
 }
@@ -29,6 +30,7 @@ func WireServiceStats(e mempool.ServiceStats) wire.ServiceStats {
 		Names:     wireCount(e.Names),
 		Pools:     each(e.Pools, WirePoolStats),
 		Guard:     e.Guard,
+		GuardPID:  wireProcess(e.GuardPID),
 		Takeovers: e.Takeovers,
 	}
 }

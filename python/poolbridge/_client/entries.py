@@ -85,6 +85,8 @@ class ServiceStats(Shown):
         Pools, by id. They are the pools that this user may use or destroy.
     guard
         ``watches``: a guard starts another service if this one dies; ``lost``: not any more; left out: no guard.
+    guard_pid
+        Process id of the guard; left out: no guard, or systemd.
     takeovers
         How often a service has taken over from one that died.
     """
@@ -95,6 +97,7 @@ class ServiceStats(Shown):
     names: int
     pools: tuple[PoolStats, ...]
     guard: str
+    guard_pid: int
     takeovers: int
 
 
@@ -107,6 +110,7 @@ def service_stats(of: _messages.ServiceStats) -> ServiceStats:
         names=of.names,
         pools=tuple(map(pool_stats, of.pools)),
         guard=of.guard,
+        guard_pid=of.guard_pid,
         takeovers=of.takeovers,
     )
 

@@ -152,6 +152,7 @@ class ServiceStats(Struct, omit_defaults=True, gc=False, kw_only=True):
     pools: tuple[PoolStats, ...] = field(default=(), name="p")  # pools, by id
     # `watches`: a guard starts another service if this one dies; `lost`: not any more; left out: no guard
     guard: str = field(default="", name="gd")
+    guard_pid: U = field(default=0, name="gp")  # process id of the guard; left out: no guard, or systemd
     takeovers: U = field(default=0, name="tk")  # how often a service has taken over from one that died
 
 

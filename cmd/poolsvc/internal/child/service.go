@@ -22,6 +22,7 @@ const dialLimit = 30 * time.Second
 // memory.
 type Service struct {
 	Socket string
+	Guard  int // the guard of the service instead of the process that was started, which was killed
 	cmd    *exec.Cmd
 	stderr bytes.Buffer
 	ended  chan struct{} // closed when the process has ended; err says how it ended
@@ -82,9 +83,9 @@ func (s *Service) Stop() error {
 		return s.failure("the service ended too early")
 	default:
 	}
-	err := s.cmd.Process.Signal(syscall.SIGTERM)
+	err := syscall.Kill(cmp.Or(s.Guard, s.PID()), syscall.SIGTERM)
 	<-s.ended
-	if s.err != nil {
+	if s.err != nil && s.Guard == 0 {
 		return errors.Join(err, s.failure("the service did not end well"))
 	}
 	return err

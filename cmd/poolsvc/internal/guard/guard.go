@@ -3,6 +3,8 @@
 package guard
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,12 +12,15 @@ import (
 	"os/exec"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 const (
@@ -23,8 +28,10 @@ const (
 	freeDeaths = 3
 	maxDeaths  = 20
 	maxFDs     = 253 // descriptors in a message, as the kernel allows
-	// fromGuard is the value of LISTEN_PID that the guard sets: it does not know the number of its child before the child runs.
-	fromGuard = "guard"
+	// fromUs begins the value of LISTEN_PID if not systemd gives the descriptors; the process that does follows.
+	fromUs        = "from-"
+	addressBegins = "@poolbridge-guard-" // of the guard's socket; its process follows
+	answerName    = "answer"             // of the pipe to which a new guard writes its address
 	// TakeoversVariable says how often a service of this guard has taken over from another one.
 	TakeoversVariable = "POOLBRIDGE_TAKEOVERS"
 )
@@ -34,38 +41,54 @@ type Guard struct {
 	Log *slog.Logger
 	// Quick is the time in which a service that dies has served too little.
 	Quick time.Duration
-	// Command returns the command of the service. The guard adds files and variables of the environment.
-	Command func() *exec.Cmd
 	// Held are the descriptors for the first service, by their names.
 	Held map[string]*os.File
 
-	socket *os.File
-	name   string
-	mu     sync.Mutex
-	child  int  // the process of the service
-	ready  bool // this service has served
+	socket  *os.File
+	name    string
+	given   *os.Process // a service whose guard died
+	mu      sync.Mutex
+	program string      // of the next service; empty: that of the guard
+	before  string      // of services before an upgrade
+	asked   *os.File    // the pipe of who asked for the upgrade, and waits
+	read    *os.File    // the books before it
+	child   *os.Process // the service; nil: there was none
+	ready   bool        // this service has served
+}
+
+// Take takes over what a service whose guard died has given to this process.
+func (g *Guard) Take() {
+	if strings.HasPrefix(os.Getenv("LISTEN_PID"), fromUs) {
+		g.Held, g.given = handed()
+	}
 }
 
 // Run runs the service until it ends by itself, or dies again and again. It returns how the last service ended.
 //
 // The guard starts a service only when it has reaped the one before: a service that was stopped (SIGSTOP) cannot run on beside its successor.
 func (g *Guard) Run() error {
-	if g.Held == nil {
-		g.Held = make(map[string]*os.File)
-	}
 	if err := g.listen(); err != nil {
 		return err
 	}
+	_, _ = g.Held[answerName].WriteString(g.name) // of a guard that was given descriptors; the service may have died
+	closeAll([]*os.File{g.Held[answerName]})
+	delete(g.Held, answerName)
+	g.child, g.ready = g.given, g.given != nil
 	go g.receive()
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	defer signal.Stop(signals)
-	served := false // by any service
-	for deaths, takeovers := 0, 1; ; takeovers++ {
+	served := g.ready                                          // by any service
+	takeovers, _ := strconv.Atoi(os.Getenv(TakeoversVariable)) // of services that had another guard
+	for deaths := 0; ; takeovers++ {
+		_ = os.Setenv(TakeoversVariable, strconv.Itoa(takeovers))
 		began := time.Now()
-		ended, err := g.serve(signals, fmt.Sprint(takeovers-1))
+		ended, err := g.serve(signals)
 		g.mu.Lock()
 		ready := g.ready
+		if !ready {
+			g.answer(fmt.Sprintf("the other program ended before it served: %v", err))
+		}
 		g.mu.Unlock()
 		exit, exited := errors.AsType[*exec.ExitError](err)
 		killed := exited && !exit.Exited()
@@ -98,34 +121,75 @@ func (g *Guard) Run() error {
 }
 
 // serve runs one service. It reports whether the guard was told to end it.
-func (g *Guard) serve(signals <-chan os.Signal, takeovers string) (told bool, err error) {
-	cmd := g.Command()
+func (g *Guard) serve(signals <-chan os.Signal) (told bool, err error) {
 	g.mu.Lock()
-	var names []string
-	for name, f := range g.Held {
-		names, cmd.ExtraFiles = append(names, name), append(cmd.ExtraFiles, f)
+	process := g.given
+	if g.given = nil; process == nil {
+		process, err = launch(g.program, g.Held, nil, "NOTIFY_SOCKET="+g.name, "FDSTORE=guard")
+		g.child, g.ready = cmp.Or(process, g.child), false
 	}
-	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+g.name, "FDSTORE=guard", TakeoversVariable+"="+takeovers, "LISTEN_PID="+fromGuard,
-		fmt.Sprint("LISTEN_FDS=", len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"))
-	cmd.Env = slices.DeleteFunc(cmd.Env, func(v string) bool { return strings.HasPrefix(v, "WATCHDOG_PID=") }) // it names the guard
-	if err = cmd.Start(); err == nil {
-		g.child = cmd.Process.Pid
-	}
-	g.ready = false
 	g.mu.Unlock()
 	if err != nil {
 		return false, err
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	go func() { ended <- g.wait(process) }()
 	for {
 		select {
 		case err := <-ended:
 			return told, err
 		case s := <-signals:
 			told = told || s != unix.SIGHUP
-			_ = cmd.Process.Signal(s) // the service may have ended
+			_ = process.Signal(s) // the service may have ended
 		}
+	}
+}
+
+// wait waits for the end of a service, and returns how it ended.
+func (g *Guard) wait(process *os.Process) error {
+	err := await(process)
+	if socket, failed := dial(g.name); failed == nil {
+		_ = settle(socket) // hears the last words of the service
+		_ = unix.Close(socket)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if errors.Is(err, errNoChild) && g.Held[service.BooksName] == nil {
+		return nil // it has ended by itself
+	}
+	return err
+}
+
+// upgrade kills the service, and makes another program the next one. It writes to `asked` whether that serves.
+func (g *Guard) upgrade(path string, asked, books *os.File) {
+	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
+	defer cancel()
+	program, _ := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) // and stays open: the path may be that of another program later
+	opened := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), program)
+	check := exec.CommandContext(ctx, opened, "books", "check", "/proc/self/fd/3")
+	check.ExtraFiles = []*os.File{books}
+	if said, err := check.CombinedOutput(); err != nil || !strings.HasPrefix(string(said), "ok: ") {
+		_, _ = fmt.Fprintf(asked, "%s cannot take over (%v): %s", path, err, said)
+		_ = errors.Join(asked.Close(), unix.Close(program))
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.answer("another upgrade came")
+	g.asked, g.read, g.before, g.program = asked, books, g.program, opened
+	_ = g.child.Kill() // it may have died
+}
+
+// answer answers whoever asked for an upgrade, if somebody did. If it failed, the program before is the next one again, unless the other has
+// written books. The caller holds g.mu.
+func (g *Guard) answer(text string) {
+	if g.asked == nil {
+		return
+	}
+	_, _ = g.asked.WriteString(text) // the other end may be gone
+	closeAll([]*os.File{g.asked})
+	if g.asked = nil; text != accepted && g.Held[service.BooksName] == g.read {
+		g.program = g.before
 	}
 }
 
@@ -136,7 +200,7 @@ func (g *Guard) listen() error {
 		return os.NewSyscallError("socket", err)
 	}
 	g.socket = os.NewFile(uintptr(fd), "NOTIFY_SOCKET")
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: "@poolbridge-guard-" + fmt.Sprint(os.Getpid(), "-", time.Now().UnixNano())}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprint(addressBegins, os.Getpid(), "-", time.Now().UnixNano())}); err != nil {
 		return os.NewSyscallError("bind", err)
 	}
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
@@ -162,15 +226,15 @@ func (g *Guard) receive() {
 			g.Log.Error("the guard hears nothing any more: what the service makes from now on ends with it", "error", err)
 			return
 		}
-		files, pid := parts(control[:size])
-		if others := g.handle(pid, string(data[:n]), files); len(others) > 0 {
+		files, from := parts(control[:size])
+		if others := g.handle(from, string(data[:n]), files); len(others) > 0 {
 			_, _ = daemon.SdNotify(false, strings.Join(others, "\n")) // without a supervisor, this does nothing
 		}
 	}
 }
 
-// parts returns the descriptors of a message, and the process of its sender.
-func parts(control []byte) (files []*os.File, pid int) {
+// parts returns the descriptors of a message, and its sender.
+func parts(control []byte) (files []*os.File, from unix.Ucred) {
 	messages, _ := unix.ParseSocketControlMessage(control)
 	for _, m := range messages {
 		if fds, err := unix.ParseUnixRights(&m); err == nil {
@@ -178,11 +242,11 @@ func parts(control []byte) (files []*os.File, pid int) {
 				files = append(files, os.NewFile(uintptr(fd), "held"))
 			}
 		}
-		if from, err := unix.ParseUnixCredentials(&m); err == nil {
-			pid = int(from.Pid)
+		if sender, err := unix.ParseUnixCredentials(&m); err == nil {
+			from = *sender
 		}
 	}
-	return files, pid
+	return files, from
 }
 
 func closeAll(files []*os.File) {
@@ -191,15 +255,17 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// handle handles a message of the process `pid`. It returns what is for the guard's own supervisor.
-func (g *Guard) handle(pid int, text string, files []*os.File) (others []string) {
-	name := ""
+// handle handles a message. It returns what is for the guard's own supervisor.
+func (g *Guard) handle(from unix.Ucred, text string, files []*os.File) (others []string) {
+	name, program := "", ""
 	lines := strings.Split(text, "\n")
 	for _, line := range lines {
 		key, value, _ := strings.Cut(line, "=")
 		switch key {
 		case "FDNAME":
 			name = value
+		case "UPGRADE":
+			program = value
 		case "FDSTORE", "FDSTOREREMOVE", "FDPOLL", "BARRIER", "":
 		default:
 			others = append(others, line)
@@ -209,8 +275,12 @@ func (g *Guard) handle(pid int, text string, files []*os.File) (others []string)
 	defer g.mu.Unlock()
 	defer func() { closeAll(files) }() // that of BARRIER=1, too: its sender notices
 	switch {
-	case pid != g.child:
+	case g.child == nil || program == "" && int(from.Pid) != g.child.Pid:
 		return nil
+	case program != "" && len(files) == 1 && mayUpgrade(from):
+		go g.upgrade(program, files[0], g.Held[service.BooksName])
+		files = nil
+	case program != "":
 	case slices.Contains(lines, "FDSTORE=1") && len(files) == 1:
 		closeAll([]*os.File{g.Held[name]})
 		g.Held[name], files = files[0], nil
@@ -218,6 +288,9 @@ func (g *Guard) handle(pid int, text string, files []*os.File) (others []string)
 		closeAll([]*os.File{g.Held[name]})
 		delete(g.Held, name)
 	}
-	g.ready = g.ready || slices.Contains(others, "READY=1")
+	if slices.Contains(others, "READY=1") {
+		g.ready = true
+		g.answer(accepted)
+	}
 	return others
 }

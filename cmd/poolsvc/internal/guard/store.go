@@ -1,11 +1,18 @@
 package guard
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"os"
+	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,68 +21,230 @@ import (
 // Store is the descriptor store of the guard, or of systemd.
 type Store struct {
 	socket int
+	mu     sync.Mutex
+	Guard  *os.Process         // nil: systemd is the guard
+	held   map[string]*os.File // copies of what the guard holds, for another guard; nil: there was no room
 }
 
-// answerTime is how long the store may take to take a descriptor.
-const answerTime = 5 * time.Second
+const (
+	// answerTime is how long the store may take to take a descriptor, and another program to check books.
+	answerTime = 5 * time.Second
+	accepted   = "accepted"
+	noFile     = ^uintptr(0)
+)
 
 // Held returns the store of this process, and the descriptors that it has from the processes before; nil: there is no store.
 func Held() (*Store, map[string]*os.File, error) {
 	if os.Getenv("FDSTORE") == "" || os.Getenv("NOTIFY_SOCKET") == "" {
 		return nil, nil, nil
 	}
-	held := make(map[string]*os.File)
-	if who := os.Getenv("LISTEN_PID"); who == fromGuard || who == strconv.Itoa(os.Getpid()) {
+	held, from := handed()
+	socket, err := dial(os.Getenv("NOTIFY_SOCKET"))
+	if from != nil {
+		err = nil // the guard has died, and another comes
+	}
+	s := &Store{socket: socket, Guard: from, held: make(map[string]*os.File)}
+	for name, f := range held {
+		s.copy(name, f)
+	}
+	return s, held, err
+}
+
+// handed returns the descriptors that this process was given, by their names, and the process that gave them; nil: it is systemd.
+func handed() (held map[string]*os.File, from *os.Process) {
+	held = make(map[string]*os.File)
+	who, ours := strings.CutPrefix(os.Getenv("LISTEN_PID"), fromUs)
+	if ours {
+		pid, _ := strconv.Atoi(who)
+		from, _ = os.FindProcess(pid) // it does not fail, also if the process has died
+	}
+	if ours || who == strconv.Itoa(os.Getpid()) {
 		names := strings.Split(os.Getenv("LISTEN_FDNAMES"), ":")
 		n, _ := strconv.Atoi(os.Getenv("LISTEN_FDS"))
 		for i := range min(n, len(names)) {
 			unix.CloseOnExec(3 + i)
 			held[names[i]] = os.NewFile(uintptr(3+i), names[i])
 		}
-		for _, name := range []string{"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {
+		for _, name := range []string{"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "FDSTORE"} {
 			_ = os.Unsetenv(name)
 		}
 	}
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err == nil {
-		err = unix.Connect(fd, &unix.SockaddrUnix{Name: os.Getenv("NOTIFY_SOCKET")})
-	}
-	return &Store{fd}, held, os.NewSyscallError("connect to NOTIFY_SOCKET", err)
+	return held, from
 }
 
-// Keep gives the store a descriptor. It returns when the store has handled it.
-func (s *Store) Keep(name string, f *os.File) error {
-	if err := s.send("FDSTORE=1\nFDPOLL=0\nFDNAME="+name, f); err != nil {
-		return err
+// launch starts a program, or this one again, with the arguments of this one, and with descriptors and variables.
+func launch(program string, held map[string]*os.File, sys *syscall.SysProcAttr, env ...string) (*os.Process, error) {
+	names, files := []string{}, []uintptr{0, 1, 2}
+	for name, f := range held {
+		names, files = append(names, name), append(files, number(f))
 	}
-	r, w, err := os.Pipe()
+	if slices.Contains(files, noFile) {
+		return nil, fmt.Errorf("this process had no room for copies of its descriptors (LimitNOFILE, ulimit -n): %w", unix.EMFILE)
+	}
+	env = append(env, fmt.Sprint("LISTEN_PID=", fromUs, os.Getpid()), fmt.Sprint("LISTEN_FDS=", len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"))
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "NOTIFY_SOCKET=") && !strings.HasPrefix(v, "WATCHDOG_PID=") { // these are of this process
+			env = append(env, v)
+		}
+	}
+	pid, err := syscall.ForkExec(cmp.Or(program, "/proc/self/exe"), os.Args, &syscall.ProcAttr{Env: env, Files: files, Sys: sys})
 	if err != nil {
-		return err
+		return nil, os.NewSyscallError("fork and exec", err)
 	}
-	defer r.Close()
-	err = s.send("BARRIER=1", w)
-	if err = errors.Join(err, w.Close()); err != nil {
-		return err
-	}
-	_ = r.SetReadDeadline(time.Now().Add(answerTime))
-	if _, err := r.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
-		return fmt.Errorf("the descriptor store does not answer within %v", answerTime)
+	return os.FindProcess(pid)
+}
+
+var errNoChild = errors.New("it was killed, or has ended without a word")
+
+// await waits for the end of a process: a child, or the parent of this process, of which it cannot say how it ended.
+func await(process *os.Process) error {
+	state, err := process.Wait()
+	switch {
+	case err != nil:
+		_ = process.WithHandle(func(fd uintptr) {
+			for os.Getppid() == process.Pid {
+				_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
+			}
+		})
+		return errNoChild
+	case !state.Success():
+		return &exec.ExitError{ProcessState: state}
 	}
 	return nil
 }
 
-// Drop closes a descriptor of the store.
-func (s *Store) Drop(name string) { _ = s.send("FDSTOREREMOVE=1\nFDNAME="+name, nil) } // a store that is gone has nothing
-
-func (s *Store) send(text string, f *os.File) error {
-	if f == nil {
-		return os.NewSyscallError("send", unix.Sendmsg(s.socket, []byte(text), nil, nil, 0))
+// NewGuard waits for the end of the guard, which is not systemd, and starts another.
+func (s *Store) NewGuard() error {
+	_ = await(s.Guard)                 // how it ended does not matter
+	time.Sleep(100 * time.Millisecond) // a guard that dies at once again and again does little harm
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = unix.CloseRange(3, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC) // if the driver has opened some otherwise
+	var guard *os.Process
+	name, err := ask(answerTime, func(w *os.File) (err error) {
+		held := maps.Clone(s.held)
+		held[answerName] = w
+		guard, err = launch("", held, &syscall.SysProcAttr{Setsid: true})
+		return err
+	})
+	if err == nil {
+		err = os.NewSyscallError("connect to a guard that has begun", unix.Connect(s.socket, &unix.SockaddrUnix{Name: name}))
 	}
-	raw, err := f.SyscallConn() // and not f.Fd, which would make the file block
+	if err != nil && guard != nil {
+		_ = guard.Kill() // it may have died
+		go func() { _ = await(guard) }()
+	}
+	s.Guard = cmp.Or(guard, s.Guard)
+	return errors.Join(err, os.Setenv("NOTIFY_SOCKET", name))
+}
+
+// dial returns a socket that is connected to that of a guard, or of systemd.
+func dial(name string) (int, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Connect(fd, &unix.SockaddrUnix{Name: name})
+	}
+	return fd, os.NewSyscallError("connect to NOTIFY_SOCKET", err)
+}
+
+// Upgrade lets the guard `pid` kill its service, and run another program as the next. If Upgrade fails, nothing has changed.
+func Upgrade(pid int, program string) error {
+	text, err := os.ReadFile("/proc/net/unix")
 	if err != nil {
 		return err
 	}
-	var sent error
-	err = raw.Control(func(fd uintptr) { sent = unix.Sendmsg(s.socket, []byte(text), unix.UnixRights(int(fd)), nil, 0) })
-	return errors.Join(err, os.NewSyscallError("send", sent))
+	begins := fmt.Sprint(addressBegins, pid, "-")
+	_, name, _ := strings.Cut(string(text), begins)
+	name, _, _ = strings.Cut(name, "\n")
+	socket, err := dial(begins + name)
+	defer unix.Close(socket)
+	answer := ""
+	if err == nil {
+		answer, err = ask(time.Minute, func(w *os.File) error { return send(socket, "UPGRADE="+program, w) })
+	}
+	if err == nil && answer != accepted {
+		err = errors.New(cmp.Or(answer, "only the service's user, in its container, may ask"))
+	}
+	return err
+}
+
+// mayUpgrade reports whether a process is of the guard's user and container: those that share only the network see the guard's socket, too.
+func mayUpgrade(from unix.Ucred) bool {
+	its, err := os.Stat(fmt.Sprintf("/proc/%d/ns/mnt", from.Pid))
+	own, failed := os.Stat("/proc/self/ns/mnt")
+	return err == nil && failed == nil && int(from.Uid) == os.Getuid() && os.SameFile(its, own)
+}
+
+// Keep gives the store a descriptor. It returns when the store has handled it.
+func (s *Store) Keep(name string, f *os.File) error {
+	s.mu.Lock()
+	s.copy(name, f)
+	err, ours := send(s.socket, "FDSTORE=1\nFDPOLL=0\nFDNAME="+name, f), s.Guard != nil
+	s.mu.Unlock()
+	if err == nil {
+		err = settle(s.socket)
+	}
+	if ours && errors.Is(err, unix.ECONNREFUSED) {
+		return nil // the guard has died, and another comes
+	}
+	return err
+}
+
+// copy keeps a copy of a descriptor for another guard.
+func (s *Store) copy(name string, f *os.File) {
+	if s.Guard != nil {
+		fd, _ := unix.FcntlInt(number(f), unix.F_DUPFD_CLOEXEC, 0) // NewFile makes nil of -1
+		closeAll([]*os.File{s.held[name]})
+		s.held[name] = os.NewFile(uintptr(fd), name)
+	}
+}
+
+// Drop closes a descriptor of the store.
+func (s *Store) Drop(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	closeAll([]*os.File{s.held[name]})
+	delete(s.held, name)
+	_ = send(s.socket, "FDSTOREREMOVE=1\nFDNAME="+name, nil) // a store that is gone has nothing
+}
+
+// settle returns when the guard, or systemd, has handled all messages, or has died.
+func settle(socket int) error {
+	_, err := ask(answerTime, func(w *os.File) error { return send(socket, "BARRIER=1", w) })
+	return err
+}
+
+// ask returns what others write to a pipe that they get from `give`.
+func ask(limit time.Duration, give func(w *os.File) error) (string, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return "", err
+	}
+	defer r.Close()
+	err = give(w)
+	if err = errors.Join(err, w.Close(), r.SetReadDeadline(time.Now().Add(limit))); err != nil {
+		return "", err
+	}
+	answer, err := io.ReadAll(r)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = fmt.Errorf("the guard of the service does not answer within %v", limit)
+	}
+	return string(answer), err
+}
+
+// number returns the number of a file; noFile: it is nil. Other than f.Fd, it does not make the file block.
+func number(f *os.File) uintptr {
+	n := noFile
+	if raw, err := f.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { n = fd }) // nobody has closed it
+	}
+	return n
+}
+
+func send(socket int, text string, f *os.File) error {
+	var rights []byte
+	if f != nil {
+		rights = unix.UnixRights(int(number(f)))
+	}
+	return os.NewSyscallError("send", unix.Sendmsg(socket, []byte(text), rights, nil, 0))
 }

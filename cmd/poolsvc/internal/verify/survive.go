@@ -4,16 +4,45 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
 	"path/filepath"
+	"syscall"
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/child"
+	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// serviceKilled kills a service that has a guard. Go keeps a lease meanwhile. What Go and a worker have written before, both find afterwards, and
-// the worker produces another buffer.
-func serviceKilled(ctx context.Context, s *scene) (err error) {
-	served, err := child.Serve(ctx, s.options.Self, filepath.Join(s.dir, fmt.Sprintf("guarded %d", s.names.Add(1)), "poolsvc.sock"), "--guard")
+// death ends a service that has a guard.
+type death func(ctx context.Context, of *stage, served *child.Service) error
+
+func serviceKilled(_ context.Context, _ *stage, served *child.Service) error {
+	return served.KillGuarded()
+}
+
+func upgraded(ctx context.Context, of *stage, _ *child.Service) error {
+	said, err := exec.CommandContext(ctx, of.options.Self, "upgrade", "--socket", of.socket).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, said)
+	}
+	return nil
+}
+
+// guardKilled kills the guard, and lets the next guard end the service.
+func guardKilled(ctx context.Context, of *stage, served *child.Service) error {
+	err := syscall.Kill(served.PID(), syscall.SIGKILL)
+	for served.Guard = served.PID(); err == nil && served.Guard == served.PID(); {
+		var st mempool.ServiceStats
+		st, err = of.client.Stats(ctx)
+		served.Guard = int(st.GuardPID)
+	}
+	return errors.Join(err, upgraded(ctx, of, served))
+}
+
+// survived lets the service end. Go keeps a lease meanwhile. What Go and a worker have written before, both find afterwards, and the worker
+// produces another buffer.
+func (end death) survived(ctx context.Context, s *scene) (err error) {
+	served, err := child.Serve(ctx, s.options.Self, filepath.Join(s.dir, fmt.Sprintf("guarded %d", s.names.Add(1)), "poolsvc.sock"), "--guard", "--end-unused", "1m")
 	if err != nil {
 		return err
 	}
@@ -43,7 +72,7 @@ func serviceKilled(ctx context.Context, s *scene) (err error) {
 			return err
 		}
 		defer func() { err = errors.Join(err, held.Release(false)) }()
-		if err := served.KillGuarded(); err != nil {
+		if err := end(ctx, of, served); err != nil {
 			return err
 		}
 		for _, step := range []func() error{
@@ -57,12 +86,12 @@ func serviceKilled(ctx context.Context, s *scene) (err error) {
 			func() error { return on.compareBuffer(ctx, later, second, nil) },
 		} {
 			if err := step(); err != nil {
-				return fmt.Errorf("after the service was killed: %w", err)
+				return fmt.Errorf("after the end of the service: %w", err)
 			}
 		}
 		st, err := on.client.Stats(ctx)
 		if err == nil && st.Takeovers != 1 {
-			err = fmt.Errorf("after the service was killed, %d others took over, not one", st.Takeovers)
+			err = fmt.Errorf("after the end of the service, %d others took over, not one", st.Takeovers)
 		}
 		return err
 	})

@@ -1,0 +1,162 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/tests/rig"
+)
+
+func upgrade(t *testing.T, s *rig.Service, args ...string) (string, error) {
+	t.Helper()
+	out, err := exec.Command(rig.Poolsvc(t), append([]string{"upgrade", "--socket", s.Socket}, args...)...).CombinedOutput()
+	return string(out), err
+}
+
+// script writes a program that acts as poolsvc, except for what a case of the shell says.
+func script(t *testing.T, branch string) string {
+	path := filepath.Join(t.TempDir(), "poolsvc")
+	require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, "#!/bin/sh\ncase $1 in\n%s\nesac\nexec %s \"$@\"\n", branch, rig.Poolsvc(t)), 0o700))
+	return path
+}
+
+func TestClientsGoOnWhenTheServiceIsUpgraded(t *testing.T) {
+	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", "name=p,kind=host,max=64MiB")
+	c, stop, work := dial(t, s), make(chan struct{}), sync.WaitGroup{}
+	p, err := c.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	l := filled(t, p, 4096, 7)
+	sent, received := stream(t, s, "q", mempool.WorkQueue, stop, &work)
+	python := rig.Python(t).Start(t, surviving, s.Socket)
+	require.Equal(t, "ready", python.Line(t))
+	other := filepath.Join(t.TempDir(), "poolsvc") // another file, as that of another version
+	content, err := os.ReadFile(rig.Poolsvc(t))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(other, content, 0o700))
+	for i, program := range []string{other, rig.Poolsvc(t), other} {
+		said, err := upgrade(t, s, program)
+		require.NoError(t, err, said)
+		assert.Regexp(t, "^"+program+" took over within .*: 1 pool, .* sessions, .* leases, ", said)
+		runs, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", serviceOf(t, s.Process.Pid)))
+		require.NoError(t, err)
+		assert.Equal(t, program, runs)
+		stats, err := c.Stats(t.Context())
+		require.NoError(t, err)
+		assert.EqualValues(t, i+1, stats.Takeovers)
+	}
+	said, err := upgrade(t, s, "/bin/true")
+	require.Error(t, err, said)
+	require.NoError(t, os.Rename(other, other+"2")) // the guard has the program
+	killService(t, s.Process.Pid)
+	s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Takeovers == 4 })
+	guard := anotherGuard(t, s)
+	runs, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", guard))
+	require.NoError(t, err)
+	assert.Equal(t, other+"2", runs, "the next guard is of the version of the service")
+	python.Say(t, "stop")
+	assert.Contains(t, python.Line(t), "True")
+	python.End(t)
+	close(stop)
+	work.Wait()
+	assert.Equal(t, sent.Load(), received.Load())
+	has(t, l, 4096, 7)
+	require.NoError(t, l.Release(false))
+	require.NoError(t, c.Close())
+	s.Idle(t)
+	ended(t, s, guard)
+}
+
+func TestAServiceGoesOnWhenItsUpgradeIsRefused(t *testing.T) {
+	s := guarded(t, mempool.Host)
+	c := dial(t, s)
+	pid := serviceOf(t, s.Process.Pid)
+	for program, why := range map[string]string{
+		"/nothing/there": "no such file",
+		"/bin/true":      "cannot take over",
+		newer(t):         "these books have format 1 with records of version 1, and this program reads format 1 with records of version 1000",
+		script(t, "books) echo 'poolsvc: no' >&2; exit 1;;"): "poolsvc: no",
+	} {
+		said, err := upgrade(t, s, program)
+		require.Error(t, err, said)
+		assert.Contains(t, said, "the service goes on")
+		assert.Contains(t, said, why)
+		assert.Equal(t, pid, serviceOf(t, s.Process.Pid))
+	}
+	stats, err := c.Stats(t.Context())
+	require.NoError(t, err)
+	assert.Zero(t, stats.Takeovers)
+}
+
+// newer builds a poolsvc that reads only books of a later version.
+func newer(t *testing.T) string {
+	path := filepath.Join(rig.Root(), "mempool/service/ledger/records.go")
+	source, err := os.ReadFile(path)
+	if _, none := exec.LookPath("go"); none != nil || err != nil {
+		t.Skip("this needs Go and the source")
+	}
+	dir := t.TempDir()
+	changed := strings.Replace(string(source), "const Version = 1\n", "const Version = 1000\n", 1)
+	require.NotEqual(t, string(source), changed)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "records.go"), []byte(changed), 0o600))
+	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {path: filepath.Join(dir, "records.go")}})
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o600))
+	build := exec.Command("go", "build", "-overlay", filepath.Join(dir, "overlay.json"), "-o", filepath.Join(dir, "poolsvc"), "./cmd/poolsvc")
+	build.Dir = rig.Root()
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, string(out))
+	return filepath.Join(dir, "poolsvc")
+}
+
+func TestAProgramThatDoesNotServeIsNotTheNextOne(t *testing.T) {
+	s := guarded(t, mempool.Host)
+	c := dial(t, s)
+	p, err := c.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	l := filled(t, p, 4096, 7)
+	said, err := upgrade(t, s, script(t, "serve) exit 1;;"))
+	require.Error(t, err)
+	assert.Contains(t, said, "the other program ended before it served: exit status 1")
+	stats, err := c.Stats(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, 1, stats.Leases)
+	has(t, l, 4096, 7)
+	said, err = upgrade(t, s)
+	require.NoError(t, err, said)
+	has(t, l, 4096, 7)
+}
+
+func TestOnlyAProcessOfTheSameContainerUpgradesAService(t *testing.T) {
+	s := guarded(t, mempool.Host)
+	if out, err := exec.Command("unshare", "--mount", "true").CombinedOutput(); err != nil {
+		t.Skipf("unshare: %v: %s", err, out)
+	}
+	out, err := exec.Command("unshare", "--mount", rig.Poolsvc(t), "upgrade", "--socket", s.Socket).CombinedOutput()
+	require.Error(t, err)
+	assert.Contains(t, string(out), "only the service's user, in its container, may ask")
+	assert.Zero(t, s.Stats(t).Takeovers)
+}
+
+func TestAnUpgradeWithoutAGuardSaysWhatToDo(t *testing.T) {
+	said, err := upgrade(t, rig.Serve(t))
+	require.Error(t, err)
+	assert.Contains(t, said, "poolsvc serve --guard")
+	m, socket := newManager(t), filepath.Join(t.TempDir(), "s")
+	cmd := m.start([]string{"FDSTORE=1"}, "--socket", socket)
+	m.heard("READY=1")
+	said, err = upgrade(t, &rig.Service{Socket: socket})
+	require.Error(t, err)
+	assert.Contains(t, said, "systemctl kill --signal=KILL")
+	require.NoError(t, cmd.Process.Kill())
+	require.Error(t, cmd.Wait())
+}
