@@ -415,3 +415,18 @@ def test_what_a_finaliser_would_end_is_not_copied(other, copied):
     publisher.publish()
     assert np.asarray(next(frames)).tolist() == [3] * 4
     lease.release()
+
+
+class Marked:
+    """An object of the program that must not outlive its function."""
+
+
+def test_a_client_that_was_closed_keeps_no_object_of_the_function_that_closed_it(service):
+    def use() -> weakref.ref[Marked]:
+        mine = Marked()
+        with poolbridge.connect(service.path) as client:
+            client.stats()
+        return weakref.ref(mine)
+
+    with no_collector():  # an error in a variable of one of its frames would keep the frames that called it
+        assert [use()() for _ in range(5)] == [None] * 5

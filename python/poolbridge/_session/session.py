@@ -213,7 +213,8 @@ class Session(SessionMembers):
             try:
                 came = self.transport.receive()
             except ConnectionLostError as error:
-                self._begin_resuming(error, connection)
+                if not self._begins_resuming(error, connection):
+                    raise
                 return False
             if came is None:
                 return False
@@ -235,19 +236,21 @@ class Session(SessionMembers):
             raise error from None
         return True
 
-    def _begin_resuming(self, error: ConnectionLostError, connection: int) -> None:
-        """Take the session up again in another thread, after the service has died; or raise `error`.
+    def _begins_resuming(self, error: ConnectionLostError, connection: int) -> bool:
+        """Take the session up again in another thread, after the service has died, unless it ends by `error`.
 
-        A thread of its own is not interrupted by signals, and the event loop of an asyncio client does not wait.
+        A thread of its own is not interrupted by signals, and the event loop of an asyncio client does not wait. This
+        method does not raise `error`: its frame would refer to the error, and the error to the frames of the program,
+        whose arrays would stay until Python looks for reference cycles.
         """
         driver = self._driver
         with self.lock:
             if not self.core.unconfirmed.token or self.core.goodbye is not None or self.dial is None or driver is None:
-                raise error
+                return False
             if self._fault is not None or self.ended is not None:
-                raise error
+                return False
             if connection != self.transport.connections:
-                return  # there is another one already
+                return True  # there is another one already
             if self._resuming is None:
                 self._resuming = threading.Thread(
                     target=self._resume, args=(error, self.dial()), name="poolbridge-resume", daemon=True
@@ -255,8 +258,9 @@ class Session(SessionMembers):
                 try:
                     self._resuming.start()
                 except RuntimeError:
-                    raise error from None
+                    return False
         driver.away()
+        return True
 
     def _resume(self, error: ConnectionLostError, dial: Callable[[float], socket.socket | float]) -> None:
         began, again = time.monotonic(), None
