@@ -118,18 +118,23 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 	if err != nil {
 		return err
 	}
-	defer r.svc.Close()
+	defer func() {
+		if !r.adopted || r.server.Load() != nil { // otherwise the guard tries another service, which needs the books
+			r.svc.Close()
+		}
+	}()
 	close(r.made)
 	made, err := r.createPools()
-	if err != nil {
+	if err != nil && !r.adopted {
 		return err
+	} else if err != nil {
+		r.svc.Impaired(err.Error())
 	}
 	serving := server.Config{Mode: p.mode, MaxSessions: p.limits.sessions, MaxWaits: p.limits.waits, Unused: l.unused, Log: log}
 	web, err := p.web.serve(r.svc, &serving, bounded(r.healthy), bounded(r.ready))
-	if err != nil {
-		if r.adopted {
-			return err
-		}
+	if err != nil && r.adopted {
+		r.svc.Impaired(fmt.Sprintf("no page and no metrics: %v", err))
+	} else if err != nil {
 		srv, used := took.listen(socket, p, l, r.svc, serving) // say first that another service runs
 		if used != nil {
 			return &socketError{used}

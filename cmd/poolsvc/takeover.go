@@ -58,10 +58,10 @@ func (*childError) Is(target error) bool { return target == errReported }
 func (r *running) watchGuard(store *guard.Store) {
 	for store.Guard != nil {
 		r.svc.Guarded(store.Guard.Pid)
-		if err := store.NewGuard(); err != nil {
+		for pause, err := time.Second, store.NewGuard(); err != nil; pause, err = min(2*pause, time.Minute), store.NewGuard() {
 			r.svc.Unguarded(fmt.Sprintf("the guard of the service is gone, and another cannot be started: %v; if the service dies now, all sessions and "+
-				"their memory end with it; restart the service when that suits", err))
-			return
+				"their memory end with it; the next try is in %v", err, pause))
+			time.Sleep(pause)
 		}
 		r.svc.Impaired(fmt.Sprintf("the guard of the service died, and process %d is its guard now", store.Guard.Pid))
 	}
@@ -172,7 +172,7 @@ Clients wait meanwhile. If the other one cannot read the books of the service, n
 		}
 		began := time.Now()
 		if err := guard.Upgrade(int(st.GuardPID), program); err != nil {
-			return fmt.Errorf("no upgrade, and the service goes on: %w", err)
+			return fmt.Errorf("no upgrade: %w", err)
 		}
 		if st, err = client.Stats(c.Context()); err == nil {
 			fmt.Fprintf(c.OutOrStdout(), "%s took over within %v: %s, %s, %s, %s\n", program, time.Since(began).Round(time.Millisecond),

@@ -71,11 +71,11 @@ func (d *descriptors) drop(number uint64) {
 	}
 }
 
-// dropNow closes a descriptor of the store, which the books do not name.
+// dropNow closes a descriptor of the store, which the books do not name. It does not wait for the store, which may be stopped.
 func (d *descriptors) dropNow(number uint64) {
 	if number != 0 {
 		d.held.Add(-1)
-		d.store.Drop(fileName(number))
+		go d.store.Drop(fileName(number))
 	}
 }
 
@@ -126,7 +126,7 @@ func (s *Service) Unguarded(text string) {
 func (s *Service) Guarded(pid int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.guardPID = int32(pid)
+	s.guard, s.guardPID = mempool.GuardWatches, int32(pid)
 }
 
 func (s *Service) unguardedLocked(text string) {

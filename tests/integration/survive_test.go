@@ -230,6 +230,29 @@ func ended(t *testing.T, s *rig.Service, guard int) {
 	assert.NotContains(t, s.Log(), "contradicts")
 }
 
+func TestAServiceThatTakesOverOutlivesItsGuardFromTheFirstMoment(t *testing.T) {
+	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", "name=p,kind=host,max=64MiB")
+	c := dial(t, s)
+	p, err := c.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	l, guard := filled(t, p, 4096, 7), s.Process.Pid
+	parent := serviceOf(t, guard) // of the next guard
+	for i := range 10 {
+		was := parent
+		require.NoError(t, syscall.Kill(was, syscall.SIGKILL))
+		require.Eventually(t, func() bool {
+			parent = serviceOf(t, guard)
+			return parent != was
+		}, time.Minute, time.Millisecond)
+		time.Sleep(time.Duration(i) * time.Millisecond) // of the moments that it may die at
+		require.NoError(t, syscall.Kill(guard, syscall.SIGKILL))
+		was = guard
+		guard = int(s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.GuardPID != 0 && int(st.GuardPID) != was }).GuardPID)
+		has(t, l, 4096, 7)
+	}
+	ended(t, s, guard)
+}
+
 func TestAServiceStartsAnotherGuardWhenItsGuardDies(t *testing.T) {
 	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", "name=p,kind=host,max=64MiB")
 	c, stop, work := dial(t, s), make(chan struct{}), sync.WaitGroup{}

@@ -3,16 +3,21 @@ package integration
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
@@ -124,16 +129,94 @@ func TestAProgramThatDoesNotServeIsNotTheNextOne(t *testing.T) {
 	p, err := c.TryOpenPool(t.Context(), "p")
 	require.NoError(t, err)
 	l := filled(t, p, 4096, 7)
-	said, err := upgrade(t, s, script(t, "serve) exit 1;;"))
-	require.Error(t, err)
-	assert.Contains(t, said, "the other program ended before it served: exit status 1")
-	stats, err := c.Stats(t.Context())
-	require.NoError(t, err)
-	assert.Equal(t, 1, stats.Leases)
-	has(t, l, 4096, 7)
-	said, err = upgrade(t, s)
+	for branch, why := range map[string]string{
+		"exit 1":                          "exit status 1",
+		"exec sleep 300":                  "signal: killed", // after a time limit
+		rig.Poolsvc(t) + ` "$@"; exit $?`: "exit status 1",  // the service would not be the child of the guard
+	} {
+		said, err := upgrade(t, s, script(t, "serve) "+branch+";;"))
+		require.Error(t, err, branch)
+		assert.Contains(t, said, "the other program ended before it served: "+why)
+		stats, err := c.Stats(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, 1, stats.Leases)
+		has(t, l, 4096, 7)
+	}
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
+	for _, program := range []string{pipe, script(t, "books) sleep 300;;")} {
+		said, err := upgrade(t, s, program)
+		require.Error(t, err)
+		assert.Contains(t, said, "the service goes on: "+program+" cannot take over: ")
+	}
+	said, err := upgrade(t, s)
 	require.NoError(t, err, said)
 	has(t, l, 4096, 7)
+}
+
+func TestAServiceAnswersWhileItsGuardIsStopped(t *testing.T) {
+	s := guarded(t, mempool.Host)
+	c := dial(t, s)
+	p, err := c.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	for i := range 12 {
+		_, err := c.CreateChannel(t.Context(), bridge.ChannelSpec{Name: fmt.Sprint(i), Pool: p.Info().ID, Capacity: 2})
+		require.NoError(t, err)
+	}
+	require.NoError(t, syscall.Kill(s.Process.Pid, syscall.SIGSTOP))
+	defer func() { assert.NoError(t, syscall.Kill(s.Process.Pid, syscall.SIGCONT)) }()
+	require.NoError(t, c.DestroyPool(t.Context(), "p")) // the guard is to close more descriptors than its socket keeps messages
+	_, err = c.Stats(t.Context())
+	require.NoError(t, err)
+}
+
+func TestManyUpgradesInARowCostNothing(t *testing.T) {
+	s := guarded(t, mempool.Host)
+	c := dial(t, s)
+	p, err := c.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	l, guard := filled(t, p, 4096, 7), s.Process.Pid
+	open := func() int {
+		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", guard))
+		require.NoError(t, err)
+		return len(files)
+	}
+	said, err := upgrade(t, s)
+	require.NoError(t, err, said)
+	before := open()
+	for range 24 { // with more deaths in a row, a guard gives up
+		said, err := upgrade(t, s)
+		require.NoError(t, err, said)
+	}
+	assert.Equal(t, before, open())
+	has(t, l, 4096, 7)
+}
+
+func TestAServiceThatTakesOverServesWithoutAPageIfAnotherProgramHasItsPort(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	address := free.Addr().String()
+	require.NoError(t, free.Close())
+	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--http", address, "--pool", "name=p,kind=host,max=64MiB")
+	c := dial(t, s)
+	p, err := c.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	l, guard := filled(t, p, 4096, 7), s.Process.Pid
+	child := serviceOf(t, guard)
+	require.NoError(t, syscall.Kill(guard, syscall.SIGSTOP))
+	require.NoError(t, syscall.Kill(child, syscall.SIGKILL))
+	require.Eventually(t, func() bool {
+		free, err = net.Listen("tcp", address)
+		return err == nil
+	}, time.Minute, time.Millisecond)
+	defer free.Close()
+	require.NoError(t, syscall.Kill(guard, syscall.SIGCONT))
+	_, err = c.Stats(t.Context())
+	require.NoError(t, err)
+	has(t, l, 4096, 7)
+	page, err := c.Events(t.Context(), 0)
+	require.NoError(t, err)
+	assert.True(t, slices.ContainsFunc(page.Events, func(e mempool.HistoryEvent) bool { return strings.Contains(e.Text, "no page and no metrics") }))
 }
 
 func TestOnlyAProcessOfTheSameContainerUpgradesAService(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -48,8 +49,8 @@ type Guard struct {
 	name    string
 	given   *os.Process // a service whose guard died
 	mu      sync.Mutex
-	program string      // of the next service; empty: that of the guard
-	before  string      // of services before an upgrade
+	program *os.File    // of the next service; nil: that of the guard. It is open, because another program may have its path later
+	before  *os.File    // of services before an upgrade
 	asked   *os.File    // the pipe of who asked for the upgrade, and waits
 	read    *os.File    // the books before it
 	child   *os.Process // the service; nil: there was none
@@ -85,7 +86,7 @@ func (g *Guard) Run() error {
 		began := time.Now()
 		ended, err := g.serve(signals)
 		g.mu.Lock()
-		ready := g.ready
+		ready, upgraded := g.ready, g.ready && g.asked != nil
 		if !ready {
 			g.answer(fmt.Sprintf("the other program ended before it served: %v", err))
 		}
@@ -99,7 +100,7 @@ func (g *Guard) Run() error {
 		case err == nil, ended, refuses, !served && !killed: // a service that was killed may have served, and not said so
 			return err
 		}
-		if deaths++; time.Since(began) > g.Quick {
+		if deaths++; upgraded || time.Since(began) > g.Quick {
 			deaths = 1
 		}
 		if deaths >= maxDeaths {
@@ -125,7 +126,7 @@ func (g *Guard) serve(signals <-chan os.Signal) (told bool, err error) {
 	g.mu.Lock()
 	process := g.given
 	if g.given = nil; process == nil {
-		process, err = launch(g.program, g.Held, nil, "NOTIFY_SOCKET="+g.name, "FDSTORE=guard")
+		process, err = launch(pathOf(g.program), g.Held, nil, "NOTIFY_SOCKET="+g.name, "FDSTORE=guard")
 		g.child, g.ready = cmp.Or(process, g.child), false
 	}
 	g.mu.Unlock()
@@ -164,20 +165,41 @@ func (g *Guard) wait(process *os.Process) error {
 func (g *Guard) upgrade(path string, asked, books *os.File) {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
-	program, _ := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) // and stays open: the path may be that of another program later
-	opened := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), program)
-	check := exec.CommandContext(ctx, opened, "books", "check", "/proc/self/fd/3")
-	check.ExtraFiles = []*os.File{books}
-	if said, err := check.CombinedOutput(); err != nil || !strings.HasPrefix(string(said), "ok: ") {
-		_, _ = fmt.Fprintf(asked, "%s cannot take over (%v): %s", path, err, said)
-		_ = errors.Join(asked.Close(), unix.Close(program))
+	program, err := os.OpenFile(path, unix.O_RDONLY|unix.O_NONBLOCK, 0)
+	var said []byte
+	if err == nil {
+		check := exec.CommandContext(ctx, pathOf(program), "books", "check", "/proc/self/fd/3")
+		check.ExtraFiles, check.WaitDelay, check.SysProcAttr = []*os.File{books}, time.Second, &syscall.SysProcAttr{Setpgid: true}
+		check.Cancel = func() error { return unix.Kill(-check.Process.Pid, unix.SIGKILL) } // with its children
+		said, err = check.CombinedOutput()
+	}
+	if err != nil || !strings.HasPrefix(string(said), "ok: ") {
+		_, _ = fmt.Fprintf(asked, "the service goes on: %s cannot take over: %s", path, strings.TrimSpace(fmt.Sprint(cmp.Or(err, errNoPoolsvc), ": ", string(said))))
+		closeAll([]*os.File{asked, program})
 		return
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.answer("another upgrade came")
-	g.asked, g.read, g.before, g.program = asked, books, g.program, opened
+	g.asked, g.read, g.before, g.program = asked, books, g.program, program
 	_ = g.child.Kill() // it may have died
+	time.AfterFunc(answerTime, func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if g.asked == asked && !g.ready { // clients wait for 10 s
+			_ = g.child.Kill()
+		}
+	})
+}
+
+var errNoPoolsvc = errors.New("it is no poolsvc that checks books")
+
+// pathOf returns a path by which an open program can be run; empty: there is none.
+func pathOf(program *os.File) string {
+	if program == nil {
+		return ""
+	}
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), number(program))
 }
 
 // answer answers whoever asked for an upgrade, if somebody did. If it failed, the program before is the next one again, unless the other has
@@ -189,8 +211,10 @@ func (g *Guard) answer(text string) {
 	_, _ = g.asked.WriteString(text) // the other end may be gone
 	closeAll([]*os.File{g.asked})
 	if g.asked = nil; text != accepted && g.Held[service.BooksName] == g.read {
-		g.program = g.before
+		g.before, g.program = g.program, g.before
 	}
+	closeAll([]*os.File{g.before})
+	g.before = nil
 }
 
 // listen makes the socket of NOTIFY_SOCKET.
@@ -276,11 +300,15 @@ func (g *Guard) handle(from unix.Ucred, text string, files []*os.File) (others [
 	defer func() { closeAll(files) }() // that of BARRIER=1, too: its sender notices
 	switch {
 	case g.child == nil || program == "" && int(from.Pid) != g.child.Pid:
+		go closeAll(files) // of strangers: it may block
+		files = nil
 		return nil
 	case program != "" && len(files) == 1 && mayUpgrade(from):
 		go g.upgrade(program, files[0], g.Held[service.BooksName])
 		files = nil
 	case program != "":
+		go closeAll(files)
+		files = nil
 	case slices.Contains(lines, "FDSTORE=1") && len(files) == 1:
 		closeAll([]*os.File{g.Held[name]})
 		g.Held[name], files = files[0], nil

@@ -40,6 +40,9 @@ func Held() (*Store, map[string]*os.File, error) {
 	}
 	held, from := handed()
 	socket, err := dial(os.Getenv("NOTIFY_SOCKET"))
+	if from != nil && os.Getppid() != from.Pid && lives(from) {
+		return nil, nil, fmt.Errorf("process %d is the guard, but not the parent: a script that it runs must end with `exec poolsvc`", from.Pid)
+	}
 	if from != nil {
 		err = nil // the guard has died, and another comes
 	}
@@ -113,6 +116,13 @@ func await(process *os.Process) error {
 	return nil
 }
 
+// lives reports whether a process has not ended.
+func lives(process *os.Process) bool {
+	n := 0
+	err := process.WithHandle(func(fd uintptr) { n, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) })
+	return err == nil && n == 0
+}
+
 // NewGuard waits for the end of the guard, which is not systemd, and starts another.
 func (s *Store) NewGuard() error {
 	_ = await(s.Guard)                 // how it ended does not matter
@@ -127,6 +137,9 @@ func (s *Store) NewGuard() error {
 		guard, err = launch("", held, &syscall.SysProcAttr{Setsid: true})
 		return err
 	})
+	if err == nil && name == "" {
+		err = errors.New("it ended before it could answer")
+	}
 	if err == nil {
 		err = os.NewSyscallError("connect to a guard that has begun", unix.Connect(s.socket, &unix.SockaddrUnix{Name: name}))
 	}
@@ -184,7 +197,7 @@ func (s *Store) Keep(name string, f *os.File) error {
 	if err == nil {
 		err = settle(s.socket)
 	}
-	if ours && errors.Is(err, unix.ECONNREFUSED) {
+	if ours && (errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOTCONN)) {
 		return nil // the guard has died, and another comes
 	}
 	return err
