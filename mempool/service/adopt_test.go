@@ -275,7 +275,7 @@ func TestBlocksOfAnOldPoolAreUsedAgainAndGivenBackTogether(t *testing.T) {
 
 	require.NoError(t, again.Release(false, nil, held.rec.ID))
 	release(t, get(1024))
-	assert.False(t, s.shelf.has(old), "the last block of the old pool is freed")
+	require.Eventually(t, func() bool { return !s.shelf.has(old) }, time.Minute, time.Millisecond, "the last block of the old pool is freed")
 	assert.EqualValues(t, 1024+1024, s.svc.Stats().Pools[0].Reserved)
 
 	last := exported(t, fresh)
@@ -285,6 +285,6 @@ func TestBlocksOfAnOldPoolAreUsedAgainAndGivenBackTogether(t *testing.T) {
 	assert.True(t, s.shelf.has(last))
 	require.NoError(t, once.Release(false, nil, fresh.rec.ID))
 	require.NoError(t, once.Dropped([]uint64{fresh.rec.Buffer.Block.ID}))
-	assert.False(t, s.shelf.has(last))
+	require.Eventually(t, func() bool { return !s.shelf.has(last) }, time.Minute, time.Millisecond)
 	assert.Empty(t, s.svc.Stats().Pools)
 }
