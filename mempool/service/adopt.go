@@ -99,6 +99,7 @@ func (s *Service) keepBooks() {
 		s.books, err = b, store.Keep(BooksName, b.File())
 	}
 	if err != nil {
+		s.unkept = true
 		s.unguardedLocked(fmt.Sprintf("the service does not outlive its process: its books cannot be kept: %v", err))
 		return
 	}
@@ -109,6 +110,7 @@ func (s *Service) keepBooks() {
 			s.ledger.Touch(&s.ledger.Last)
 		}
 		if err := b.Commit(s.ledger); err != nil {
+			s.unkept = true
 			s.unguardedLocked(fmt.Sprintf("the service does not outlive its process any more: its books cannot be written: %v", err))
 		}
 		s.descriptors.flush()
@@ -126,7 +128,10 @@ func (s *Service) Unguarded(text string) {
 func (s *Service) Guarded(pid int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.guard, s.guardPID = mempool.GuardWatches, int32(pid)
+	s.guardPID = int32(pid)
+	if !s.unkept {
+		s.guard = mempool.GuardWatches
+	}
 }
 
 func (s *Service) unguardedLocked(text string) {

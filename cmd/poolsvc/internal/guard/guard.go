@@ -88,6 +88,9 @@ func (g *Guard) Run() error {
 		g.mu.Lock()
 		ready, upgraded := g.ready, g.ready && g.asked != nil
 		if !ready {
+			if g.asked != nil {
+				err = cmp.Or(err, errNotServing)
+			}
 			g.answer(fmt.Sprintf("the other program ended before it served: %v", err))
 		}
 		g.mu.Unlock()
@@ -181,7 +184,7 @@ func (g *Guard) upgrade(path string, asked, books *os.File) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.answer("another upgrade came")
-	g.asked, g.read, g.before, g.program = asked, books, g.program, program
+	g.asked, g.read, g.before, g.program = asked, g.Held[service.BooksName], g.program, program
 	_ = g.child.Kill() // it may have died
 	time.AfterFunc(answerTime, func() {
 		g.mu.Lock()
@@ -192,7 +195,10 @@ func (g *Guard) upgrade(path string, asked, books *os.File) {
 	})
 }
 
-var errNoPoolsvc = errors.New("it is no poolsvc that checks books")
+var (
+	errNoPoolsvc  = errors.New("it is no poolsvc that checks books")
+	errNotServing = errors.New("it did not say that it serves")
+)
 
 // pathOf returns a path by which an open program can be run; empty: there is none.
 func pathOf(program *os.File) string {
@@ -306,9 +312,11 @@ func (g *Guard) handle(from unix.Ucred, text string, files []*os.File) (others [
 	case program != "" && len(files) == 1 && mayUpgrade(from):
 		go g.upgrade(program, files[0], g.Held[service.BooksName])
 		files = nil
+		return nil
 	case program != "":
 		go closeAll(files)
 		files = nil
+		return nil
 	case slices.Contains(lines, "FDSTORE=1") && len(files) == 1:
 		closeAll([]*os.File{g.Held[name]})
 		g.Held[name], files = files[0], nil

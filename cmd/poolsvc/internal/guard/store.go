@@ -40,10 +40,10 @@ func Held() (*Store, map[string]*os.File, error) {
 	}
 	held, from := handed()
 	socket, err := dial(os.Getenv("NOTIFY_SOCKET"))
-	if from != nil && os.Getppid() != from.Pid && lives(from) {
+	if from != nil && os.Getppid() != from.Pid && lives(from) { // a parent that dies gives its children up first
 		return nil, nil, fmt.Errorf("process %d is the guard, but not the parent: a script that it runs must end with `exec poolsvc`", from.Pid)
 	}
-	if from != nil {
+	if from != nil && socket >= 0 {
 		err = nil // the guard has died, and another comes
 	}
 	s := &Store{socket: socket, Guard: from, held: make(map[string]*os.File)}
@@ -104,11 +104,11 @@ func await(process *os.Process) error {
 	state, err := process.Wait()
 	switch {
 	case err != nil:
-		_ = process.WithHandle(func(fd uintptr) {
-			for os.Getppid() == process.Pid {
-				_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
+		for os.Getppid() == process.Pid {
+			if process.WithHandle(func(fd uintptr) { _, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1) }) != nil {
+				time.Sleep(100 * time.Millisecond) // this kernel has no handles of processes
 			}
-		})
+		}
 		return errNoChild
 	case !state.Success():
 		return &exec.ExitError{ProcessState: state}
@@ -116,32 +116,46 @@ func await(process *os.Process) error {
 	return nil
 }
 
-// lives reports whether a process has not ended.
+// lives reports whether a process has not ended within a second.
 func lives(process *os.Process) bool {
 	n := 0
-	err := process.WithHandle(func(fd uintptr) { n, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) })
+	err := process.WithHandle(func(fd uintptr) { n, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 1000) })
 	return err == nil && n == 0
 }
 
 // NewGuard waits for the end of the guard, which is not systemd, and starts another.
 func (s *Store) NewGuard() error {
-	_ = await(s.Guard)                 // how it ended does not matter
-	time.Sleep(100 * time.Millisecond) // a guard that dies at once again and again does little harm
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	_ = await(s.Guard)                                        // how it ended does not matter
+	time.Sleep(100 * time.Millisecond)                        // a guard that dies at once again and again does little harm
 	_ = unix.CloseRange(3, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC) // if the driver has opened some otherwise
 	var guard *os.Process
+	var given map[string]*os.File
 	name, err := ask(answerTime, func(w *os.File) (err error) {
-		held := maps.Clone(s.held)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		given = maps.Clone(s.held)
+		held := maps.Clone(given)
 		held[answerName] = w
 		guard, err = launch("", held, &syscall.SysProcAttr{Setsid: true})
 		return err
 	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if err == nil && name == "" {
 		err = errors.New("it ended before it could answer")
 	}
 	if err == nil {
 		err = os.NewSyscallError("connect to a guard that has begun", unix.Connect(s.socket, &unix.SockaddrUnix{Name: name}))
+	}
+	for name, f := range s.held { // what came meanwhile
+		if err == nil && given[name] != f {
+			err = send(s.socket, keepText(name), f)
+		}
+	}
+	for name := range given {
+		if err == nil && s.held[name] == nil {
+			err = send(s.socket, dropText(name), nil)
+		}
 	}
 	if err != nil && guard != nil {
 		_ = guard.Kill() // it may have died
@@ -176,7 +190,7 @@ func Upgrade(pid int, program string) error {
 		answer, err = ask(time.Minute, func(w *os.File) error { return send(socket, "UPGRADE="+program, w) })
 	}
 	if err == nil && answer != accepted {
-		err = errors.New(cmp.Or(answer, "only the service's user, in its container, may ask"))
+		err = errors.New(cmp.Or(answer, "the guard gave no answer: only the service's user, in its container, may ask; or it has ended"))
 	}
 	return err
 }
@@ -192,8 +206,9 @@ func mayUpgrade(from unix.Ucred) bool {
 func (s *Store) Keep(name string, f *os.File) error {
 	s.mu.Lock()
 	s.copy(name, f)
-	err, ours := send(s.socket, "FDSTORE=1\nFDPOLL=0\nFDNAME="+name, f), s.Guard != nil
+	ours := s.Guard != nil
 	s.mu.Unlock()
+	err := send(s.socket, keepText(name), f) // it waits for a guard that is stopped
 	if err == nil {
 		err = settle(s.socket)
 	}
@@ -215,11 +230,15 @@ func (s *Store) copy(name string, f *os.File) {
 // Drop closes a descriptor of the store.
 func (s *Store) Drop(name string) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	closeAll([]*os.File{s.held[name]})
 	delete(s.held, name)
-	_ = send(s.socket, "FDSTOREREMOVE=1\nFDNAME="+name, nil) // a store that is gone has nothing
+	s.mu.Unlock()
+	_ = send(s.socket, dropText(name), nil) // a store that is gone has nothing
 }
+
+func keepText(name string) string { return "FDSTORE=1\nFDPOLL=0\nFDNAME=" + name }
+
+func dropText(name string) string { return "FDSTOREREMOVE=1\nFDNAME=" + name }
 
 // settle returns when the guard, or systemd, has handled all messages, or has died.
 func settle(socket int) error {
