@@ -27,18 +27,21 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// serviceOf returns the process of the service that a guard runs.
+// serviceOf returns the process of the service that a guard runs, and not the child that Go begins for a moment to learn what the kernel can do.
 func serviceOf(t *testing.T, guard int) (pid int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", guard))
 		require.NoError(t, err)
 		for _, thread := range threads {
-			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", guard, thread.Name()))
-			if err == nil && len(text) > 0 {
-				_, err = fmt.Sscan(string(text), &pid)
-				require.NoError(t, err)
-				return true
+			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", guard, thread.Name()))
+			for _, child := range strings.Fields(string(text)) {
+				given, _ := os.ReadFile("/proc/" + child + "/environ")
+				if strings.Contains(string(given), fmt.Sprintf("LISTEN_PID=from-%d\x00", guard)) {
+					pid, err = strconv.Atoi(child)
+					require.NoError(t, err)
+					return true
+				}
 			}
 		}
 		return false
