@@ -8,6 +8,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +30,14 @@ class Guarded(RealService):
 
     @property
     def child(self) -> int:
-        """The process of the service."""
-        found: list[int] = []
+        """The process of the service, and not the child that Go begins for a moment to learn what the kernel can do."""
+        given, found = f"LISTEN_PID=from-{self.process.pid}\0".encode(), list[int]()
 
         def look() -> bool:
             for tasks in Path(f"/proc/{self.process.pid}/task").iterdir():
-                found.extend(map(int, (tasks / "children").read_text().split()))
+                for child in (tasks / "children").read_text().split():
+                    with suppress(OSError):
+                        found.extend([int(child)] if given in Path(f"/proc/{child}/environ").read_bytes() else [])
             return bool(found)
 
         until(look)
