@@ -348,7 +348,7 @@ func TestTheCardsNameWhoDoesTheMostHarm(t *testing.T) {
 
 	// A queue without a worker may also drop its frames.
 	look(72, []m{with(with(channel(1, 50, 4, m{"session": 4, "producer": true}), dropping), m{"blocks": true})}, readers...)
-	shows("harm", "nobody takes from channel 1", "it has no consumer, and has dropped 41 of its 50 frames")
+	shows("harm", "nobody takes from channel 1", "it has no consumer, and it has dropped 41 of its 50 frames")
 	page.shows(`document.getElementById("card-harm").classList.contains("alarm") && document.querySelector(".node.channel").matches(".slow:not(.hint)")`)
 	page.shows(state + `.classList.contains("alarm") && !` + state + `.classList.contains("hint")`)
 	page.shows(above)

@@ -344,7 +344,7 @@ func TestBooksThatWereOverwrittenAreGivenUpWithAReason(t *testing.T) {
 	found := false
 	for _, fd := range fds {
 		path := fmt.Sprintf("/proc/%d/fd/%s", pid, fd.Name())
-		if to, _ := os.Readlink(path); strings.Contains(to, "poolbridge:books") {
+		if to, _ := os.Readlink(path); strings.Contains(to, "poolbridge:books") && !found { // there is a copy for another guard
 			out, err := exec.Command(rig.Poolsvc(t), "books", "check", path).CombinedOutput()
 			require.NoError(t, err, string(out))
 			assert.Contains(t, string(out), "ok: ")
