@@ -208,8 +208,8 @@ func pathOf(program *os.File) string {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), number(program))
 }
 
-// answer answers whoever asked for an upgrade, if somebody did. If it failed, the program before is the next one again, unless the other has
-// written books. The caller holds g.mu.
+// answer tells the process that waits for an upgrade how it ended. After a failure, the guard runs the program before again, unless the new
+// program has written books. The caller holds g.mu.
 func (g *Guard) answer(text string) {
 	if g.asked == nil {
 		return

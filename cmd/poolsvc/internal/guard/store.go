@@ -23,11 +23,11 @@ type Store struct {
 	socket int
 	mu     sync.Mutex
 	Guard  *os.Process         // nil: systemd is the guard
-	held   map[string]*os.File // copies of what the guard holds, for another guard; nil: there was no room
+	held   map[string]*os.File // copies of what the guard holds, for another guard; an entry is nil if there was no room
 }
 
 const (
-	// answerTime is how long the store may take to take a descriptor, and another program to check books.
+	// answerTime is how long the store may take to take a descriptor, and another program to check books, and then to serve.
 	answerTime = 5 * time.Second
 	accepted   = "accepted"
 	noFile     = ^uintptr(0)
@@ -174,7 +174,8 @@ func dial(name string) (int, error) {
 	return fd, os.NewSyscallError("connect to NOTIFY_SOCKET", err)
 }
 
-// Upgrade lets the guard `pid` kill its service, and run another program as the next. If Upgrade fails, nothing has changed.
+// Upgrade lets the guard `pid` kill its service, and run another program as the next. If that does not serve, the guard
+// runs the program before again, and Upgrade returns an error.
 func Upgrade(pid int, program string) error {
 	text, err := os.ReadFile("/proc/net/unix")
 	if err != nil {
