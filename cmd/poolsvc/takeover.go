@@ -56,13 +56,13 @@ func (*childError) Is(target error) bool { return target == errReported }
 
 // watchGuard starts another guard when the guard has died.
 func (r *running) watchGuard(store *guard.Store) {
-	for store.Guard != nil {
-		r.svc.Guarded(store.Guard.Pid)
+	for {
 		for pause, err := time.Second, store.NewGuard(); err != nil; pause, err = min(2*pause, time.Minute), store.NewGuard() {
 			r.svc.Unguarded(fmt.Sprintf("the guard of the service is gone, and another cannot be started: %v; if the service dies now, all sessions and "+
 				"their memory end with it; the next try is in %v", err, pause))
 			time.Sleep(pause)
 		}
+		r.svc.Guarded(store.Guard.Pid)
 		r.svc.Impaired(fmt.Sprintf("the guard of the service died, and process %d is its guard now", store.Guard.Pid))
 	}
 }
@@ -92,7 +92,8 @@ func (r *running) begin(config service.Config) (*takeover, error) {
 	config.Store = store
 	config.Takeovers, _ = strconv.ParseUint(os.Getenv(guard.TakeoversVariable), 10, 64) // systemd does not count them
 	defer func() {
-		if r.svc != nil {
+		if r.svc != nil && store.Guard != nil {
+			r.svc.Guarded(store.Guard.Pid)
 			go r.watchGuard(store)
 		}
 	}()

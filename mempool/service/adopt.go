@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,8 +28,8 @@ import (
 type Store interface {
 	// Keep keeps a descriptor under a name. It returns when the store has it.
 	Keep(name string, f *os.File) error
-	// Drop closes a descriptor of the store.
-	Drop(name string)
+	// Drop closes a descriptor of the store. It returns false if the store does not hear it within a time limit.
+	Drop(name string) bool
 }
 
 // BooksName is the name of the books in a [Store].
@@ -40,6 +41,10 @@ type descriptors struct {
 	last    atomic.Uint64
 	held    atomic.Int64 // how many descriptors the store has
 	dropped []uint64     // descriptors that the records do not name any more; guarded by Service.mu
+
+	mu      sync.Mutex
+	unheld  []string      // names of the descriptors that the store is to close
+	telling chan struct{} // closed when the goroutine ends that tells the store so; nil: there is none
 }
 
 // maxHeld is how many descriptors a service gives to the store: their names must fit into a variable of the environment of its successor.
@@ -72,17 +77,59 @@ func (d *descriptors) drop(number uint64) {
 }
 
 // dropNow closes a descriptor of the store, which the books do not name. It does not wait for the store, which may be stopped.
-func (d *descriptors) dropNow(number uint64) {
-	if number != 0 {
-		d.held.Add(-1)
-		go d.store.Drop(fileName(number))
+func (d *descriptors) dropNow(name string) {
+	d.held.Add(-1)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.unheld = append(d.unheld, name); d.telling == nil {
+		d.telling = make(chan struct{})
+		go d.tell(d.telling)
+	}
+}
+
+// tell tells the store what to close, until there is nothing more.
+func (d *descriptors) tell(done chan struct{}) {
+	defer close(done)
+	for {
+		d.mu.Lock()
+		names := d.unheld
+		if d.unheld = nil; len(names) == 0 {
+			d.telling = nil
+		}
+		d.mu.Unlock()
+		if len(names) == 0 {
+			return
+		}
+		for _, name := range names {
+			for !d.store.Drop(name) {
+			}
+		}
+	}
+}
+
+// end closes the books in the store, because a service that ends has no successor. It waits until the store has heard what to close, but not
+// long for a store that is stopped.
+func (d *descriptors) end() {
+	if d.store == nil {
+		return
+	}
+	d.dropNow(BooksName)
+	d.mu.Lock()
+	telling := d.telling
+	d.mu.Unlock()
+	if telling == nil {
+		return
+	}
+	select {
+	case <-telling:
+	case <-time.After(5 * time.Second):
 	}
 }
 
 // flush closes the descriptors that the books do not name any more. The caller holds Service.mu.
 func (d *descriptors) flush() {
 	for _, number := range d.dropped {
-		d.dropNow(number)
+		d.dropNow(fileName(number))
 	}
 	d.dropped = d.dropped[:0]
 }
@@ -172,8 +219,7 @@ func Adopt(c Config, from *books.Content, files map[string]*os.File) (*Service, 
 	for name, f := range files {
 		if !a.used[name] && strings.HasPrefix(name, filePrefix) {
 			_ = f.Close() // it was only held
-			s.descriptors.held.Add(-1)
-			c.Store.Drop(name)
+			s.descriptors.dropNow(name)
 		}
 	}
 	s.keepBooks()

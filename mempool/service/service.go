@@ -230,9 +230,7 @@ func (s *Service) Close() {
 		<-p.closed
 	}
 	s.drains.Wait()
-	if s.descriptors.store != nil {
-		s.descriptors.store.Drop(BooksName) // a service that ends has no successor
-	}
+	s.descriptors.end()
 	s.journal.Close()
 	s.memory.Close()
 }

@@ -145,7 +145,9 @@ func (s *Service) retireLocked(t *ledger.Timeline) {
 	}
 	free := s.timelines.Remove(t)
 	s.reclaim.timelines = append(s.reclaim.timelines, func() error {
-		s.descriptors.dropNow(t.File)
+		if t.File != 0 {
+			s.descriptors.dropNow(fileName(t.File))
+		}
 		return free()
 	})
 }

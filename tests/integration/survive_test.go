@@ -228,7 +228,7 @@ func anotherGuard(t *testing.T, s *rig.Service) (guard int) {
 func ended(t *testing.T, s *rig.Service, guard int) {
 	t.Helper()
 	require.NoError(t, syscall.Kill(guard, syscall.SIGTERM))
-	_ = s.Ended() // the first guard was killed
+	_ = s.Ended(t) // the first guard was killed
 	require.NoFileExists(t, s.Socket)
 	assert.NotContains(t, s.Log(), "contradicts")
 }
@@ -288,6 +288,13 @@ func TestAServiceStartsAnotherGuardWhenItsGuardDies(t *testing.T) {
 	require.NoError(t, c.Close())
 	s.Idle(t)
 	ended(t, s, guard)
+}
+
+func TestAnotherGuardThatIsToldToEndAsSoonAsItIsKnownEndsTheService(t *testing.T) {
+	for range 20 {
+		s := guarded(t, mempool.Host)
+		ended(t, s, anotherGuard(t, s))
+	}
 }
 
 func TestAServiceThatIsKilledWhileItStartsAnotherGuardLosesNothingOrEverything(t *testing.T) {
@@ -412,7 +419,7 @@ func TestASignalToTheGuardEndsTheServiceAndLeavesNothing(t *testing.T) {
 			require.NoError(t, err)
 			pid := serviceOf(t, s.Process.Pid)
 			require.NoError(t, s.Process.Signal(sig))
-			require.NoError(t, s.Ended())
+			require.NoError(t, s.Ended(t))
 			require.ErrorIs(t, syscall.Kill(pid, 0), syscall.ESRCH)
 			require.NoFileExists(t, s.Socket)
 			_, err = c.Stats(t.Context())
@@ -430,7 +437,7 @@ func TestASignalWhileTheGuardMakesAPauseEndsIt(t *testing.T) {
 		require.Eventually(t, func() bool { return strings.Count(s.Log(), "the service died") > before }, time.Minute, time.Millisecond)
 	}
 	require.NoError(t, s.Process.Signal(syscall.SIGTERM))
-	require.NoError(t, s.Ended())
+	require.NoError(t, s.Ended(t))
 }
 
 func TestAStoppedServiceHasNoSuccessorBesideIt(t *testing.T) {

@@ -123,9 +123,14 @@ func (s *Service) Stop(t testing.TB) {
 	}
 }
 
-// Ended waits until the service has ended, and returns how.
-func (s *Service) Ended() error {
-	<-s.exited
+// Ended waits until the service and its guards have ended, and returns how the process that the test started did.
+func (s *Service) Ended(t testing.TB) error {
+	t.Helper()
+	select {
+	case <-s.exited:
+	case <-time.After(patience):
+		require.Fail(t, "poolsvc, its guard or its service has not ended", s.Log())
+	}
 	return s.exit
 }
 
@@ -133,7 +138,7 @@ func (s *Service) Ended() error {
 func (s *Service) Kill(t testing.TB) {
 	t.Helper()
 	require.NoError(t, s.Process.Kill())
-	<-s.exited
+	_ = s.Ended(t) // it was killed
 }
 
 // client waits until the service listens, and connects once.

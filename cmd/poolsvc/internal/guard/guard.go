@@ -68,6 +68,9 @@ func (g *Guard) Take() {
 //
 // The guard starts a service only when it has reaped the one before: a service that was stopped (SIGSTOP) cannot run on beside its successor.
 func (g *Guard) Run() error {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP) // before anybody learns that this process is the guard
+	defer signal.Stop(signals)
 	if err := g.listen(); err != nil {
 		return err
 	}
@@ -76,9 +79,6 @@ func (g *Guard) Run() error {
 	delete(g.Held, answerName)
 	g.child, g.ready = g.given, g.given != nil
 	go g.receive()
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
-	defer signal.Stop(signals)
 	served := g.ready                                          // by any service
 	takeovers, _ := strconv.Atoi(os.Getenv(TakeoversVariable)) // of services that had another guard
 	for deaths := 0; ; takeovers++ {

@@ -27,7 +27,8 @@ type Store struct {
 }
 
 const (
-	// answerTime is how long the store may take to take a descriptor, and another program to check books, and then to serve.
+	// answerTime is how long the store may take to receive a message, and to take a descriptor; and another program to check books, and then to
+	// serve.
 	answerTime = 5 * time.Second
 	accepted   = "accepted"
 	noFile     = ^uintptr(0)
@@ -171,6 +172,10 @@ func dial(name string) (int, error) {
 	if err == nil {
 		err = unix.Connect(fd, &unix.SockaddrUnix{Name: name})
 	}
+	if err == nil { // a guard may be stopped
+		limit := unix.NsecToTimeval(answerTime.Nanoseconds())
+		err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit)
+	}
 	return fd, os.NewSyscallError("connect to NOTIFY_SOCKET", err)
 }
 
@@ -228,13 +233,13 @@ func (s *Store) copy(name string, f *os.File) {
 	}
 }
 
-// Drop closes a descriptor of the store.
-func (s *Store) Drop(name string) {
+// Drop closes a descriptor of the store. It returns false if the store does not hear it within a time limit.
+func (s *Store) Drop(name string) bool {
 	s.mu.Lock()
 	closeAll([]*os.File{s.held[name]})
 	delete(s.held, name)
 	s.mu.Unlock()
-	_ = send(s.socket, dropText(name), nil) // a store that is gone has nothing
+	return !errors.Is(send(s.socket, dropText(name), nil), errSilent) // a store that is gone has nothing
 }
 
 func keepText(name string) string { return "FDSTORE=1\nFDPOLL=0\nFDNAME=" + name }
@@ -260,7 +265,7 @@ func ask(limit time.Duration, give func(w *os.File) error) (string, error) {
 	}
 	answer, err := io.ReadAll(r)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		err = fmt.Errorf("the guard of the service does not answer within %v", limit)
+		err = fmt.Errorf("%w within %v", errSilent, limit)
 	}
 	return string(answer), err
 }
@@ -279,5 +284,11 @@ func send(socket int, text string, f *os.File) error {
 	if f != nil {
 		rights = unix.UnixRights(int(number(f)))
 	}
-	return os.NewSyscallError("send", unix.Sendmsg(socket, []byte(text), rights, nil, 0))
+	err := unix.Sendmsg(socket, []byte(text), rights, nil, 0)
+	if errors.Is(err, unix.EAGAIN) {
+		return fmt.Errorf("%w within %v", errSilent, answerTime)
+	}
+	return os.NewSyscallError("send", err)
 }
+
+var errSilent = errors.New("the guard of the service does not answer")
