@@ -116,7 +116,9 @@ def test_a_lease_granted_while_its_wait_was_cancelled_is_given_back(service):
 def test_a_lease_whose_pool_is_being_opened_is_given_back_when_cancelled(service):
     with poolbridge.connect(service.path) as maker:
         maker.create_pool("other", max_bytes=1 << 16)
-        maker.allocate(4).publish("x", keep=True)
+        with maker.allocate(4) as lease:
+            lease.publish("x", keep=True)
+        maker.stats()  # the service has heard of the end of the lease
 
         async def body(client):
             service.tricks["open"] = lambda c, r: None

@@ -123,7 +123,7 @@ class Interrupter:
         self._left -= 1
 
 
-def at_every_step(try_it, *functions, most=100_000, begins=False):
+def at_every_step(try_it, *functions, most=100_000, begins=False) -> int:
     """Call `try_it` with an interrupt at the first place, then at the second, and so on; return how many there are."""
     for at in range(most):
         if sys.version_info >= (3, 13):  # CPython reports all opcodes of a function from its second call on

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from realservice import RealService, until
+from test_interrupts import Interrupter, at_every_step, reading
 
 import poolbridge
 from poolbridge._session.core import Core
@@ -98,6 +99,23 @@ def test_an_interrupt_while_the_service_is_away_ends_the_call_and_not_the_sessio
         assert client.get_array("kept").tolist() == list(range(10))
         kept.release()
         until(lambda: client.stats().leases == 0)
+
+
+def test_an_interrupt_where_a_session_notices_that_the_service_died_is_an_interrupt(guarded: Guarded) -> None:
+    with poolbridge.connect(guarded.path) as client:
+        client.open_pool("p")
+        library = (threading.Thread.start, threading.Event.wait, threading.Condition.wait)
+
+        def try_it(interrupter: Interrupter) -> None:
+            with reading(client):  # this thread, and not the watcher
+                guarded.take_away()
+                assert client._reader._poll.poll(20_000)
+                with interrupter:
+                    client._session.receive()
+            guarded.bring_back()
+            client.allocate((64,), "uint8").release()
+
+        assert at_every_step(try_it, *library) > 3
 
 
 def test_a_forked_child_does_not_disturb_a_session_that_goes_on(guarded: Guarded) -> None:

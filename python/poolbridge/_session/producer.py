@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import threading
 import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
@@ -17,6 +16,7 @@ from poolbridge._memory import layout as _layout
 from poolbridge._session.flow import Flow, Sleep
 from poolbridge._session.membership import Membership, join, named
 from poolbridge._session.returns import Returned
+from poolbridge._sys.deferred import Flag
 from poolbridge._sys.native import NATIVE
 from poolbridge._wire.messages import Fence, Join
 from poolbridge.errors import (
@@ -232,11 +232,12 @@ class _LeaseSending(Sending):
 def producer_of(session: Session, channel: ChannelIdentity) -> Flow[Producer]:
     """Return the session's producer in a channel. The first call joins the channel."""
     while (producer := session.producers.get(channel.id)) is None:
-        joined, joining = threading.Event(), session.joining
+        joined, joining = Flag(), session.joining
         try:
             other = joining.setdefault(channel.id, joined)
             if other is not joined:
-                yield Sleep(other.wait, _JOINING)
+                if (yield Sleep(other.wait, _JOINING)):
+                    other.set()  # for the next thread that waits
                 session.check_usable()
                 continue
             with named(channel.name):

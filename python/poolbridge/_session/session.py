@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
+from _thread import start_new_thread
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -89,7 +89,7 @@ class Session(SessionMembers):
         self._divisions: WeakSet[Divider] = WeakSet()
         self._fault: ProtocolError | None = None  # a protocol error found while sending
         self._driver: Driver | None = None
-        self._resuming: threading.Thread | None = None
+        self._resuming: list[int] = []  # the thread that takes the session up again, if there is one
         self.dial: Callable[[], Callable[[float], socket.socket | float]] | None = None  # connects to the service again
 
     def carried_by(self, driver: Driver) -> None:
@@ -251,12 +251,9 @@ class Session(SessionMembers):
                 return False
             if connection != self.transport.connections:
                 return True  # there is another one already
-            if self._resuming is None:
-                self._resuming = threading.Thread(
-                    target=self._resume, args=(error, self.dial()), name="poolbridge-resume", daemon=True
-                )
-                try:
-                    self._resuming.start()
+            if not self._resuming:
+                try:  # `extend` is a C function, so a signal handler that raises after it starts no second thread
+                    self._resuming.extend(map(start_new_thread, (self._resume,), ((error, self.dial()),)))
                 except RuntimeError:
                     return False
         driver.away()
@@ -287,7 +284,8 @@ class Session(SessionMembers):
                 for _, descriptors in again.came:
                     descriptors.close()
                 return
-            self._resuming, core = None, self.core
+            core = self.core
+            self._resuming.clear()
             try:
                 idle = [block for packet in again.came for block in core.receive(*packet)]
             except PoolbridgeError as fault:

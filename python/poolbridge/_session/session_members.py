@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from poolbridge._session.calls import Call
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.returns import Maker
+    from poolbridge._sys.deferred import Flag
     from poolbridge._wire.messages import Fence, Grant, Request, Tensor
 
 
@@ -35,7 +35,7 @@ class SessionMembers(Owner):
     Attributes
     ----------
     joining
-        Events by channel id. While a thread makes the session join a channel as a producer, other threads wait for the
+        Flags by channel id. While a thread makes the session join a channel as a producer, other threads wait for the
         channel's event. The thread sets the event after the join.
     returns
         The arenas of publishers, and the leases that came back from channels.
@@ -45,7 +45,7 @@ class SessionMembers(Owner):
 
     def __init__(self) -> None:
         super().__init__()
-        self.joining: dict[int, threading.Event] = {}
+        self.joining: dict[int, Flag] = {}
         self.returns = Returns(self)
         self.tally = SessionTally()
 

@@ -82,7 +82,7 @@ class SocketReader:
         self._reading = OwnedLock()
         self._read = False  # whether a thread reads
         self._bell = _Bell()
-        self._back = threading.Event()  # set when there is a new connection, or none
+        self._back = Flag()  # set when there is a new connection, or none
         self._work: deque[Callable[[], None]] = deque()
         self._stopped = False
         self._finished = False
@@ -302,7 +302,6 @@ class SocketReader:
 
     def away(self) -> None:
         """See `Driver`."""
-        self._back.clear()
         self._back.wait(_AWAY_SECONDS)  # and then look whether this thread has something else to do
 
     def background(self, work: Callable[[], None]) -> None:

@@ -220,6 +220,7 @@ def test_streams_of_both_gpus_are_kept_in_order(service, client, gate, kind):
             call("cuMemcpyAsync", seen.address, address(got), N, reader)
         assert not idle(reader)
         got.release()
+        other.stats()  # the service has heard of it
         client.unpublish("x")
         block = lease._lease_state.grant.block
         lease.release()
