@@ -21,6 +21,7 @@ func (c *connection) agree(offered []string) (both []string) {
 	}
 	if offers(wire.FeatureWatch) {
 		both = append(both, wire.FeatureWatch)
+		c.session.Watch()
 	}
 	for _, feature := range both {
 		c.features[feature] = true

@@ -192,7 +192,8 @@ type SessionInfo struct {
 	// what the longest-waiting request waits for, for people; none: no request waits
 	WaitsFor string `wire:"wf?,none"`
 	// since when this request waits; none: no request waits
-	Since Time `wire:"ws?,none" poolsvc:"waits_since"`
+	Since   Time `wire:"ws?,none" poolsvc:"waits_since"`
+	Watches bool `wire:"wa?"` // whether it only watches
 }
 
 // ChannelInfo describes a channel of the service, and its members.

@@ -161,6 +161,7 @@ var sessionInfoFields = record[SessionInfo]{
 	uintField("wq", func(m *SessionInfo) *Count { return &m.Waits }).maybe(),
 	stringField("wf", func(m *SessionInfo) *string { return &m.WaitsFor }).maybe(),
 	uintField("ws", func(m *SessionInfo) *Time { return &m.Since }).maybe(),
+	boolField("wa", func(m *SessionInfo) *bool { return &m.Watches }).maybe(),
 }
 
 var channelInfoFields = record[ChannelInfo]{

@@ -46,6 +46,7 @@ func jsonSessionInfo(e mempool.SessionInfo, _ *listed) map[string]any {
 		"members": e.Members,
 		"bytes":   e.Bytes,
 		"waits":   e.Waits,
+		"watches": e.Watches,
 	}
 	if e.WaitsFor != "" {
 		out["waits_for"] = e.WaitsFor

@@ -21,6 +21,7 @@ type status struct {
 	Epoch     string   `json:"epoch"`
 	Answer    float64  `json:"answer_ms"`
 	Sessions  int      `json:"sessions"` // without that of this command
+	Watching  int      `json:"watching"` // how many of them only watch, as `poolsvc top` does
 	Pools     int      `json:"pools"`
 	Guarded   bool     `json:"guarded"`   // another service takes over if this one dies
 	GuardPID  int32    `json:"guard_pid"` // the guard's process; 0: there is none, or systemd is the guard
@@ -66,7 +67,11 @@ warning, too.`,
 				by := strings.TrimSuffix(fmt.Sprint(" by process ", s.GuardPID), " by process 0") // that is systemd
 				guarded = fmt.Sprintf("; guarded%s, %s so far", by, count.Of(s.Takeovers, "takeover"))
 			}
-			fmt.Fprintf(c.OutOrStdout(), "healthy: answered in %.1f ms; %s, %s%s\n", s.Answer, count.Of(s.Sessions, "session"), count.Of(s.Pools, "pool"), guarded)
+			sessions := count.Of(s.Sessions, "session")
+			if s.Watching > 0 {
+				sessions += fmt.Sprintf(" (%d only watching)", s.Watching)
+			}
+			fmt.Fprintf(c.OutOrStdout(), "healthy: answered in %.1f ms; %s, %s%s\n", s.Answer, sessions, count.Of(s.Pools, "pool"), guarded)
 			for _, w := range s.Warnings {
 				fmt.Fprintln(display.Safe(c.OutOrStdout()), "warning:", w)
 			}
@@ -108,6 +113,11 @@ func askStatus(ctx context.Context, client *bridge.Client, held time.Duration) (
 		return s, err
 	}
 	s.Sessions = len(sessions)
+	for _, one := range sessions {
+		if one.Watches {
+			s.Watching++
+		}
+	}
 	if stats.Guard == mempool.GuardLost {
 		s.Warnings = append(s.Warnings, "if the service dies now, all sessions and their memory end with it (poolsvc events --kind service-impaired says why)")
 	}

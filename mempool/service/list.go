@@ -41,11 +41,18 @@ func (v View) Sessions(after string, most int, into []mempool.SessionInfo) (Page
 	})
 }
 
+// Watch notes that the session only asks for statistics, lists and events.
+func (s *Session) Watch() {
+	s.svc.mu.Lock()
+	defer s.svc.mu.Unlock()
+	s.watches = true
+}
+
 // infoLocked describes the session for the session `to`, or for the service if `to` is nil.
 func (s *Session) infoLocked(to *ledger.Session) mempool.SessionInfo {
 	info := mempool.SessionInfo{ID: s.rec.ID, UID: s.rec.Peer.UID, PID: s.rec.Peer.PID, Program: s.rec.Program, Began: s.rec.Began,
 		Leases: len(s.rec.Leases), Blocks: len(s.rec.Mapped), Members: len(s.rec.Members), Bytes: s.rec.Bytes()}
-	info.Waits = len(s.waits)
+	info.Waits, info.Watches = len(s.waits), s.watches
 	info.WaitsFor, info.Since = s.waitsForLocked(to)
 	return info
 }

@@ -71,6 +71,7 @@ type Session struct {
 	notify     func(Notice)
 	request    Request       // that the goroutine of the session carries out now; only this goroutine uses it
 	absent     chan struct{} // not nil: a session of a predecessor, whose client has not come back; closed when it comes
+	watches    bool          // it only asks for statistics, lists and events
 	told       bool          // the journal has an event that the session began
 	over       chan struct{} // closed when the session has ended
 	// reclaimed is closed when the session has ended and the service holds nothing for the session's process any more.

@@ -474,3 +474,24 @@ sys.stdin.read()
 	}
 	assert.Empty(t, members())
 }
+
+func TestStatusAndListsSayWhichSessionsOnlyWatch(t *testing.T) {
+	s := rig.Serve(t)
+	watcher, err := bridge.Dialer{Watch: true}.Dial(t.Context(), s.Socket) // as `poolsvc top` does
+	require.NoError(t, err)
+	defer watcher.Close()
+	said, err := poolsvc(t, "status", "--socket", s.Socket)
+	require.NoError(t, err, said)
+	assert.Contains(t, said, "; 1 session (1 only watching), 0 pools")
+	said, err = poolsvc(t, "sessions", "--socket", s.Socket)
+	require.NoError(t, err, said)
+	assert.Regexp(t, ` only watches\n`, said)
+	dial(t, s)
+	said, err = poolsvc(t, "status", "--socket", s.Socket)
+	require.NoError(t, err, said)
+	assert.Contains(t, said, "; 2 sessions (1 only watching), 0 pools")
+	require.NoError(t, watcher.Close())
+	said, err = poolsvc(t, "status", "--socket", s.Socket)
+	require.NoError(t, err, said)
+	assert.Contains(t, said, "; 1 session, 0 pools")
+}

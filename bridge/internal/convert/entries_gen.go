@@ -80,6 +80,7 @@ func SessionInfo(e wire.SessionInfo) mempool.SessionInfo {
 		Waits:    countOf(e.Waits),
 		WaitsFor: e.WaitsFor,
 		Since:    timeOf(e.Since),
+		Watches:  e.Watches,
 	}
 }
 
@@ -98,6 +99,7 @@ func WireSessionInfo(e mempool.SessionInfo) wire.SessionInfo {
 		Waits:    wireCount(e.Waits),
 		WaitsFor: e.WaitsFor,
 		Since:    wireTime(e.Since),
+		Watches:  e.Watches,
 	}
 }
 

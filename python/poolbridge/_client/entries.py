@@ -200,6 +200,8 @@ class SessionInfo(Shown):
         What the longest-waiting request waits for, for people; None: no request waits.
     since
         Since when this request waits, in UTC; None: no request waits.
+    watches
+        Whether it only watches.
     """
 
     id: int
@@ -214,6 +216,7 @@ class SessionInfo(Shown):
     waits: int
     waits_for: str | None
     since: datetime | None
+    watches: bool
 
 
 def session_info(of: _messages.SessionInfo) -> SessionInfo:
@@ -231,6 +234,7 @@ def session_info(of: _messages.SessionInfo) -> SessionInfo:
         waits=of.waits,
         waits_for=of.waits_for or None,
         since=_time(of.since) if of.since else None,
+        watches=of.watches,
     )
 
 
