@@ -153,7 +153,7 @@ func (g *Guard) serve(signals <-chan os.Signal) (told bool, err error) {
 func (g *Guard) wait(process *os.Process) error {
 	err := await(process)
 	if socket, failed := dial(g.name); failed == nil {
-		_ = settle(socket) // hears the last words of the service
+		_ = settle(socket, answerTime) // hears the last words of the service
 		_ = unix.Close(socket)
 	}
 	g.mu.Lock()

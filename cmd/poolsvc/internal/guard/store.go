@@ -208,18 +208,26 @@ func mayUpgrade(from unix.Ucred) bool {
 	return err == nil && failed == nil && int(from.Uid) == os.Getuid() && os.SameFile(its, own)
 }
 
-// Keep gives the store a descriptor. It returns when the store has handled it.
+// Keep gives the store a descriptor. It returns when the store has handled it. A guard that is silent, because somebody has stopped it, is
+// killed: otherwise everybody would wait for it each time.
 func (s *Store) Keep(name string, f *os.File) error {
 	s.mu.Lock()
 	s.copy(name, f)
-	ours := s.Guard != nil
+	guard, limit := s.Guard, answerTime
 	s.mu.Unlock()
-	err := send(s.socket, keepText(name), f) // it waits for a guard that is stopped
-	if err == nil {
-		err = settle(s.socket)
+	if guard != nil {
+		limit = time.Second
 	}
-	if ours && (errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOTCONN)) {
-		return nil // the guard has died, and another comes
+	err := send(s.socket, keepText(name), f)
+	if err == nil {
+		err = settle(s.socket, limit)
+	}
+	silent := errors.Is(err, errSilent)
+	if guard != nil && silent {
+		_ = guard.Kill() // it may have died
+	}
+	if guard != nil && (silent || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOTCONN)) {
+		return nil // another guard comes, and gets the copy
 	}
 	return err
 }
@@ -247,8 +255,8 @@ func keepText(name string) string { return "FDSTORE=1\nFDPOLL=0\nFDNAME=" + name
 func dropText(name string) string { return "FDSTOREREMOVE=1\nFDNAME=" + name }
 
 // settle returns when the guard, or systemd, has handled all messages, or has died.
-func settle(socket int) error {
-	_, err := ask(answerTime, func(w *os.File) error { return send(socket, "BARRIER=1", w) })
+func settle(socket int, limit time.Duration) error {
+	_, err := ask(limit, func(w *os.File) error { return send(socket, "BARRIER=1", w) })
 	return err
 }
 
