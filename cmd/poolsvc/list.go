@@ -122,10 +122,10 @@ func newLists() []*cobra.Command {
 		listing[mempool.SessionInfo]{
 			name:  "sessions",
 			short: "Show the sessions of a running service",
-			long: `Show the sessions of your user, without that of this command. The service's own user sees all. Those that block producers come first,
-then producers that wait, then the sessions with the most bytes.`,
+			long: `Show the sessions of your user, without those that only watch, as this command and top do. The service's own user sees those of all users.
+Those that block producers come first, then producers that wait, then the sessions with the most bytes.`,
 			entries: func(c *bridge.Client, ctx context.Context) iter.Seq2[mempool.SessionInfo, error] {
-				return display.Others(c.Session(), c.Sessions(ctx))
+				return display.Users(c.Session(), c.Sessions(ctx))
 			},
 			compare: func(a, b mempool.SessionInfo) int {
 				return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.ID, b.ID))

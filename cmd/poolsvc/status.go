@@ -20,8 +20,7 @@ import (
 type status struct {
 	Epoch     string   `json:"epoch"`
 	Answer    float64  `json:"answer_ms"`
-	Sessions  int      `json:"sessions"` // without that of this command
-	Watching  int      `json:"watching"` // how many of them only watch, as `poolsvc top` does
+	Sessions  int      `json:"sessions"` // without those that only watch, as that of this command
 	Pools     int      `json:"pools"`
 	Guarded   bool     `json:"guarded"`   // another service takes over if this one dies
 	GuardPID  int32    `json:"guard_pid"` // the guard's process; 0: there is none, or systemd is the guard
@@ -67,11 +66,7 @@ warning, too.`,
 				by := strings.TrimSuffix(fmt.Sprint(" by process ", s.GuardPID), " by process 0") // that is systemd
 				guarded = fmt.Sprintf("; guarded%s, %s so far", by, count.Of(s.Takeovers, "takeover"))
 			}
-			sessions := count.Of(s.Sessions, "session")
-			if s.Watching > 0 {
-				sessions += fmt.Sprintf(" (%d only watching)", s.Watching)
-			}
-			fmt.Fprintf(c.OutOrStdout(), "healthy: answered in %.1f ms; %s, %s%s\n", s.Answer, sessions, count.Of(s.Pools, "pool"), guarded)
+			fmt.Fprintf(c.OutOrStdout(), "healthy: answered in %.1f ms; %s, %s%s\n", s.Answer, count.Of(s.Sessions, "session"), count.Of(s.Pools, "pool"), guarded)
 			for _, w := range s.Warnings {
 				fmt.Fprintln(display.Safe(c.OutOrStdout()), "warning:", w)
 			}
@@ -108,16 +103,11 @@ func askStatus(ctx context.Context, client *bridge.Client, held time.Duration) (
 	}
 	s = status{Epoch: client.Epoch().String(), Answer: float64(time.Since(begin).Microseconds()) / 1000, Pools: len(stats.Pools),
 		Guarded: stats.Guard == mempool.GuardWatches, GuardPID: stats.GuardPID, Takeovers: stats.Takeovers, Warnings: []string{}}
-	sessions, err := display.All(display.Others(client.Session(), client.Sessions(ctx)))
+	sessions, err := display.All(display.Users(client.Session(), client.Sessions(ctx)))
 	if err != nil {
 		return s, err
 	}
 	s.Sessions = len(sessions)
-	for _, one := range sessions {
-		if one.Watches {
-			s.Watching++
-		}
-	}
 	if stats.Guard == mempool.GuardLost {
 		s.Warnings = append(s.Warnings, "if the service dies now, all sessions and their memory end with it (poolsvc events --kind service-impaired says why)")
 	}

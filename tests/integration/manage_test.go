@@ -475,23 +475,26 @@ sys.stdin.read()
 	assert.Empty(t, members())
 }
 
-func TestStatusAndListsSayWhichSessionsOnlyWatch(t *testing.T) {
+func TestStatusAndListsCountNoSessionThatOnlyWatches(t *testing.T) {
 	s := rig.Serve(t)
 	watcher, err := bridge.Dialer{Watch: true}.Dial(t.Context(), s.Socket) // as `poolsvc top` does
 	require.NoError(t, err)
 	defer watcher.Close()
-	said, err := poolsvc(t, "status", "--socket", s.Socket)
-	require.NoError(t, err, said)
-	assert.Contains(t, said, "; 1 session (1 only watching), 0 pools")
-	said, err = poolsvc(t, "sessions", "--socket", s.Socket)
-	require.NoError(t, err, said)
-	assert.Regexp(t, ` only watches\n`, said)
-	dial(t, s)
-	said, err = poolsvc(t, "status", "--socket", s.Socket)
-	require.NoError(t, err, said)
-	assert.Contains(t, said, "; 2 sessions (1 only watching), 0 pools")
-	require.NoError(t, watcher.Close())
-	said, err = poolsvc(t, "status", "--socket", s.Socket)
-	require.NoError(t, err, said)
-	assert.Contains(t, said, "; 1 session, 0 pools")
+	counts := func(sessions string, rows int) {
+		said, err := poolsvc(t, "status", "--socket", s.Socket)
+		require.NoError(t, err, said)
+		assert.Contains(t, said, "; "+sessions+", 0 pools")
+		said, err = poolsvc(t, "sessions", "--socket", s.Socket)
+		require.NoError(t, err, said)
+		assert.Equal(t, rows, strings.Count(said, "integration.test"), said)
+	}
+	counts("0 sessions", 0)
+	c := dial(t, s)
+	counts("1 session", 1)
+	var watch []bool
+	for one, err := range c.Sessions(t.Context()) {
+		require.NoError(t, err)
+		watch = append(watch, one.Watches)
+	}
+	assert.Equal(t, []bool{true, false}, watch)
 }

@@ -124,13 +124,10 @@ func (j Jam) Behind() string {
 	return text
 }
 
-// Doing says what a session waits for, or else whom it blocks, or that it only watches.
+// Doing says what a session waits for, or else whom it blocks.
 func Doing(s mempool.SessionInfo, jams []Jam, now time.Time) string {
 	if i := slices.IndexFunc(jams, func(j Jam) bool { return j.Slowest == s.ID }); s.WaitsFor == "" && i >= 0 {
 		return jams[i].Harm(now)
-	}
-	if s.Watches && s.WaitsFor == "" {
-		return "only watches"
 	}
 	return Waits(s.WaitsFor, now.Sub(s.Since))
 }

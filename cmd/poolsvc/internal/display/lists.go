@@ -19,11 +19,12 @@ func All[T any](entries iter.Seq2[T, error]) (list []T, err error) {
 	return list, nil
 }
 
-// Others returns the sessions of a list without the session `own`: a command that asks for the list is not what its user asks for.
-func Others(own uint64, sessions iter.Seq2[mempool.SessionInfo, error]) iter.Seq2[mempool.SessionInfo, error] {
+// Users returns the sessions of a list without those that only watch, and without the session `own` of the command that asks: an older service
+// does not say that it only watches.
+func Users(own uint64, sessions iter.Seq2[mempool.SessionInfo, error]) iter.Seq2[mempool.SessionInfo, error] {
 	return func(yield func(mempool.SessionInfo, error) bool) {
 		for one, err := range sessions {
-			if (err != nil || one.ID != own) && !yield(one, err) {
+			if (err != nil || one.ID != own && !one.Watches) && !yield(one, err) {
 				return
 			}
 		}

@@ -202,7 +202,8 @@ func (e encoder) look(o service.Overview, now time.Time) look {
 		}
 	}
 	parts := display.Parts(jams)
-	holders := slices.Clone(o.Holders)
+	holders := slices.DeleteFunc(slices.Clone(o.Holders), func(h service.Holder) bool { return h.Watches })
+	l.Count -= len(o.Holders) - len(holders)
 	slices.SortStableFunc(holders, func(a, b service.Holder) int {
 		return cmp.Or(cmp.Compare(parts[b.ID], parts[a.ID]), cmp.Compare(b.Bytes, a.Bytes))
 	})

@@ -68,7 +68,7 @@ func (s *Source) ask(ctx context.Context, of uint64, filtered bool) (now snapsho
 	if now.stats, err = s.client.Stats(ctx); err != nil {
 		return now, err
 	}
-	if now.sessions, err = display.All(display.Others(s.client.Session(), s.client.Sessions(ctx))); err != nil {
+	if now.sessions, err = display.All(display.Users(s.client.Session(), s.client.Sessions(ctx))); err != nil {
 		return now, err
 	}
 	if now.channels, err = display.All(s.client.Channels(ctx)); err != nil {

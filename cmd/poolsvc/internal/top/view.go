@@ -68,8 +68,11 @@ func (m *Model) title() string {
 		return bold.Render(fit(left, m.width))
 	}
 	st := m.now.stats
-	right := fmt.Sprintf("%s  %s  %s  %s", count.Of(len(m.now.sessions), "session"), count.Of(st.Leases, "lease"), count.Of(st.Buffers, "buffer"),
-		m.now.at.Format(time.TimeOnly))
+	right := m.now.at.Format(time.TimeOnly)
+	if m.err != nil {
+		right = "no answer since " + right
+	}
+	right = fmt.Sprintf("%s  %s  %s  %s", count.Of(len(m.now.sessions), "session"), count.Of(st.Leases, "lease"), count.Of(st.Buffers, "buffer"), right)
 	space := m.width - len(right) - 2
 	if space < 4 {
 		return bold.Render(fit(right, m.width))
