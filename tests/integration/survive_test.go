@@ -27,31 +27,9 @@ import (
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
-// serviceOf returns the process of the service that a guard runs, and not the child that Go begins for a moment to learn what the kernel can do.
-func serviceOf(t *testing.T, guard int) (pid int) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", guard))
-		require.NoError(t, err)
-		for _, thread := range threads {
-			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", guard, thread.Name()))
-			for _, child := range strings.Fields(string(text)) {
-				given, _ := os.ReadFile("/proc/" + child + "/environ")
-				if strings.Contains(string(given), fmt.Sprintf("LISTEN_PID=from-%d\x00", guard)) {
-					pid, err = strconv.Atoi(child)
-					require.NoError(t, err)
-					return true
-				}
-			}
-		}
-		return false
-	}, time.Minute, time.Millisecond)
-	return pid
-}
-
 func killService(t *testing.T, guard int) {
 	t.Helper()
-	require.NoError(t, syscall.Kill(serviceOf(t, guard), syscall.SIGKILL))
+	require.NoError(t, syscall.Kill(rig.ServiceOf(t, guard), syscall.SIGKILL))
 }
 
 func TestClientsGoOnWhenTheServiceIsKilled(t *testing.T) {
@@ -205,7 +183,7 @@ func TestClientsGetAnErrorSoonWhenGuardAndServiceAreKilled(t *testing.T) {
 	s := rig.Serve(t, "--guard", "--pool", "name=p,kind=host,max=64MiB")
 	c, err := bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
-	pid := serviceOf(t, s.Process.Pid)
+	pid := rig.ServiceOf(t, s.Process.Pid)
 	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP)) // so that it starts no other guard
 	require.NoError(t, s.Process.Kill())
 	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
@@ -239,12 +217,12 @@ func TestAServiceThatTakesOverOutlivesItsGuardFromTheFirstMoment(t *testing.T) {
 	p, err := c.TryOpenPool(t.Context(), "p")
 	require.NoError(t, err)
 	l, guard := filled(t, p, 4096, 7), s.Process.Pid
-	parent := serviceOf(t, guard) // of the next guard
+	parent := rig.ServiceOf(t, guard) // of the next guard
 	for i := range 10 {
 		was := parent
 		require.NoError(t, syscall.Kill(was, syscall.SIGKILL))
 		require.Eventually(t, func() bool {
-			parent = serviceOf(t, guard)
+			parent = rig.ServiceOf(t, guard)
 			return parent != was
 		}, time.Minute, time.Millisecond)
 		time.Sleep(time.Duration(i) * time.Millisecond) // of the moments that it may die at
@@ -263,7 +241,7 @@ func TestAServiceStartsAnotherGuardWhenItsGuardDies(t *testing.T) {
 	require.NoError(t, err)
 	sent, received := stream(t, s, "q", mempool.WorkQueue, stop, &work)
 	seen, heard := stream(t, s, "b", mempool.Broadcast, stop, &work)
-	pid, guard := serviceOf(t, s.Process.Pid), 0
+	pid, guard := rig.ServiceOf(t, s.Process.Pid), 0
 	var leases []*bridge.Lease
 	for i := range 10 {
 		guard = anotherGuard(t, s)
@@ -271,7 +249,7 @@ func TestAServiceStartsAnotherGuardWhenItsGuardDies(t *testing.T) {
 	}
 	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
 	s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Takeovers == 1 })
-	require.NotEqual(t, pid, serviceOf(t, guard))
+	require.NotEqual(t, pid, rig.ServiceOf(t, guard))
 	guard = anotherGuard(t, s)
 	s.Said(t, fmt.Sprintf("process %d is its guard now", guard))
 	stats, err := c.Stats(t.Context())
@@ -304,7 +282,7 @@ func TestAServiceThatIsKilledWhileItStartsAnotherGuardLosesNothingOrEverything(t
 		c := dial(t, s)
 		p, err := c.TryOpenPool(t.Context(), "p")
 		require.NoError(t, err)
-		l, pid := filled(t, p, 4096, 7), serviceOf(t, s.Process.Pid)
+		l, pid := filled(t, p, 4096, 7), rig.ServiceOf(t, s.Process.Pid)
 		require.NoError(t, s.Process.Kill())
 		time.Sleep(100*time.Millisecond + time.Duration(i)*2*time.Millisecond) // the service waits 100 ms
 		require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
@@ -334,7 +312,7 @@ sys.stdin.readline()
 `, s.Socket)
 	require.Equal(t, "ready", script.Line(t))
 	s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Leases == 1 })
-	pid := serviceOf(t, s.Process.Pid)
+	pid := rig.ServiceOf(t, s.Process.Pid)
 	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
 	script.Kill(t)
 	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
@@ -345,7 +323,7 @@ func TestBooksThatWereOverwrittenAreGivenUpWithAReason(t *testing.T) {
 	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", "name=p,kind=host,max=64MiB")
 	c, err := bridge.Dial(t.Context(), s.Socket)
 	require.NoError(t, err)
-	pid := serviceOf(t, s.Process.Pid)
+	pid := rig.ServiceOf(t, s.Process.Pid)
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	require.NoError(t, err)
 	found := false
@@ -417,7 +395,7 @@ func TestASignalToTheGuardEndsTheServiceAndLeavesNothing(t *testing.T) {
 			before(t, s)
 			c, err := bridge.Dial(t.Context(), s.Socket)
 			require.NoError(t, err)
-			pid := serviceOf(t, s.Process.Pid)
+			pid := rig.ServiceOf(t, s.Process.Pid)
 			require.NoError(t, s.Process.Signal(sig))
 			require.NoError(t, s.Ended(t))
 			require.ErrorIs(t, syscall.Kill(pid, 0), syscall.ESRCH)
@@ -443,7 +421,7 @@ func TestASignalWhileTheGuardMakesAPauseEndsIt(t *testing.T) {
 func TestAStoppedServiceHasNoSuccessorBesideIt(t *testing.T) {
 	s := guarded(t, mempool.Host)
 	c := dial(t, s)
-	pid := serviceOf(t, s.Process.Pid)
+	pid := rig.ServiceOf(t, s.Process.Pid)
 	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
 	call := make(chan error, 1)
 	go func() {
@@ -452,7 +430,7 @@ func TestAStoppedServiceHasNoSuccessorBesideIt(t *testing.T) {
 	}()
 	require.NoError(t, syscall.Kill(pid, syscall.SIGCONT))
 	require.NoError(t, <-call)
-	require.Equal(t, pid, serviceOf(t, s.Process.Pid), "the guard has started no other")
+	require.Equal(t, pid, rig.ServiceOf(t, s.Process.Pid), "the guard has started no other")
 	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
 	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
 	stats, err := c.Stats(t.Context())
@@ -465,7 +443,7 @@ func TestALostGuardIsInTheLogTheEventsAndTheStatus(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	require.NoError(t, os.WriteFile(config, nil, 0o600))
 	s := rig.Serve(t, "--guard", "--config", config)
-	service := serviceOf(t, s.Process.Pid)
+	service := rig.ServiceOf(t, s.Process.Pid)
 	status := func() string {
 		out, err := exec.Command(rig.Poolsvc(t), "status", "--socket", s.Socket).CombinedOutput()
 		require.NoError(t, err, string(out))
@@ -493,7 +471,7 @@ func TestClientsThatCloseWhileTheServiceIsAwayLeave(t *testing.T) {
 	require.NoError(t, err)
 	_, err = p.TryAllocate(t.Context(), mempool.Bytes(64))
 	require.NoError(t, err)
-	pid := serviceOf(t, s.Process.Pid)
+	pid := rig.ServiceOf(t, s.Process.Pid)
 	require.NoError(t, s.Process.Signal(syscall.SIGSTOP))
 	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
 	closed := make(chan error, 1)

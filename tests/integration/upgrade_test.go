@@ -52,7 +52,7 @@ func TestClientsGoOnWhenTheServiceIsUpgraded(t *testing.T) {
 		said, err := upgrade(t, s, program)
 		require.NoError(t, err, said)
 		assert.Regexp(t, "^"+program+" took over within .*: 1 pool, .* sessions, .* leases, ", said)
-		runs, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", serviceOf(t, s.Process.Pid)))
+		runs, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", rig.ServiceOf(t, s.Process.Pid)))
 		require.NoError(t, err)
 		assert.Equal(t, program, runs)
 		stats, err := c.Stats(t.Context())
@@ -84,7 +84,7 @@ func TestClientsGoOnWhenTheServiceIsUpgraded(t *testing.T) {
 func TestAServiceGoesOnWhenItsUpgradeIsRefused(t *testing.T) {
 	s := guarded(t, mempool.Host)
 	c := dial(t, s)
-	pid := serviceOf(t, s.Process.Pid)
+	pid := rig.ServiceOf(t, s.Process.Pid)
 	for program, why := range map[string]string{
 		"/nothing/there": "no such file",
 		"/bin/true":      "cannot take over",
@@ -95,7 +95,7 @@ func TestAServiceGoesOnWhenItsUpgradeIsRefused(t *testing.T) {
 		require.Error(t, err, said)
 		assert.Contains(t, said, "the service goes on")
 		assert.Contains(t, said, why)
-		assert.Equal(t, pid, serviceOf(t, s.Process.Pid))
+		assert.Equal(t, pid, rig.ServiceOf(t, s.Process.Pid))
 	}
 	stats, err := c.Stats(t.Context())
 	require.NoError(t, err)
@@ -177,7 +177,7 @@ func TestAGuardThatIsStoppedIsReplacedWhenTheServiceNeedsIt(t *testing.T) {
 	p, err := c.TryOpenPool(t.Context(), "p")
 	require.NoError(t, err)
 	l, was := filled(t, p, 4096, 7), s.Process.Pid
-	pid := serviceOf(t, was)
+	pid := rig.ServiceOf(t, was)
 	require.NoError(t, syscall.Kill(was, syscall.SIGSTOP))
 	for i := range 5 {
 		_, err := c.CreateChannel(t.Context(), bridge.ChannelSpec{Name: fmt.Sprint(i), Pool: p.Info().ID, Capacity: 2})
@@ -227,7 +227,7 @@ func TestAServiceThatTakesOverServesWithoutAPageIfAnotherProgramHasItsPort(t *te
 	p, err := c.TryOpenPool(t.Context(), "p")
 	require.NoError(t, err)
 	l, guard := filled(t, p, 4096, 7), s.Process.Pid
-	child := serviceOf(t, guard)
+	child := rig.ServiceOf(t, guard)
 	require.NoError(t, syscall.Kill(guard, syscall.SIGSTOP))
 	require.NoError(t, syscall.Kill(child, syscall.SIGKILL))
 	require.Eventually(t, func() bool {

@@ -62,6 +62,18 @@ func (s *Script) Say(t testing.TB, line string) {
 	require.NoError(t, err, "%s", &s.err)
 }
 
+// Died waits until the program has ended by itself, and returns how. Its input is `line`, again and again. If it still runs after a minute,
+// Died aborts it.
+func (s *Script) Died(line string) error {
+	abort := time.AfterFunc(patience, func() { _ = s.cmd.Process.Signal(syscall.SIGABRT) })
+	defer abort.Stop()
+	for s.ended = true; ; {
+		if _, err := io.WriteString(s.in, line+"\n"); err != nil {
+			return s.cmd.Wait()
+		}
+	}
+}
+
 // Kill ends the program with SIGKILL, waits until it has ended, and returns the lines that the test had not read.
 func (s *Script) Kill(t testing.TB) (rest []string) {
 	t.Helper()

@@ -3,10 +3,12 @@ package rig
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -132,6 +134,28 @@ func (s *Service) Ended(t testing.TB) error {
 		require.Fail(t, "poolsvc, its guard or its service has not ended", s.Log())
 	}
 	return s.exit
+}
+
+// ServiceOf returns the process of the service that a guard runs, and not the child that Go begins for a moment to learn what the kernel can do.
+func ServiceOf(t testing.TB, guard int) (pid int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", guard))
+		require.NoError(t, err)
+		for _, thread := range threads {
+			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/children", guard, thread.Name()))
+			for _, child := range strings.Fields(string(text)) {
+				given, _ := os.ReadFile("/proc/" + child + "/environ")
+				if strings.Contains(string(given), fmt.Sprintf("LISTEN_PID=from-%d\x00", guard)) {
+					pid, err = strconv.Atoi(child)
+					require.NoError(t, err)
+					return true
+				}
+			}
+		}
+		return false
+	}, time.Minute, time.Millisecond)
+	return pid
 }
 
 // Kill kills the service without a warning.
