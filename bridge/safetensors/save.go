@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -17,17 +18,10 @@ import (
 )
 
 // Save waits until the content of a buffer of several arrays is complete, and writes it as a safetensors file. A file that is there already stays
-// as it is until the new one is complete, and then is replaced. Arrays that share memory, such as tied weights, are written once for each name.
+// as it is until the new one is complete, and then is replaced.
 //
-// Errors: [bridge.ErrInvalid] if the buffer is one array, or the format lacks an element type; those of [bridge.Lease.CopyTo] and of the files;
-// the context's error.
+// Errors: those of [Write] and of the files.
 func Save(ctx context.Context, l *bridge.Lease, path string) (err error) {
-	tensor := l.Tensor()
-	arrays := tensor.Arrays
-	header, err := headerOf(arrays, tensor.Metadata)
-	if err != nil {
-		return err
-	}
 	next := filepath.Join(filepath.Dir(path), fmt.Sprintf(".saved-%x", rand.Uint64()))
 	file, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) // os.CreateTemp's have another mode
 	if err != nil {
@@ -41,11 +35,28 @@ func Save(ctx context.Context, l *bridge.Lease, path string) (err error) {
 			err = errors.Join(err, os.Remove(next))
 		}
 	}()
-	if _, err := file.Write(header); err != nil {
+	if err := Write(ctx, l, file); err != nil {
+		return err
+	}
+	return file.Sync()
+}
+
+// Write waits until the content of a buffer of several arrays is complete, and writes what a safetensors file of it has. Arrays that share
+// memory, such as tied weights, are written once for each name.
+//
+// Errors: [bridge.ErrInvalid], before anything is written, if the buffer is one array, or the format lacks an element type; those of
+// [bridge.Lease.CopyTo] and of w; the context's error.
+func Write(ctx context.Context, l *bridge.Lease, w io.Writer) error {
+	tensor := l.Tensor()
+	header, err := headerOf(tensor.Arrays, tensor.Metadata)
+	if err != nil {
+		return err
+	}
+	if _, err := w.Write(header); err != nil {
 		return err
 	}
 	piece := make([]byte, chunkBytes)
-	for _, a := range arrays {
+	for _, a := range tensor.Arrays {
 		n, err := sizeOf(a.Tensor)
 		if err != nil {
 			return err
@@ -55,12 +66,12 @@ func Save(ctx context.Context, l *bridge.Lease, path string) (err error) {
 			if err := errors.Join(ctx.Err(), l.CopyTo(ctx, part, a.Tensor.ByteOffset+at)); err != nil {
 				return err
 			}
-			if _, err := file.Write(part); err != nil {
+			if _, err := w.Write(part); err != nil {
 				return err
 			}
 		}
 	}
-	return file.Sync()
+	return nil
 }
 
 // sizeOf returns the number of bytes of an array.
