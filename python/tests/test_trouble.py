@@ -282,6 +282,18 @@ def test_a_goodbye_instead_of_a_session_is_the_error_of_its_code(service, code, 
         poolbridge.connect(service.path)
 
 
+def test_a_goodbye_is_read_though_the_service_has_not_read_everything():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    session = Session(Transport(ours))
+    ours.send(b"a request that nobody reads")
+    theirs.send(msgspec.msgpack.encode({"n": "goodbye", "c": "limit", "m": "too slow"}))
+    theirs.close()
+    assert session.receive()
+    with pytest.raises(poolbridge.PoolLimitError, match="too slow"):
+        session.receive()
+    session.transport.close()
+
+
 def test_a_goodbye_is_read_though_the_service_takes_no_more_packets():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     session = Session(Transport(ours))

@@ -41,6 +41,7 @@ from poolbridge._sys.error_texts import shown
 from poolbridge._wire.messages import Fence
 from poolbridge.errors import (
     DeviceMemoryError,
+    DriverError,
     InvalidArgumentError,
     PoolLimitError,
 )
@@ -450,5 +451,10 @@ def _copy_on_device(state: LeaseState, part: _Part, source: Source, stream: Any)
     nbytes = part.description.nbytes
     if nbytes:
         to = state.address(write=True, part=part.description)
-        _cuda_stream.copy(ordinal, key.handle, to, source.address, nbytes)
+        try:
+            _cuda_stream.copy(ordinal, key.handle, to, source.address, nbytes)
+        except DriverError:
+            if source.ordinal == ordinal:
+                raise
+            _cuda.copy_on_device(ordinal, to, source.address, nbytes, source.ordinal)
     return own

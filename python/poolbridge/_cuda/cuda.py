@@ -247,12 +247,26 @@ def copy_from_host(ordinal: int, address: int, data: np.ndarray[Any, Any], own: 
         call("cuCtxSynchronize")
 
 
-def copy_on_device(ordinal: int, destination: int, source: int, nbytes: int) -> None:
-    """Wait until the primary context's work is done, and copy between device addresses. Return after the copy."""
+def copy_on_device(ordinal: int, destination: int, source: int, nbytes: int, owner: int | None = None) -> None:
+    """Wait until the primary context's work is done, and copy between device addresses. Return after the copy.
+
+    The argument `owner` is the GPU that has `source`; None: the GPU `ordinal`. If `ordinal` has no access to `source`,
+    as with pools of another GPU, the copy goes through plain memory of `owner`, which the driver copies to any GPU.
+    """
     with current(ordinal):
         call("cuCtxSynchronize")
-        call("cuMemcpy", destination, source, nbytes)
+        try:
+            call("cuMemcpy", destination, source, nbytes)
+        except DriverError:
+            if owner in {None, ordinal}:
+                raise
+        else:
+            owner = None
         call("cuCtxSynchronize")
+    if owner is not None:
+        through = Allocation(owner, nbytes)
+        copy_on_device(owner, through.address, source, nbytes)
+        copy_on_device(ordinal, destination, through.address, nbytes)
 
 
 class Allocation:
