@@ -60,25 +60,27 @@ type place struct {
 //
 // A path names a file, the index of a model of several files (*.index.json), or a folder that has an index or *.safetensors.
 //
-// Errors: [bridge.ErrInvalid] for a file that is no safetensors file, an element type that cannot be shared, and two tensors of one name; the
-// errors of package os. An error names the file.
+// Errors: [bridge.ErrInvalid] for a file that is no safetensors file, an element type that cannot be shared, two tensors of one name, and an index
+// that names a tensor which is not in its file; the errors of package os. An error names the file. Tensors of a file that the index does not name are
+// loaded, as by the libraries of Hugging Face.
 func Open(path string) (*Files, error) {
-	paths, err := filesOf(path)
+	paths, index, err := filesOf(path)
 	if err != nil {
 		return nil, err
 	}
 	f := new(Files)
-	if err := f.openAll(paths); err != nil {
+	if err := f.openAll(path, paths, index); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }
 
-func (f *Files) openAll(paths []string) (err error) {
+// openAll opens the files of the model `path`. The index says in which of them each tensor is.
+func (f *Files) openAll(path string, paths []string, index map[string]string) (err error) {
 	var arrays []mempool.NamedTensor
 	metadata := map[string]string{}
-	for _, path := range paths {
-		texts, entries, err := f.open(path)
+	for _, one := range paths {
+		texts, entries, err := f.open(one)
 		if err != nil {
 			return err
 		}
@@ -88,10 +90,21 @@ func (f *Files) openAll(paths []string) (err error) {
 			arrays = append(arrays, mempool.NamedTensor{Name: e.name, Tensor: e.tensor})
 			f.places = append(f.places, place{file: f.files[len(f.files)-1].File, from: e.begin, n: e.end - e.begin})
 			f.Bytes += e.end - e.begin
+			if index[e.name] == one {
+				delete(index, e.name)
+			}
 		}
 	}
+	if len(index) > 0 {
+		missing := slices.Sorted(maps.Keys(index))
+		return invalid("%s: the index names %d tensors that are not in their files, such as %.100q (the first in %.100q): get the files again, or their index",
+			path, len(missing), missing[:min(3, len(missing))], filepath.Base(index[missing[0]]))
+	}
+	if len(arrays) == 0 {
+		return invalid("%s has no tensor, and a buffer needs one", path)
+	}
 	if f.Tensor, err = mempool.Pack(arrays...); err != nil {
-		return fmt.Errorf("%s: %w", filepath.Dir(paths[0]), err)
+		return fmt.Errorf("%s: %w", path, err)
 	}
 	f.Tensor.Metadata = metadata
 	for i, a := range f.Tensor.Arrays {
@@ -100,13 +113,13 @@ func (f *Files) openAll(paths []string) (err error) {
 	return nil
 }
 
-// filesOf returns the files of a model.
-func filesOf(path string) ([]string, error) {
+// filesOf returns the files of a model and, if an index names them, the file of each tensor.
+func filesOf(path string) ([]string, map[string]string, error) {
 	if info, err := os.Stat(path); err != nil || !info.IsDir() {
 		if strings.HasSuffix(path, ".index.json") && err == nil {
 			return indexed(path)
 		}
-		return []string{path}, err
+		return []string{path}, nil, err
 	}
 	if index := filepath.Join(path, "model.safetensors.index.json"); exists(index) {
 		return indexed(index)
@@ -121,7 +134,7 @@ func filesOf(path string) ([]string, error) {
 	if err == nil && len(found) == 0 {
 		err = fmt.Errorf("%w: there is no *.safetensors in %s", bridge.ErrNotFound, path)
 	}
-	return found, err
+	return found, nil, err
 }
 
 func exists(path string) bool {
@@ -129,27 +142,25 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// indexed returns the files that an index names. They are in its folder.
-func indexed(path string) ([]string, error) {
+// indexed returns the files that an index names, and the file of each tensor. They are in its folder.
+func indexed(path string) ([]string, map[string]string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var index struct {
 		Files map[string]string `json:"weight_map"`
 	}
 	if err := json.Unmarshal(text, &index); err != nil || len(index.Files) == 0 {
-		return nil, invalid("%s has no weight_map, which names the files: %v", path, err)
+		return nil, nil, invalid("%s has no weight_map, which names the files: %.200v", path, err)
 	}
-	var names []string
-	for _, name := range index.Files {
-		if !filepath.IsLocal(name) {
-			return nil, invalid("%s names the file %q, which is not in its folder", path, name)
+	for tensor, name := range index.Files {
+		if !filepath.IsLocal(name) || len(name) >= unix.PathMax {
+			return nil, nil, invalid("%s names the file %.200q, which is not in its folder", path, name)
 		}
-		names = append(names, filepath.Join(filepath.Dir(path), name))
+		index.Files[tensor] = filepath.Join(filepath.Dir(path), name)
 	}
-	slices.Sort(names)
-	return slices.Compact(names), nil
+	return slices.Compact(slices.Sorted(maps.Values(index.Files))), index.Files, nil
 }
 
 func (f *Files) open(path string) (map[string]string, []entry, error) {

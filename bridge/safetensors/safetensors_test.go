@@ -21,7 +21,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/server"
+	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 	"github.com/poolbridge/poolbridge/tests/harness"
@@ -178,12 +180,18 @@ func TestTheFilesOfAModelAreOneBuffer(t *testing.T) {
 		require.ErrorIs(t, err, bridge.ErrInvalid)
 		require.ErrorContains(t, err, "wrong.index.json")
 	}
-	write(t, folder, "twice.index.json", []byte(`{"weight_map": {"a": "model-0.safetensors", "b": "model-3.safetensors"}}`))
-	file, _ := model(t, map[string][]uint64{"a": {1}})
+	write(t, folder, "twice.index.json", []byte(`{"weight_map": {"a": "model-0.safetensors", "d": "model-3.safetensors"}}`))
+	file, _ := model(t, map[string][]uint64{"a": {1}, "d": {1}})
 	write(t, folder, "model-3.safetensors", file)
 	_, err := Open(filepath.Join(folder, "twice.index.json"))
 	require.ErrorIs(t, err, bridge.ErrInvalid)
 	require.ErrorContains(t, err, `"a"`)
+	_, err = Open(write(t, folder, "lying.index.json", []byte(`{"weight_map": {"a": "model-0.safetensors", "b": "model-1.safetensors", "zz": "model-0.safetensors"}}`)))
+	require.ErrorIs(t, err, bridge.ErrInvalid)
+	require.ErrorContains(t, err, `lying.index.json: the index names 2 tensors that are not in their files, such as ["b" "zz"] (the first in "model-1.safetensors")`)
+	partial := load(t, pool, write(t, folder, "partial.index.json", []byte(`{"weight_map": {"a": "model-0.safetensors"}}`)))
+	require.Len(t, partial.Tensor().Arrays, 2, "a tensor that only the index lacks is loaded, as by the libraries of Hugging Face")
+	require.NoError(t, partial.Release(false))
 	_, err = Open(t.TempDir())
 	require.ErrorIs(t, err, bridge.ErrNotFound)
 	_, err = Open(filepath.Join(folder, "none"))
@@ -207,6 +215,15 @@ func malformed() map[string][]byte {
 		"a name twice":           described(`{"a":{`+good+`},"a":{`+good+`}}`, make([]byte, 4)),
 		"a field twice":          described(tensor(good+`,"shape":[4]`), make([]byte, 4)),
 		"metadata of numbers":    described(`{"__metadata__":{"a":1}}`, nil),
+		"metadata of null":       described(`{"__metadata__":{"a":null},"a":{`+good+`}}`, make([]byte, 4)),
+		"null as an extent":      described(tensor(`"dtype":"U8","shape":[null],"data_offsets":[0,0]`), nil),
+		"null as an offset":      described(tensor(`"dtype":"U8","shape":[4],"data_offsets":[null,4]`), make([]byte, 4)),
+		"null as a shape":        described(tensor(`"dtype":"U8","shape":null,"data_offsets":[0,1]`), make([]byte, 1)),
+		"null as a tensor":       described(`{"a":null}`, nil),
+		"half a pair":            described(`{"\\\ud83d":{`+good+`}}`, make([]byte, 4)),
+		"the second half":        described(`{"\uDE00":{`+good+`}}`, make([]byte, 4)),
+		"two first halves":       described(`{"\ud83d\ud83d":{`+good+`}}`, make([]byte, 4)),
+		"half a pair of a text":  described(`{"__metadata__":{"a":"\ud83dA"},"a":{`+good+`}}`, make([]byte, 4)),
 		"a gap at the end":       described(tensor(good), make([]byte, 5)),
 		"data missing":           described(tensor(good), make([]byte, 3)),
 		"a gap":                  described(tensor(`"dtype":"U8","shape":[3],"data_offsets":[1,4]`), make([]byte, 4)),
@@ -223,7 +240,6 @@ func malformed() map[string][]byte {
 		"half a byte in a row":   described(tensor(`"dtype":"F4","shape":[2,3],"data_offsets":[0,3]`), make([]byte, 3)),
 		"a scalar of half":       described(tensor(`"dtype":"F4","shape":[],"data_offsets":[0,1]`), make([]byte, 1)),
 		"a byte for each half":   described(tensor(`"dtype":"F4","shape":[4],"data_offsets":[0,4]`), make([]byte, 4)),
-		"another field":          described(tensor(good+`,"x":1`), make([]byte, 4)),
 		"a name without letters": described(`{"":{`+good+`}}`, make([]byte, 4)),
 		"a control character":    described(`{"a\u0007":{`+good+`}}`, make([]byte, 4)),
 		"a tensor that is text":  described(`{"a":"b"}`, nil),
@@ -231,6 +247,23 @@ func malformed() map[string][]byte {
 		"no tensor":              described("{}", nil),
 	}
 	return files
+}
+
+func TestWhatTheFormatsLibraryReadsIsRead(t *testing.T) {
+	const good = `{"dtype":"U8","shape":[4],"data_offsets":[0,4]}`
+	for name, header := range map[string]string{
+		"null as metadata":     `{"a":` + good + `,"__metadata__":null}`,
+		"another field":        `{"a":` + good[:len(good)-1] + `,"x":{"y":[null]}}}`,
+		"a pair of surrogates": `{"\ud83d\uDE00":` + good + `}`,
+		"no surrogate":         `{"\\ud83d \" \ufffd":` + good + `}`,
+		"blanks":               "{ \"a\" :\n" + good + "\t}\r ",
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, err := Open(write(t, t.TempDir(), "m.safetensors", described(header, make([]byte, 4))))
+			require.NoError(t, err)
+			assert.NoError(t, f.Close())
+		})
+	}
 }
 
 func TestOfAKeyInTheMetadataOfSeveralFilesTheFirstValueCounts(t *testing.T) {
@@ -270,6 +303,7 @@ func TestAMalformedFileIsRefusedByItsName(t *testing.T) {
 			fds := harness.OpenFDs(t)
 			_, err := Open(write(t, t.TempDir(), "m.safetensors", file))
 			require.ErrorIs(t, err, bridge.ErrInvalid)
+			require.ErrorContains(t, err, "m.safetensors")
 			assert.Equal(t, fds, harness.OpenFDs(t))
 		})
 	}
@@ -279,6 +313,66 @@ func TestAMalformedFileIsRefusedByItsName(t *testing.T) {
 		_, err := Open(path)
 		require.ErrorIs(t, err, bridge.ErrInvalid)
 	}
+}
+
+func TestTheErrorOfAFileIsShort(t *testing.T) {
+	const long = 100_000
+	text, extents := strings.Repeat("x", long), strings.Repeat("1,", long)
+	for name, file := range map[string]string{
+		"a key":       `{"` + text + `":0,"` + text + `":0}`,
+		"a key twice": `{"a":{"` + text + `":0,"` + text + `":0}}`,
+		"a type":      `{"a":{"dtype":"` + text + `","shape":[],"data_offsets":[0,1]}}`,
+		"no object":   `{"a":"` + text + `"}`,
+		"a number":    `{"a":{"dtype":1` + strings.Repeat("0", long) + `}}`,
+		"an extent":   `{"a":{"shape":[1` + strings.Repeat("0", long) + `]}}`,
+		"dimensions":  `{"a":{"dtype":"U8","shape":[` + extents + `1],"data_offsets":[0,1]}}`,
+		"metadata":    `{"__metadata__":{"` + text + `":0}}`,
+	} {
+		_, err := Open(write(t, t.TempDir(), "m.safetensors", described(file, []byte{0})))
+		require.ErrorIs(t, err, bridge.ErrInvalid, name)
+		assert.Less(t, len(err.Error()), 1000, name)
+		if name == "dimensions" {
+			require.ErrorContains(t, err, "at most 32")
+		}
+	}
+	for _, index := range []string{`{"weight_map": {"a": "../` + text + `"}}`, `{"weight_map": {"a": "` + text + `"}}`, `{"weight_map": {"a": 1` + strings.Repeat("0", long) + `}}`} {
+		_, err := Open(write(t, t.TempDir(), "m.index.json", []byte(index)))
+		require.ErrorIs(t, err, bridge.ErrInvalid)
+		assert.Less(t, len(err.Error()), 1000)
+	}
+	folder := t.TempDir()
+	file, _ := model(t, map[string][]uint64{"a": {1}})
+	write(t, folder, "m", file)
+	_, err := Open(write(t, folder, "m.index.json", []byte(`{"weight_map": {"`+text+`": "m"}}`)))
+	require.ErrorIs(t, err, bridge.ErrInvalid)
+	assert.Less(t, len(err.Error()), 1000)
+}
+
+func TestWhatNoBufferCanDescribeIsRefusedBeforeAllIsRead(t *testing.T) {
+	defer func() { maxLayout = mempool.MaxLayoutBytes }()
+	maxLayout = 1000
+	const tensor = `:{"dtype":"U8","shape":[0],"data_offsets":[0,0]},`
+	for _, header := range []string{ // they end too early
+		`{"__metadata__":{"a":"` + strings.Repeat("x", 1000) + `",`,
+		`{"__metadata__":{"` + strings.Repeat("x", 1000) + `":"",`,
+		`{"` + strings.Repeat("a", 240) + `"` + tensor + `"` + strings.Repeat("b", 240) + `"` + tensor + `"__metadata__":{"c":"` + strings.Repeat("x", 500) + `",`,
+	} {
+		_, err := Open(write(t, t.TempDir(), "m.safetensors", described(header, nil)))
+		require.ErrorIs(t, err, bridge.ErrInvalid)
+		require.ErrorContains(t, err, "m.safetensors")
+		require.ErrorContains(t, err, "would need more than 1000 bytes in a buffer")
+	}
+	metadata, arrays := map[string]string{}, make([]wire.NamedTensor, 640)
+	for i := range arrays {
+		metadata[fmt.Sprintf("%03d", i)] = ""
+		arrays[i] = wire.NamedTensor{Name: "a", Tensor: convert.WireTensor(mempool.Tensor{DType: mempool.Int8})}
+	}
+	layout, err := wire.AppendBufferLayout(nil, metadata, nil)
+	require.NoError(t, err)
+	assert.GreaterOrEqual(t, len(layout), len(metadata)*(3+metadataBytes))
+	layout, err = wire.AppendBufferLayout(nil, nil, arrays)
+	require.NoError(t, err)
+	assert.GreaterOrEqual(t, len(layout), len(arrays)*(1+tensorBytes))
 }
 
 func TestAFileThatChangesWhileItIsReadIsAnError(t *testing.T) {

@@ -181,6 +181,11 @@ def test_an_index_stands_for_the_files_that_it_names_and_that_are_beside_it(mode
     (tmp_path / "x.index.json").write_text("{")
     with pytest.raises(InvalidArgumentError, match="no weight_map"):
         client.load(tmp_path / "x.index.json", pool="p")
+    for outside in ("../x", "a/../../x", "/etc/passwd", "", "..", "x" * 100_000):
+        (tmp_path / "x.index.json").write_text(json.dumps({"weight_map": {"w": outside}}))
+        with pytest.raises(InvalidArgumentError, match="not in its folder") as error:
+            client.load(tmp_path / "x.index.json", pool="p")
+        assert len(str(error.value)) < 1000
     (tmp_path / "x.index.json").write_text(json.dumps({"weight_map": {"w": "\0"}}))
     with pytest.raises(InvalidArgumentError, match="no path"):
         client.load(tmp_path / "x.index.json", pool="p")

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 # A header has at most this many bytes. `poolsvc load` refuses a file whose header is longer.
 _MOST_HEADER = 100_000_000
+# A path of Linux has fewer bytes.
+_MOST_PATH = 4096
 # How often others may be faster, or fail, before their error is raised: perhaps the name stays with what is no model.
 _MOST_TRIES = 10
 
@@ -107,11 +109,17 @@ def _files_of(path: Path) -> list[Path]:
             return sorted(one for one in path.iterdir() if one.name.endswith(".safetensors"))
     if index.name.endswith(".index.json") and index.is_file():
         try:
-            named = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
-            return [index.parent / name for name in sorted(set(named))]
+            names = sorted(set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()))
+            if all(map(_is_local, names)):
+                return [index.parent / name for name in names]
         except msgspec.MsgspecError:
             pass
     return [index]
+
+
+def _is_local(name: str) -> bool:
+    """Return whether `poolsvc load` takes a name of an index: that of a file in the index's folder."""
+    return os.path.normpath(name or "/").split("/")[0] not in {"", ".."} and len(os.fsencode(name)) < _MOST_PATH
 
 
 def _name_of(path: Path, pool: int) -> str:
