@@ -507,6 +507,42 @@ func TestASavedFileHasTheModeOfTheProgramAndACancelledOneIsGone(t *testing.T) {
 	require.NoError(t, l.Release(false))
 }
 
+func TestOnlyARegularFileIsReplaced(t *testing.T) {
+	file, content := model(t, map[string][]uint64{"a": {3}})
+	pool, folder := pools(t)[mempool.Host], t.TempDir()
+	l := load(t, pool, write(t, t.TempDir(), "m.safetensors", file))
+	at := func(name string) string { return filepath.Join(folder, name) }
+	require.NoError(t, os.Mkdir(at("folder"), 0o700))
+	require.NoError(t, unix.Mkfifo(at("fifo"), 0o600))
+	require.NoError(t, os.Symlink("/dev/null", at("device")))
+	require.NoError(t, os.Symlink("none", at("dangling")))
+	out, err := os.Create(at("out"))
+	require.NoError(t, err)
+	before := os.Stdout
+	os.Stdout = out
+	defer func() { os.Stdout = before }()
+	entries, err := os.ReadDir(folder)
+	require.NoError(t, err)
+	for _, path := range []string{at("folder"), at("fifo"), at("device"), at("dangling"), at("out"), "/dev/null", fmt.Sprintf("/proc/self/fd/%d", out.Fd())} {
+		err := Save(t.Context(), l, path)
+		require.ErrorIs(t, err, bridge.ErrInvalid, path)
+		require.ErrorContains(t, err, path)
+	}
+	after, err := os.ReadDir(folder)
+	require.NoError(t, err)
+	require.Equal(t, fmt.Sprint(entries), fmt.Sprint(after), "each is what it was")
+
+	write(t, at("folder"), "target", []byte("another file"))
+	require.NoError(t, os.Symlink("folder/target", at("link")))
+	require.NoError(t, Save(t.Context(), l, at("link")))
+	to, err := os.Readlink(at("link"))
+	require.NoError(t, err)
+	assert.Equal(t, "folder/target", to)
+	again := load(t, pool, at("folder/target"))
+	compare(t, again, content)
+	require.NoError(t, errors.Join(l.Release(false), again.Release(false), out.Close()))
+}
+
 func TestABufferThatNoFileCanHaveIsNotSaved(t *testing.T) {
 	pool := pools(t)[mempool.Host]
 	path := filepath.Join(t.TempDir(), "m.safetensors")

@@ -18,10 +18,13 @@ import (
 )
 
 // Save waits until the content of a buffer of several arrays is complete, and writes it as a safetensors file. A file that is there already stays
-// as it is until the new one is complete, and then is replaced.
+// as it is until the new one is complete, and then is replaced. A symbolic link stays: the file that it names is replaced.
 //
-// Errors: those of [Write] and of the files.
+// Errors: [bridge.ErrInvalid] if the path names the standard output, or what is no regular file; those of [Write] and of the files.
 func Save(ctx context.Context, l *bridge.Lease, path string) (err error) {
+	if path, err = replaceable(path); err != nil {
+		return err
+	}
 	next := filepath.Join(filepath.Dir(path), fmt.Sprintf(".saved-%x", rand.Uint64()))
 	file, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) // os.CreateTemp's have another mode
 	if err != nil {
@@ -72,6 +75,24 @@ func Write(ctx context.Context, l *bridge.Lease, w io.Writer) error {
 		}
 	}
 	return nil
+}
+
+// replaceable returns the path of the file that `path` names, which is new or a regular file.
+func replaceable(path string) (string, error) {
+	info, err := os.Stat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Lstat(path); err == nil {
+			return "", invalid("%s is a symbolic link to a file that is not there: remove it, or name that file", path)
+		}
+		return path, nil
+	}
+	if err != nil {
+		return "", err
+	}
+	if out, err := os.Stdout.Stat(); !info.Mode().IsRegular() || err == nil && os.SameFile(info, out) {
+		return "", invalid("%s is a folder, a device, a pipe or the standard output: name a regular file or a new one", path)
+	}
+	return filepath.EvalSymlinks(path)
 }
 
 // sizeOf returns the number of bytes of an array.
