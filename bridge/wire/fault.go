@@ -3,6 +3,7 @@ package wire
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // PacketError says why a packet is malformed. It wraps ErrProtocol.
@@ -31,7 +32,7 @@ type FieldError struct {
 func (e *FieldError) Error() string {
 	where := e.Key
 	if e.Message != "" {
-		where = e.Message + ": " + where
+		where = strings.TrimSuffix(e.Message+": "+where, ": ")
 	}
 	return fmt.Sprintf("%s: expected %s, found %s", where, e.Expected, e.Found)
 }

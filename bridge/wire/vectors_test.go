@@ -211,6 +211,8 @@ func TestLongMetadataIsCutBetweenItsCharacters(t *testing.T) {
 		_, err := wire.AppendBufferLayout(nil, wrong, nil)
 		require.ErrorIs(t, err, wire.CodeInvalid)
 	}
+	_, err := wire.AppendBufferLayout(nil, map[string]string{"k": strings.Repeat("v", wire.MaxLayoutBytes)}, nil)
+	require.ErrorContains(t, err, "layout: expected at most 33554432 bytes, found ")
 }
 
 func TestEveryFieldOfEveryMessageStandsInAVector(t *testing.T) {

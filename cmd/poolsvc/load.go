@@ -34,7 +34,7 @@ PATH is a file, the index of a model of several files (*.index.json), or a folde
 
 With --while-used the name is there at once, and readers wait for the content. The name goes with the last program that uses the model; this command
 uses it until its standard input has a line or ends. Python's load_dict does this for you.`,
-		Example: `  poolsvc pool create name=models,kind=device,max=24GiB
+		Example: `  poolsvc pool create name=models,kind=vmm,max=24GiB
   poolsvc load llama/ --name llama --pool models`,
 		Args: arguments(1, 1),
 	}, func(c *cobra.Command, client *bridge.Client, args []string) (err error) {
@@ -73,12 +73,13 @@ uses it until its standard input has a line or ends. Python's load_dict does thi
 		}
 		began := time.Now()
 		l, err := open.TryAllocate(ctx, files.Tensor)
-		if err != nil && whileUsed { // another program may have just allocated memory for this model
-			soon, cancel := context.WithTimeout(ctx, time.Second)
-			defer cancel()
-			return cmp.Or(checkFree(soon, client.Get, name), err)
-		}
 		if err != nil {
+			err = fmt.Errorf("%s: %w", args[0], err)
+			if whileUsed { // another program may have just allocated memory for this model
+				soon, cancel := context.WithTimeout(ctx, time.Second)
+				defer cancel()
+				err = cmp.Or(checkFree(soon, client.Get, name), err)
+			}
 			return err
 		}
 		var done atomic.Uint64
@@ -158,7 +159,7 @@ func checkFree(ctx context.Context, get func(context.Context, string, bridge.Lea
 		err = l.Release(false)
 	case errors.Is(err, bridge.ErrNotFound), errors.Is(err, context.DeadlineExceeded):
 		return nil
-	case errors.Is(err, bridge.ErrDisconnected):
+	case errors.Is(err, bridge.ErrDisconnected), errors.Is(err, bridge.ErrInvalid), errors.Is(err, context.Canceled):
 		return err
 	}
 	return errors.Join(fmt.Errorf("%w: there is a buffer %q already: --replace lets the name refer to the new one", bridge.ErrExists, name), err)

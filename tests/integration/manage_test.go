@@ -91,6 +91,11 @@ func TestAModelIsLoadedFromTheShellAndReadInPython(t *testing.T) {
 		out, err := poolsvc(t, wrong...)
 		require.Error(t, err, out)
 	}
+	long := strings.Replace(header, "format", strings.Repeat("x", 5000), 1)
+	require.NoError(t, os.WriteFile(path, append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(long))), long...), file[8+len(header):]...), 0o600))
+	out, err = poolsvc(t, "load", path, "--name", "long", "--pool", "models")
+	require.Error(t, err)
+	assert.Contains(t, out, path+": invalid argument: 2 arrays in one buffer, whose names, shapes and metadata are too long: layout: md[0].k: expected ")
 	require.NoError(t, os.Truncate(path, 100))
 	out, err = poolsvc(t, "load", path, "--name", "cut", "--pool", "models")
 	require.Error(t, err)

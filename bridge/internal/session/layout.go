@@ -29,7 +29,7 @@ func WithLayout(t mempool.Tensor) (mempool.Tensor, []byte, error) {
 	}
 	layout, err := wire.AppendBufferLayout(nil, t.Metadata, convert.WireLayout(t.Arrays).Arrays)
 	if err != nil {
-		return t, nil, typed.Errorf(mempool.ErrInvalid, "%d arrays in one buffer: %v", len(t.Arrays), err)
+		return t, nil, typed.Errorf(mempool.ErrInvalid, "%d arrays in one buffer, whose names, shapes and metadata are too long: %v: use several buffers, or shorter metadata", len(t.Arrays), err)
 	}
 	n := uint64(len(layout))
 	t.Shape, t.LayoutBytes, t.Metadata = []uint64{t.Shape[0] - t.LayoutBytes + n}, n, maps.Clone(t.Metadata)
