@@ -13,6 +13,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/failpoint"
 	"github.com/poolbridge/poolbridge/internal/program"
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -264,7 +265,9 @@ func (c *connection) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 	if token, lasts := session.Token(); lasts {
 		out.Token = token[:]
 	}
+	failpoint.At("hello/answering")
 	c.reply(q, out, nil)
+	failpoint.At("hello/answered")
 	return nil
 }
 
@@ -275,6 +278,7 @@ func (c *connection) answerAgain(q uint32, r wire.Request) bool {
 	if !did {
 		return false
 	}
+	failpoint.At("answer/again")
 	switch r := r.(type) {
 	case *wire.Alloc, *wire.AllocRange, *wire.Get, *wire.LeaseBuffer:
 		g, err := c.session.Granted(answer)

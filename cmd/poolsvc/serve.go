@@ -19,6 +19,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/upkeep"
+	"github.com/poolbridge/poolbridge/internal/failpoint"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -130,6 +131,7 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 	} else if err != nil {
 		r.svc.Impaired(err.Error())
 	}
+	failpoint.At("serve/pools")
 	serving := server.Config{Mode: p.mode, MaxSessions: p.limits.sessions, MaxWaits: p.limits.waits, Unused: l.unused, Log: log}
 	web, err := p.web.serve(r.svc, &serving, bounded(r.healthy), bounded(r.ready))
 	if err != nil && r.adopted {
@@ -147,6 +149,7 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 		return &socketError{err}
 	}
 	r.server.Store(srv)
+	failpoint.At("serve/listening")
 	for _, say := range made {
 		say()
 	}
@@ -157,6 +160,7 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 	ctx, end := context.WithCancel(c.Context())
 	defer end()
 	r.systemd.tell(daemon.SdNotifyReady, "STATUS=serving "+srv.Path())
+	failpoint.At("serve/ready")
 	l.live(end, srv, srv.Path(), log)
 	if err := startWatchdog(ctx, log, r.systemd, bounded(r.answers)); err != nil {
 		log.Warn("the service cannot notify systemd's watchdog", "error", err)
@@ -168,6 +172,7 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 	log.Info("shutting down")
 	r.systemd.tell(daemon.SdNotifyStopping)
 	took.end()
+	failpoint.At("serve/ending")
 	return srv.Close()
 }
 

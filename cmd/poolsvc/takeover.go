@@ -17,6 +17,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/guard"
 	"github.com/poolbridge/poolbridge/internal/count"
+	"github.com/poolbridge/poolbridge/internal/failpoint"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 	"github.com/poolbridge/poolbridge/mempool/service/books"
@@ -100,6 +101,7 @@ func (r *running) begin(config service.Config) (*takeover, error) {
 	if f := held[service.BooksName]; f != nil {
 		began := time.Now()
 		if r.svc, err = adopt(config, f, held); err == nil {
+			failpoint.At("begin/adopted")
 			_ = f.Close() // these books were only read: the service has new ones
 			r.adopted = true
 			r.svc.TookOver(time.Since(began))
@@ -113,10 +115,12 @@ func (r *running) begin(config service.Config) (*takeover, error) {
 			if name != socketName && f != held[unitSocket] {
 				_ = f.Close() // it was only held
 				store.Drop(name)
+				failpoint.At("begin/dropped")
 			}
 		}
 	}
 	r.svc = service.New(config)
+	failpoint.At("begin/made")
 	return t, nil
 }
 
@@ -131,7 +135,10 @@ func adopt(config service.Config, f *os.File, held map[string]*os.File) (*servic
 // listen serves clients on the socket of the service before this one, or on a new one.
 func (t *takeover) listen(socket string, p *plan, l life, svc *service.Service, config server.Config) (*server.Server, error) {
 	if t.store != nil && t.held[unitSocket] == nil {
-		config.Made = func(made *os.File) error { return t.store.Keep(socketName, made) }
+		config.Made = func(made *os.File) error {
+			defer failpoint.At("listen/kept")
+			return t.store.Keep(socketName, made)
+		}
 	}
 	if f := t.held[socketName]; f != nil {
 		return server.ListenAgain(f, svc, config)

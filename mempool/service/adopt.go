@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/internal/count"
+	"github.com/poolbridge/poolbridge/internal/failpoint"
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/books"
@@ -65,6 +66,7 @@ func (d *descriptors) keep(f *os.File) uint64 {
 	number := d.last.Add(1)
 	if d.held.Add(1) <= maxHeld {
 		_ = d.store.Keep(fileName(number), f)
+		failpoint.At("keep/stored")
 	}
 	return number
 }
@@ -103,6 +105,7 @@ func (d *descriptors) tell(done chan struct{}) {
 		for _, name := range names {
 			for !d.store.Drop(name) {
 			}
+			failpoint.At("drop/told")
 		}
 	}
 }
@@ -124,11 +127,13 @@ func (d *descriptors) end() {
 	case <-telling:
 	case <-time.After(5 * time.Second):
 	}
+	failpoint.At("end/told")
 }
 
 // flush closes the descriptors that the books do not name any more. The caller holds Service.mu.
 func (d *descriptors) flush() {
 	for _, number := range d.dropped {
+		failpoint.At("drop/committed")
 		d.dropNow(fileName(number))
 	}
 	d.dropped = d.dropped[:0]
@@ -150,8 +155,10 @@ func (s *Service) keepBooks() {
 		s.unguardedLocked(fmt.Sprintf("the service does not outlive its process: its books cannot be kept: %v", err))
 		return
 	}
+	failpoint.At("books/kept")
 	s.guard = mempool.GuardWatches
 	s.mu.commit = func() {
+		failpoint.At("commit/changed")
 		if last := s.journal.Last(); last != s.ledger.Last.Event {
 			s.ledger.Last.Event = last
 			s.ledger.Touch(&s.ledger.Last)
@@ -160,6 +167,7 @@ func (s *Service) keepBooks() {
 			s.unkept = true
 			s.unguardedLocked(fmt.Sprintf("the service does not outlive its process any more: its books cannot be written: %v", err))
 		}
+		failpoint.At("commit/written")
 		s.descriptors.flush()
 	}
 }
@@ -214,6 +222,7 @@ func Adopt(c Config, from *books.Content, files map[string]*os.File) (*Service, 
 	if err := a.memory(); err != nil {
 		return nil, errors.Join(err, a.undo())
 	}
+	failpoint.At("adopt/channels")
 	s.mu.Lock()
 	defer s.unlock()
 	for name, f := range files {
@@ -222,9 +231,12 @@ func Adopt(c Config, from *books.Content, files map[string]*os.File) (*Service, 
 			s.descriptors.dropNow(name)
 		}
 	}
+	failpoint.At("adopt/dropped")
 	s.keepBooks()
 	a.sessions()
+	failpoint.At("adopt/sessions")
 	a.blocks()
+	failpoint.At("adopt/blocks")
 	return s, nil
 }
 
@@ -233,9 +245,11 @@ func (a *adoption) memory() error {
 	if err := a.pools(); err != nil {
 		return err
 	}
+	failpoint.At("adopt/pools")
 	if err := a.timelines(); err != nil {
 		return err
 	}
+	failpoint.At("adopt/timelines")
 	return a.channels()
 }
 
@@ -400,7 +414,9 @@ func (a *adoption) blocks() {
 
 // awaitClient ends the session if its client does not come back.
 func (s *Session) awaitClient(back <-chan struct{}) {
-	gone := s.svc.processGone(s.rec.Peer, back)
+	stop := make(chan struct{})
+	defer close(stop)
+	gone := s.svc.processGone(s.rec.Peer, stop)
 	why := fmt.Sprintf("its client did not come back within %v to the service that took over", s.svc.resumeTime)
 	select {
 	case <-back:
@@ -415,7 +431,7 @@ func (s *Session) awaitClient(back <-chan struct{}) {
 	absent := s.absent == back
 	s.svc.mu.Unlock()
 	if absent {
-		s.End(mempool.SessionLost, why, gone)
+		<-s.End(mempool.SessionLost, why, gone)
 	}
 }
 
@@ -530,6 +546,7 @@ func (s *Service) Resume(p mempool.Peer, id uint64, token mempool.Epoch, notify 
 			}
 		}
 	}
+	failpoint.At("resume/session")
 	return of, of.rec.Done, nil
 }
 

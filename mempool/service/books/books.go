@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
+	"github.com/poolbridge/poolbridge/internal/failpoint"
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
@@ -135,6 +136,7 @@ func (b *Books) Commit(l *ledger.Ledger) error {
 	if b.end+size > min(2*b.whole+partBytes, areaBytes) {
 		err = b.rewrite(l)
 	} else if err = b.append(b.area, b.end, b.out); err == nil {
+		failpoint.At("books/appended")
 		b.commit(b.area, b.end+size)
 	}
 	if cap(b.out) > partBytes {
@@ -163,7 +165,9 @@ func (b *Books) rewrite(l *ledger.Ledger) error {
 		return err
 	}
 	b.whole = end
+	failpoint.At("books/rewritten")
 	b.commit(next, end)
+	failpoint.At("books/moved")
 	if b.allocated[old] <= 4*partBytes {
 		return nil // the next rewrite uses these pages again
 	}

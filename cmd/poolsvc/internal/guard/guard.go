@@ -21,6 +21,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 
+	"github.com/poolbridge/poolbridge/internal/failpoint"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
@@ -74,10 +75,12 @@ func (g *Guard) Run() error {
 	if err := g.listen(); err != nil {
 		return err
 	}
+	failpoint.At("guard/listening")
 	_, _ = g.Held[answerName].WriteString(g.name) // of a guard that was given descriptors; the service may have died
 	closeAll([]*os.File{g.Held[answerName]})
 	delete(g.Held, answerName)
 	g.child, g.ready = g.given, g.given != nil
+	failpoint.At("guard/answered")
 	go g.receive()
 	served := g.ready                                          // by any service
 	takeovers, _ := strconv.Atoi(os.Getenv(TakeoversVariable)) // of services that had another guard
@@ -130,6 +133,7 @@ func (g *Guard) serve(signals <-chan os.Signal) (told bool, err error) {
 	process := g.given
 	if g.given = nil; process == nil {
 		process, err = launch(pathOf(g.program), g.Held, nil, "NOTIFY_SOCKET="+g.name, "FDSTORE=guard")
+		failpoint.At("guard/launched")
 		g.child, g.ready = cmp.Or(process, g.child), false
 	}
 	g.mu.Unlock()
@@ -152,6 +156,7 @@ func (g *Guard) serve(signals <-chan os.Signal) (told bool, err error) {
 // wait waits for the end of a service, and returns how it ended.
 func (g *Guard) wait(process *os.Process) error {
 	err := await(process)
+	failpoint.At("guard/reaped")
 	if socket, failed := dial(g.name); failed == nil {
 		_ = settle(socket, answerTime) // hears the last words of the service
 		_ = unix.Close(socket)
@@ -181,11 +186,13 @@ func (g *Guard) upgrade(path string, asked, books *os.File) {
 		closeAll([]*os.File{asked, program})
 		return
 	}
+	failpoint.At("upgrade/checked")
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.answer("another upgrade came")
 	g.asked, g.read, g.before, g.program = asked, g.Held[service.BooksName], g.program, program
 	_ = g.child.Kill() // it may have died
+	failpoint.At("upgrade/killed")
 	time.AfterFunc(answerTime, func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
@@ -320,12 +327,15 @@ func (g *Guard) handle(from unix.Ucred, text string, files []*os.File) (others [
 	case slices.Contains(lines, "FDSTORE=1") && len(files) == 1:
 		closeAll([]*os.File{g.Held[name]})
 		g.Held[name], files = files[0], nil
+		failpoint.At("guard/stored")
 	case slices.Contains(lines, "FDSTOREREMOVE=1"):
 		closeAll([]*os.File{g.Held[name]})
 		delete(g.Held, name)
+		failpoint.At("guard/dropped")
 	}
 	if slices.Contains(others, "READY=1") {
 		g.ready = true
+		failpoint.At("guard/ready")
 		g.answer(accepted)
 	}
 	return others

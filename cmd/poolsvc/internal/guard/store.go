@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/poolbridge/poolbridge/internal/failpoint"
 )
 
 // Store is the descriptor store of the guard, or of systemd.
@@ -129,6 +131,7 @@ func (s *Store) NewGuard() error {
 	_ = await(s.Guard)                                        // how it ended does not matter
 	time.Sleep(100 * time.Millisecond)                        // a guard that dies at once again and again does little harm
 	_ = unix.CloseRange(3, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC) // if the driver has opened some otherwise
+	failpoint.At("newguard/begun")
 	var guard *os.Process
 	var given map[string]*os.File
 	name, err := ask(answerTime, func(w *os.File) (err error) {
@@ -138,6 +141,7 @@ func (s *Store) NewGuard() error {
 		held := maps.Clone(given)
 		held[answerName] = w
 		guard, err = launch("", held, &syscall.SysProcAttr{Setsid: true})
+		failpoint.At("newguard/launched")
 		return err
 	})
 	s.mu.Lock()
@@ -148,6 +152,7 @@ func (s *Store) NewGuard() error {
 	if err == nil {
 		err = os.NewSyscallError("connect to a guard that has begun", unix.Connect(s.socket, &unix.SockaddrUnix{Name: name}))
 	}
+	failpoint.At("newguard/connected")
 	for name, f := range s.held { // what came meanwhile
 		if err == nil && given[name] != f {
 			err = send(s.socket, keepText(name), f)
@@ -162,6 +167,7 @@ func (s *Store) NewGuard() error {
 		_ = guard.Kill() // it may have died
 		go func() { _ = await(guard) }()
 	}
+	failpoint.At("newguard/done")
 	s.Guard = cmp.Or(guard, s.Guard)
 	return errors.Join(err, os.Setenv("NOTIFY_SOCKET", name))
 }
@@ -220,6 +226,7 @@ func (s *Store) Keep(name string, f *os.File) error {
 	}
 	err := send(s.socket, keepText(name), f)
 	if err == nil {
+		failpoint.At("store/sent")
 		err = settle(s.socket, limit)
 	}
 	silent := errors.Is(err, errSilent)
