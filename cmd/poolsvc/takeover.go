@@ -111,12 +111,12 @@ func (r *running) begin(config service.Config) (*takeover, error) {
 			return nil, fmt.Errorf("the service before this one cannot be taken over now: %w", err) // the guard tries again
 		}
 		r.log.Error("the service before this one cannot be taken over: its sessions end, and its memory is given back", "error", err)
-		for name, f := range held {
-			if name != socketName && f != held[unitSocket] {
-				_ = f.Close() // it was only held
-				store.Drop(name)
-				failpoint.At("begin/dropped")
-			}
+	}
+	for name, f := range held { // also without books: a service may have died here, when it had dropped them
+		if name != socketName && f != held[unitSocket] {
+			_ = f.Close() // it was only held
+			store.Drop(name)
+			failpoint.At("begin/dropped")
 		}
 	}
 	r.svc = service.New(config)

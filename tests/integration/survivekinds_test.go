@@ -33,12 +33,12 @@ func kills(t *testing.T) int {
 	return n
 }
 
-// guarded starts a service with a guard and a pool "p".
-func guarded(t *testing.T, kind mempool.Kind) *rig.Service {
+// guarded starts a service with a guard and a pool "p"; `command` is that of [rig.ServeBy], or else that of [rig.Serve].
+func guarded(t *testing.T, kind mempool.Kind, command ...string) *rig.Service {
 	if err := kind.Probe(""); err != nil {
 		t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)
 	}
-	return rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", fmt.Sprintf("name=p,kind=%s,max=256MiB", kind))
+	return rig.ServeBy(t, append(command, rig.Poolsvc(t))[:max(1, len(command))], "--guard", "--guard-quick", "0s", "--pool", fmt.Sprintf("name=p,kind=%s,max=256MiB", kind))
 }
 
 // has checks that a lease has `size` bytes that are all b.

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -75,17 +76,28 @@ func (l *lockedBuffer) String() string {
 // Serve starts `poolsvc serve` with args, on a new socket that no other service uses. It stops the service when the test ends.
 func Serve(t testing.TB, args ...string) *Service {
 	t.Helper()
+	return ServeBy(t, []string{Poolsvc(t)}, args...)
+}
+
+// ServeBy is like Serve, but the command runs poolsvc: the path of a program, with the arguments before `serve`.
+func ServeBy(t testing.TB, command []string, args ...string) *Service {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "pb") // the path of t.TempDir may be too long for a socket
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return ServeAt(t, filepath.Join(dir, "run", "poolsvc.sock"), args...)
+	return serve(t, command, filepath.Join(dir, "run", "poolsvc.sock"), args...)
 }
 
 // ServeAt is like Serve, but the service listens on the given socket.
 func ServeAt(t testing.TB, socket string, args ...string) *Service {
 	t.Helper()
+	return serve(t, []string{Poolsvc(t)}, socket, args...)
+}
+
+func serve(t testing.TB, command []string, socket string, args ...string) *Service {
+	t.Helper()
 	s := &Service{Socket: socket, exited: make(chan struct{})}
-	s.cmd = exec.Command(Poolsvc(t), append([]string{"serve", "--verbose", "--socket", socket}, args...)...)
+	s.cmd = exec.Command(command[0], slices.Concat(command[1:], []string{"serve", "--verbose", "--socket", socket}, args)...)
 	s.cmd.Stderr = &s.log
 	require.NoError(t, s.cmd.Start())
 	s.Process = s.cmd.Process
