@@ -538,15 +538,15 @@ func (d *drama) loseAnswers() {
 	d.work()
 }
 
-// fillBooks makes changes until the books begin anew.
+// fillBooks makes changes with long records until the books begin anew.
 func (d *drama) fillBooks() {
-	p, err := d.clients[0].OpenPool(d.ctx, "p")
-	require.NoError(d, err)
+	spec := mempool.PoolSpec{Name: "w", Kind: mempool.Host, MaxBytes: 4096, Access: mempool.Access{UIDs: []uint32{uint32(os.Getuid())}}}
+	for i := range 1000 {
+		spec.Access.UIDs = append(spec.Access.UIDs, uint32(1<<31+i))
+	}
 	for !d.reached() {
-		for range 500 {
-			l, err := p.Allocate(d.ctx, mempool.Bytes(64))
-			require.NoError(d, err)
-			require.NoError(d, l.Release(false))
-		}
+		p, err := d.clients[0].CreatePool(d.ctx, spec)
+		require.NoError(d, err)
+		require.NoError(d, p.Destroy(d.ctx))
 	}
 }
