@@ -47,7 +47,8 @@ const (
 var deaths = map[string][]death{
 	"keep/stored":     {{steps: strings.Repeat("kpkpp", 10)}, {when: "start", start: true}}, // each descriptor
 	"store/sent":      {{steps: strings.Repeat("pkp", 10)}, {when: "start", start: true}},
-	"drop/committed":  {{steps: strings.Repeat("pkp", 10)}},
+	"drop/committed":  {{steps: strings.Repeat("pkp", 10), act: (*drama).work}},
+	"drop/told":       {{act: (*drama).work}}, // after the answer: the next act would be too early
 	"commit/changed":  {{steps: strings.Repeat("pppppppk", 12)}, {when: "start", start: true}},
 	"commit/written":  {{steps: strings.Repeat("pppppk", 12)}, {when: "start", start: true}},
 	"books/appended":  {{steps: strings.Repeat("pppppppppk", 12)}, {when: "start", start: true}},
@@ -68,7 +69,8 @@ var deaths = map[string][]death{
 	"guard/listening": {{steps: "k"}},
 	"guard/answered":  {{steps: "k"}},
 	"guard/stored":    {{}, {when: "start", start: true}},
-	"guard/ready":     {{}, {when: "start", start: true}},
+	"guard/dropped":   {{act: (*drama).work}},
+	"guard/ready":     {{act: (*drama).killService}, {when: "start", start: true}},
 	"guard/reaped":    {{steps: "k", act: (*drama).killService, left: gone}},
 	"newguard/begun":  {{steps: "k", act: (*drama).killGuard, left: gone}},
 	"upgrade/killed":  {{steps: "k", act: (*drama).upgrade, left: gone}},
