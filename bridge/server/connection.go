@@ -283,7 +283,10 @@ func (c *connection) answerAgain(q uint32, r wire.Request) bool {
 	case *wire.Alloc, *wire.AllocRange, *wire.Get, *wire.LeaseBuffer:
 		g, err := c.session.Granted(answer)
 		c.replyLease(q, g, err)
-	case *wire.Create, *wire.Open:
+	case *wire.Create:
+		p, err := c.session.MadePool(answer)
+		c.replyPool(q, p, err)
+	case *wire.Open:
 		p, err := c.session.FindPool(answer)
 		c.replyPool(q, p, err)
 	case *wire.Publish:

@@ -483,6 +483,19 @@ func (s *Session) Answered(requests []uint32) {
 // ends with this process.
 func (s *Session) Token() (token mempool.Epoch, lasts bool) { return s.rec.Token, s.svc.books != nil }
 
+// MadePool returns a pool that the session has made, for an answer that is made again. Those who may use the pool need not include its maker.
+//
+// Errors: [mempool.ErrNotFound].
+func (s *Session) MadePool(id uint64) (*Pool, error) {
+	s.svc.mu.Lock()
+	defer s.svc.mu.Unlock()
+	p, err := s.svc.ledger.SeenPool(s.rec, id)
+	if err != nil {
+		return nil, err
+	}
+	return s.svc.poolOf(p), nil
+}
+
 // Granted returns a lease of the session again, for an answer that is made again.
 //
 // Errors: [mempool.ErrReleased].
