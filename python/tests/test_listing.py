@@ -97,8 +97,8 @@ def test_a_buffer_says_under_which_name_and_version_it_was_published_last(servic
         shown = subprocess.run(command, capture_output=True, check=True, timeout=60, text=True).stdout
         assert [" old v3 (former) " in line for line in shown.splitlines()] == [False, True, False]
         assert " old v4  " in shown
-        shown = subprocess.run([*command, "--json"], capture_output=True, check=True, timeout=60).stdout
-        assert [(one["name"], one["version"], one["published"]) for one in json.loads(shown)["buffers"]] == [
+        listed = subprocess.run([*command, "--json"], capture_output=True, check=True, timeout=60).stdout
+        assert [(one["name"], one["version"], one["published"]) for one in json.loads(listed)["buffers"]] == [
             (name, version, published) for _, name, version, published in said
         ]
 
