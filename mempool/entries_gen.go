@@ -134,6 +134,9 @@ type BufferInfo struct {
 	Names     int      // number of names of the buffer
 	InChannel bool     // whether it is in a channel, or used by the channel's consumers
 	Whole     uint64   // buffer of whose memory it is a range; 0: it has a block of its own
+	Name      string   // name of its newest publication; empty: none
+	Version   uint64   // version of its newest publication
+	Published bool     // whether it still has that name
 }
 
 // LeaseInfo describes a lease, and the session that has it.

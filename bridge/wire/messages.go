@@ -281,6 +281,9 @@ type BufferInfo struct {
 	Names      Count    `wire:"nn?"`                      // number of names of the buffer
 	InChannel  bool     `wire:"ch?"`                      // whether it is in a channel, or used by the channel's consumers
 	Whole      uint64   `wire:"wh?,none" poolsvc:",zero"` // buffer of whose memory it is a range; none: it has a block of its own
+	Name       string   `wire:"nm?"`                      // name of its newest publication; empty: none
+	Version    uint64   `wire:"v?"`                       // version of its newest publication
+	Published  bool     `wire:"pu?"`                      // whether it still has that name
 }
 
 // LeaseInfo describes a lease, and the session that has it.

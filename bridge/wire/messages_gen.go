@@ -220,6 +220,9 @@ var bufferInfoFields = record[BufferInfo]{
 	uintField("nn", func(m *BufferInfo) *Count { return &m.Names }).maybe(),
 	boolField("ch", func(m *BufferInfo) *bool { return &m.InChannel }).maybe(),
 	uintField("wh", func(m *BufferInfo) *uint64 { return &m.Whole }).maybe(),
+	stringField("nm", func(m *BufferInfo) *string { return &m.Name }).maybe(),
+	uintField("v", func(m *BufferInfo) *uint64 { return &m.Version }).maybe(),
+	boolField("pu", func(m *BufferInfo) *bool { return &m.Published }).maybe(),
 }
 
 var leaseInfoFields = record[LeaseInfo]{

@@ -138,6 +138,9 @@ func jsonBufferInfo(e mempool.BufferInfo, l *listed) map[string]any {
 		"names":        e.Names,
 		"in_channel":   e.InChannel,
 		"whole":        e.Whole,
+		"name":         e.Name,
+		"version":      e.Version,
+		"published":    e.Published,
 	}
 	return out
 }

@@ -170,13 +170,13 @@ are frames that consumers missed; in a queue, also those that were delivered too
 			short:   "Show the buffers that are published in a running service",
 			long:    "Show the names of the buffers that you may lease. A name is removed when its SESSION ends, or with the last lease (while used), or is kept (-).",
 			entries: (*bridge.Client).Names,
-			head:    "NAME\tPOOL\tBUFFER\tDTYPE\tSHAPE\tBYTES\tUSER\tSESSION",
+			head:    "NAME\tPOOL\tVERSION\tBUFFER\tDTYPE\tSHAPE\tBYTES\tUSER\tSESSION",
 			row: func(n mempool.NameInfo, l *listed) string {
 				until := l.who(n.Session)
 				if n.WhileUsed {
 					until = "while used"
 				}
-				return fmt.Sprintf("%s\t%s\t%d\t%s\t%s\t%d\t%s", n.Name, l.pool(n.Pool), n.Buffer, display.Content(n.Tensor, "\t"), display.Size(n.Bytes),
+				return fmt.Sprintf("%s\t%s\t%d\t%d\t%s\t%s\t%d\t%s", n.Name, l.pool(n.Pool), n.Version, n.Buffer, display.Content(n.Tensor, "\t"), display.Size(n.Bytes),
 					n.UID, until)
 			},
 			named:      true,
@@ -188,15 +188,15 @@ are frames that consumers missed; in a queue, also those that were delivered too
 		listing[mempool.BufferInfo]{
 			name:  "buffers",
 			short: "Show the buffers of a running service and the sessions that hold them",
-			long: `Show the buffers of the pools that you may use. COUNTS FOR and BY are sessions: the program, and the id in brackets. A block counts for the
-session that allocated its buffer, also while only a name or a channel has the buffer. With --session, BLOCK sums to BYTES of poolsvc sessions;
-poolsvc leases --session shows what a session uses. USE and BY say who writes or reads the buffer, or that it is only published, or in a channel: then
-BY is the producer. With --json, layout_bytes is not 0 for several arrays.`,
+			long: `Show the buffers of the pools that you may use. NAME is the name and version of the buffer's newest publication; (former): it has lost that name.
+COUNTS FOR and BY are sessions: the program, and the id in brackets. A block counts for the session that allocated its buffer, also while only a name or
+a channel has the buffer. With --session, BLOCK sums to BYTES of poolsvc sessions; poolsvc leases --session shows what a session uses. USE and BY say
+who writes or reads the buffer, or that it is only published, or in a channel: then BY is the producer. With --json, layout_bytes is not 0 for several arrays.`,
 			entries: (*bridge.Client).Buffers,
-			head:    "BUFFER\tPOOL\tDTYPE\tSHAPE\tBYTES\tBLOCK\tCOUNTS FOR\tUSE\tBY\tNAMES",
+			head:    "BUFFER\tPOOL\tNAME\tDTYPE\tSHAPE\tBYTES\tBLOCK\tCOUNTS FOR\tUSE\tBY\tNAMES",
 			row: func(b mempool.BufferInfo, l *listed) string {
-				return fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d", b.ID, l.pool(b.Pool), display.Content(b.Tensor, "\t"), display.Size(b.Bytes),
-					display.Size(b.BlockBytes), l.who(b.Session), display.Use(b), users(b, l), b.Names)
+				return fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d", b.ID, l.pool(b.Pool), display.Name(b.Name, b.Version, b.Published),
+					display.Content(b.Tensor, "\t"), display.Size(b.Bytes), display.Size(b.BlockBytes), l.who(b.Session), display.Use(b), users(b, l), b.Names)
 			},
 			named:      true,
 			json:       jsonBufferInfo,

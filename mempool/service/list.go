@@ -89,6 +89,7 @@ func (v View) Buffers(after string, most int, into []mempool.BufferInfo) (Page[m
 		if whole := b.Whole(); whole != nil {
 			info.Whole = whole.ID
 		}
+		info.Name, info.Version, info.Published = b.Published()
 		info.InChannel = useOf(b, moving) == BlockInChannel
 		return info
 	})

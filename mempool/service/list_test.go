@@ -103,6 +103,7 @@ func TestAStrangerIsToldOfItsOwnAlone(t *testing.T) {
 	s := open(t, svc)
 	p, _ := fakePool(t, s, 1<<20)
 	publish(t, allocate(t, s, p, 100), mempool.Publication{Name: "x"})
+	publish(t, allocate(t, s, p, 100), mempool.Publication{Name: "x", Replace: true})
 	_, err := s.MakeChannel(mempool.ChannelSpec{Name: "c", Pool: p.rec.Info.ID, Capacity: 1})
 	require.NoError(t, err)
 	stranger, err := svc.OpenSession(mempool.Peer{UID: 4711, PID: 17}, "spy", func(Notice) {})

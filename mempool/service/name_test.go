@@ -72,6 +72,49 @@ func TestABufferIsPublishedAgainUnderItsOwnName(t *testing.T) {
 	checkBooks(t, svc)
 }
 
+func TestABufferRemembersItsNewestPublication(t *testing.T) {
+	s := newSuccession(t)
+	one, err := s.svc.OpenSession(mempool.Self(), "one", func(Notice) {})
+	require.NoError(t, err)
+	p := createPool(t, one, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 20})
+	of := func(s *Session) (said []any) {
+		for _, b := range all(t, 9, s.View().Buffers) {
+			said = append(said, b.Name, b.Version, b.Published)
+		}
+		return said
+	}
+	old := allocate(t, one, p, 1)
+	assert.Equal(t, []any{"", uint64(0), false}, of(one))
+	publish(t, old, mempool.Publication{Name: "model", Version: 3})
+	assert.Equal(t, []any{"model", uint64(3), true}, of(one))
+	publish(t, allocate(t, one, p, 1), mempool.Publication{Name: "model", Replace: true})
+	replaced := []any{"model", uint64(3), false, "model", uint64(4), true}
+	assert.Equal(t, replaced, of(one))
+	checkBooks(t, s.svc)
+	require.NoError(t, s.takeOver())
+	again := s.resume(one)
+	assert.Equal(t, replaced, of(again), "also after a takeover")
+	require.NoError(t, again.Unpublish("model"))
+	assert.Equal(t, []any{"model", uint64(3), false, "model", uint64(4), false}, of(again))
+	blocks := s.svc.Overview(9).Maps[0].Blocks
+	assert.Equal(t, []any{"model", uint64(3), false}, []any{blocks[0].Name, blocks[0].Version, blocks[0].Published})
+}
+
+func TestOfSeveralNamesABufferRemembersTheNewest(t *testing.T) {
+	s := open(t, newService(t))
+	p, _ := fakePool(t, s, 4096)
+	l := allocate(t, s, p, 1)
+	for _, name := range []string{"x", "y"} {
+		publish(t, l, mempool.Publication{Name: name, Keep: true})
+		require.NoError(t, l.Release(false))
+		next, err := s.getLease(context.Background(), name, true, 0)
+		require.NoError(t, err)
+		l = next
+		b := all(t, 9, s.View().Buffers)[0]
+		assert.Equal(t, []any{name, uint64(1), true}, []any{b.Name, b.Version, b.Published})
+	}
+}
+
 func TestABufferLivesAsLongAsAnyOfItsNames(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)

@@ -69,8 +69,10 @@ type BlockInfo struct {
 	Writer  uint64
 	Readers []uint64
 	Reads   int
-	// Name is one of the buffer's names.
-	Name string
+	// Name, Version and Published are as in [mempool.BufferInfo].
+	Name      string
+	Version   uint64
+	Published bool
 	// Failed says that the content will never be complete: the buffer's writer died, or said that the content failed.
 	Failed bool
 }
@@ -157,11 +159,9 @@ func (s *Service) Overview(most int) Overview {
 	v.countBuffers(most / len(s.ledger.Pools))
 	v.recount()
 	o.ServiceStats = s.statsLocked(nil)
-	shown := make(map[uint64]*BlockInfo) // by id of the buffer, for buffers with a name
 	for _, p := range o.Pools {
-		o.Maps = append(o.Maps, v.mapper(s.ledger.Pools[p.Pool.ID]).describe(v.Service, v.moving, shown))
+		o.Maps = append(o.Maps, v.mapper(s.ledger.Pools[p.Pool.ID]).describe(v.Service, v.moving))
 	}
-	v.findNames(shown)
 	return o
 }
 
@@ -233,20 +233,6 @@ func (v *view) recount() {
 func (v *view) end(b *ledger.Buffer) {
 	if b.ID <= v.passed && b.Whole() == nil {
 		v.ended = append(v.ended, b)
-	}
-}
-
-// findNames sets the name of each block in shown to the first name of the block's buffer. The keys of shown are buffer ids. The caller
-// holds Service.mu.
-func (v *view) findNames(shown map[uint64]*BlockInfo) {
-	if len(shown) == 0 {
-		return
-	}
-	for n := range v.ledger.Names.All() {
-		if info := shown[n.Buffer.ID]; info != nil && info.Name == "" {
-			info.Name = n.Text
-		}
-		v.giveWay()
 	}
 }
 
@@ -449,16 +435,13 @@ func (m *mapper) free() {
 
 // describe returns the map of the mapper's pool. moving has the ids of blocks in channels. describe adds to named the blocks whose
 // buffers have names. The caller holds Service.mu.
-func (m *mapper) describe(s *Service, moving map[uint64]struct{}, named map[uint64]*BlockInfo) (made PoolMap) {
+func (m *mapper) describe(s *Service, moving map[uint64]struct{}) (made PoolMap) {
 	slices.SortFunc(m.all, before)
 	made.Blocks = make([]BlockInfo, len(m.all))
 	for i, one := range m.all {
 		one.group.Bytes -= one.Size
 		one.group.Blocks--
 		made.Blocks[i] = one.describe(s, moving)
-		if one.buffer != nil && one.buffer.Names > 0 {
-			named[one.buffer.ID] = &made.Blocks[i]
-		}
 	}
 	for _, g := range m.groups {
 		if g.Blocks > 0 {
@@ -484,6 +467,7 @@ func (one drawn) describe(s *Service, moving map[uint64]struct{}) BlockInfo {
 	if b.Writer != nil {
 		info.Writer = b.Writer.Session.ID
 	}
+	info.Name, info.Version, info.Published = b.Published()
 	info.Readers, info.Reads = b.ReadersOf(), b.Readers.Len()
 	return info
 }

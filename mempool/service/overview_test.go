@@ -61,7 +61,7 @@ func TestAMapSaysWhatEveryBlockIsUsedForAndByWhom(t *testing.T) {
 	assert.EqualValues(t, 4096, blocks[0].BufferBytes)
 	assert.Equal(t, mempool.Bytes(4096), *blocks[0].Tensor)
 	assert.ElementsMatch(t, []uint64{s.rec.ID, reader.rec.ID}, blocks[1].Readers)
-	assert.Equal(t, "a", blocks[1].Name)
+	assert.Equal(t, []any{"a", uint64(1), true}, []any{blocks[1].Name, blocks[1].Version, blocks[1].Published})
 	for _, b := range blocks[:3] {
 		assert.Equal(t, s.rec.ID, b.Session, "it counts for the one that allocated it")
 		assert.GreaterOrEqual(t, b.Age, time.Duration(0))
@@ -275,7 +275,7 @@ func TestAnOverviewCountsEachBlockOnceThoughItIsReleasedAndAllocatedMeanwhile(t 
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
 	v.recount()
-	m := v.mapper(p.rec).describe(svc, v.moving, make(map[uint64]*BlockInfo))
+	m := v.mapper(p.rec).describe(svc, v.moving)
 	o := Overview{Maps: []PoolMap{m}}
 	assert.Equal(t, p.rec.Reserved, total(o))
 	assert.Equal(t, map[BlockUse]int{BlockWritten: 1, BlockRead: 1, BlockFree: 1}, uses(o))

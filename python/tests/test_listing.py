@@ -86,6 +86,23 @@ def test_the_buffers_that_count_for_a_session_sum_to_its_bytes(service, client):
             assert [one["block_bytes"] for one in shown["buffers"]] == counted
 
 
+def test_a_buffer_says_under_which_name_and_version_it_was_published_last(service, client):
+    client.put({"a": np.ones(3)}, "old", version=3)
+    with poolbridge.connect(service.path) as other:
+        kept = other.get("old")
+        client.put({"a": np.ones(3)}, "old", replace=True)
+        said = [(one.id == kept.buffer_id, one.name, one.version, one.published) for one in client.buffers()]
+        assert said == [(True, "old", 3, False), (False, "old", 4, True)]
+        command = [POOLSVC, "buffers", "--socket", service.path]
+        shown = subprocess.run(command, capture_output=True, check=True, timeout=60, text=True).stdout
+        assert [" old v3 (former) " in line for line in shown.splitlines()] == [False, True, False]
+        assert " old v4  " in shown
+        listed = subprocess.run([*command, "--json"], capture_output=True, check=True, timeout=60).stdout
+        assert [(one["name"], one["version"], one["published"]) for one in json.loads(listed)["buffers"]] == [
+            (name, version, published) for _, name, version, published in said
+        ]
+
+
 def test_the_list_of_channels_says_how_far_the_slowest_consumer_is_behind(service, client):
     client.create_pool("p", kind="host", max_bytes="1MiB")
     channel = client.create_channel("c", capacity=3)

@@ -229,9 +229,10 @@ def test_thousands_of_arrays_are_one_buffer(client, other):
         ({}, "the dict is empty"),
         ({"": np.zeros(1)}, "the array name '' has 0 bytes"),
         ({"a" * 256: np.zeros(1)}, "256 bytes"),
-        ({("a", "b"): np.zeros(1)}, "the array name .* is no text"),
         ({"a": np.zeros(1), "b": "text"}, "array 'b': "),
-        ({"a": {"b": np.zeros(1)}}, "array 'a': "),
+        ({"a": {"b": np.zeros(1), 3: np.zeros(1)}}, r"the array name \('a', 3\) is no text"),
+        ({"a": {"b": np.zeros(1)}, "a.b": np.zeros(1)}, "two arrays have the name 'a.b'"),
+        ({"a": {}}, "the dict is empty"),
         ({"a": np.zeros(1, object)}, "array 'a': dtype object"),
     ],
 )
@@ -240,6 +241,14 @@ def test_a_wrong_dict_is_refused_and_loses_nothing(client, arrays, text):
         client.put(arrays, "batch")
     assert not client.names()
     assert leases(client) == 0
+
+
+def test_the_names_of_nested_dicts_and_tuples_are_joined(client, other):
+    client.put({"a": {"b": np.ones(1), ("c", "d"): np.ones(2)}, ("e",): np.ones(3), "f/.%": np.ones(4)}, "model")
+    sizes = {"a.b": 1, "a.c.d": 2, "e": 3, "f/.%": 4}
+    assert {name: array.size for name, array in other.get_dict("model").items()} == sizes
+    with client.allocate({"a": {"b": (1, "uint8")}, ("a", "c"): (2, "uint8")}) as lease:
+        assert list(lease.keys()) == ["a.b", "a.c"]
 
 
 class OddName(str):

@@ -83,7 +83,7 @@ func TestAModelIsLoadedFromTheShellAndReadInPython(t *testing.T) {
 	assert.Equal(t, "None\n", python.Run(t, "-c", "import poolbridge\nwith poolbridge.connect() as c:\n    print(c.get('saved').verify())\n"))
 	out, err = poolsvc(t, "names")
 	require.NoError(t, err)
-	assert.Regexp(t, `m +models +\d+ +several arrays +client\.get_dict\(NAME\) `, out)
+	assert.Regexp(t, `m +models +\d+ +\d+ +several arrays +client\.get_dict\(NAME\) `, out)
 	out, err = poolsvc(t, "buffers", "--json")
 	require.NoError(t, err)
 	assert.Regexp(t, `"layout_bytes": *[1-9]`, out)

@@ -54,8 +54,8 @@ with poolbridge.connect(sys.argv[1]) as client:
 		require.NoError(t, err, string(out))
 		return string(out)
 	}
-	assert.Regexp(t, `weights +p +\d+ +float32 +\[2 3\] +24B`, list("names"))
-	assert.Regexp(t, `\d+ +p +float32 +\[2 3\] +24B`, list("buffers"))
+	assert.Regexp(t, `weights +p +1 +\d+ +float32 +\[2 3\] +24B`, list("names"))
+	assert.Regexp(t, `\d+ +p +weights v1 +float32 +\[2 3\] +24B`, list("buffers"))
 	assert.Regexp(t, `camera +\d+ +p +broadcast +4 +block +0 +0 +0 +0 +0 +0 +- +open`, list("channels"))
 	assert.NotContains(t, list("sessions"), "poolsvc", "neither the command nor the service is a program that somebody started to use it")
 	var names struct {

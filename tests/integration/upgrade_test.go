@@ -88,7 +88,7 @@ func TestAServiceGoesOnWhenItsUpgradeIsRefused(t *testing.T) {
 	for program, why := range map[string]string{
 		"/nothing/there": "no such file",
 		"/bin/true":      "cannot take over",
-		newer(t):         "these books have format 1 with records of version 1, and this program reads format 1 with records of version 1000",
+		newer(t):         "these books have format 1 with records of version 2, and this program reads format 1 with records of version 1000",
 		script(t, "books) echo 'poolsvc: no' >&2; exit 1;;"): "poolsvc: no",
 	} {
 		said, err := upgrade(t, s, program)
@@ -110,7 +110,7 @@ func newer(t *testing.T) string {
 		t.Skip("this needs Go and the source")
 	}
 	dir := t.TempDir()
-	changed := strings.Replace(string(source), "const Version = 1\n", "const Version = 1000\n", 1)
+	changed := strings.Replace(string(source), "const Version = 2\n", "const Version = 1000\n", 1)
 	require.NotEqual(t, string(source), changed)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "records.go"), []byte(changed), 0o600))
 	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {path: filepath.Join(dir, "records.go")}})

@@ -221,6 +221,9 @@ func BufferInfo(e wire.BufferInfo) mempool.BufferInfo {
 		Names:      countOf(e.Names),
 		InChannel:  e.InChannel,
 		Whole:      e.Whole,
+		Name:       e.Name,
+		Version:    e.Version,
+		Published:  e.Published,
 	}
 }
 
@@ -240,6 +243,9 @@ func WireBufferInfo(e mempool.BufferInfo) wire.BufferInfo {
 		Names:      wireCount(e.Names),
 		InChannel:  e.InChannel,
 		Whole:      e.Whole,
+		Name:       e.Name,
+		Version:    e.Version,
+		Published:  e.Published,
 	}
 }
 

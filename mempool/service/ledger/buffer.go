@@ -46,9 +46,26 @@ type buffers struct {
 	reasons map[uint64]string // by id of a failed buffer: the reason that the producer gave
 	events  map[uint64][]byte // by id of a buffer: the handle of the interprocess event that came with the content
 
-	versions map[uint64]uint64 // by id of a buffer that has lost a name: the greatest version that such a name had
+	published     map[uint64]published // by id of a buffer that has or had a name
+	mostPublished int                  // the greatest length of this map
 
 	divisions map[uint64]*division // by id of a buffer that is a range, or has ranges
+}
+
+// published is what is known of the names that a buffer has or had.
+type published struct {
+	name    string // of the newest publication
+	version uint64 // of the newest publication
+	lost    uint64 // the greatest version of a name that the buffer has lost
+}
+
+// Published returns the name and version of the newest publication of the buffer, and whether it has this name still. "": it was never
+// published. Who sees the buffer may know its names: see [Name.VisibleTo].
+func (b *Buffer) Published() (name string, version uint64, still bool) {
+	l := b.Block.Pool.ledger
+	p := l.published[b.ID]
+	n := l.Names.Get(p.name)
+	return p.name, p.version, n != nil && n.Buffer == b
 }
 
 // division is what is known of a buffer that is a range: a part of the memory of another buffer, its whole. The whole stays as long as it has
@@ -146,7 +163,7 @@ func (l *Ledger) RemoveBuffer(b *Buffer) (whole *Buffer) {
 	t.Buffers.Remove(b.ID)
 	delete(t.reasons, b.ID)
 	delete(t.events, b.ID)
-	delete(t.versions, b.ID)
+	RemoveKey(&t.published, &t.mostPublished, b.ID)
 	p.Has.Buffers--
 	if whole != nil {
 		if of := t.divisions[whole.ID]; of.ranges == 1 {

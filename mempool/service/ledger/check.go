@@ -188,6 +188,8 @@ func (c *checker) checkNames() {
 			s.names++
 		}
 		c.want(b.Block.Pool.names.Get(text) == n, "the name %q is not in its pool", text)
+		p := c.published[b.ID]
+		c.want(p.name != "" && (p.name != text || p.version == n.Version), "buffer %d was last published as %q v%d, and has the name %q v%d", b.ID, p.name, p.version, text, n.Version)
 		used := b.Writer != nil || b.Readers.Len() > 0 || b.Frames > 0
 		c.want(!n.WhileUsed || n.Owner == nil && used && slices.Contains(c.whileUsed[b.ID], n), "the name %q should have ended with the last lease of buffer %d", text, b.ID)
 		c.want(n.Owner == nil || !n.Owner.Ended && c.known(n.Owner) && n.Owner.Names[text] == n, "the name %q belongs to a session that does not have it", text)
@@ -327,8 +329,8 @@ func (c *checker) checkBuffers() {
 	for id := range c.events {
 		c.want(c.Buffers.Get(id) != nil, "there is an event of buffer %d, which is gone", id)
 	}
-	for id := range c.versions {
-		c.want(c.Buffers.Get(id) != nil, "there is a version of buffer %d, which is gone", id)
+	for id := range c.published {
+		c.want(c.Buffers.Get(id) != nil, "there is a publication of buffer %d, which is gone", id)
 	}
 }
 

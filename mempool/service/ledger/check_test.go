@@ -134,6 +134,8 @@ func TestACheckSaysWhatIsWrong(t *testing.T) {
 		"the sessions of each user":                    func(b *books) { b.sessionsOf[7]-- },
 		"is newer than the last":                       func(b *books) { b.Last.Session = 1 },
 		"the names of each user":                       func(b *books) { b.namesOf[7]++ },
+		"last published as \"\" v0, and has the name":  func(b *books) { delete(b.published, 2) },
+		"a publication of buffer 77":                   func(b *books) { b.published[77] = published{} },
 		"names buffer 2, which is gone":                func(b *books) { b.Buffers.Remove(2) },
 		"belongs to a session that does not have it":   func(b *books) { clear(b.writer.Names) },
 		"buffer 2: the number of names is":             func(b *books) { b.shared.Names++ },

@@ -42,7 +42,7 @@ type LastIDs struct {
 func New(l Limits) *Ledger {
 	return &Ledger{Limits: l.Filled(), Pools: make(map[uint64]*Pool), PoolNames: make(map[string]*Pool), poolsOf: make(Tally), sessionsOf: make(Tally),
 		keepers: make(map[keeperKey]*Keeper), Exports: make(map[uint64][]byte),
-		buffers: buffers{reasons: make(map[uint64]string), events: make(map[uint64][]byte), versions: make(map[uint64]uint64), divisions: make(map[uint64]*division)}, names: names{namesOf: make(Tally), whileUsed: make(map[uint64][]*Name)},
+		buffers: buffers{reasons: make(map[uint64]string), events: make(map[uint64][]byte), published: make(map[uint64]published), divisions: make(map[uint64]*division)}, names: names{namesOf: make(Tally), whileUsed: make(map[uint64][]*Name)},
 		timelines: timelines{Timelines: make(map[uint64]*Timeline)}, channels: channels{ChannelNames: make(map[string]*Channel)}}
 }
 

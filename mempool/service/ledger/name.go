@@ -40,7 +40,9 @@ func (l *Ledger) SetName(p mempool.Publication, b *Buffer, s *Session) (named, o
 		named.Owner = s
 	}
 	l.putName(named)
+	l.published[b.ID] = published{p.Name, named.Version, l.published[b.ID].lost}
 	l.Touch(namedBy{l, p.Name})
+	l.Touch(b)
 	return named, old
 }
 
@@ -48,9 +50,9 @@ func (l *Ledger) SetName(p mempool.Publication, b *Buffer, s *Session) (named, o
 // which names of the buffer had before its content was written anew.
 func (l *Ledger) replaced(old *Name, b *Buffer) uint64 {
 	if old == nil {
-		return l.versions[b.ID]
+		return l.published[b.ID].lost
 	}
-	return max(old.Version, l.versions[b.ID])
+	return max(old.Version, l.published[b.ID].lost)
 }
 
 // putName adds a name to the tables, to its owner and to its buffer.
@@ -74,7 +76,9 @@ func (l *Ledger) RemoveName(n *Name) {
 	l.Touch(namedBy{l, n.Text})
 	l.Touch(n.Buffer)
 	l.namesOf.add(n.UID, -1)
-	l.versions[n.Buffer.ID] = max(l.versions[n.Buffer.ID], n.Version)
+	of := l.published[n.Buffer.ID]
+	of.lost = max(of.lost, n.Version)
+	l.published[n.Buffer.ID] = of
 	n.Buffer.Block.Pool.Has.Names--
 	n.Buffer.Block.Pool.names.Remove(n.Text)
 	if n.Owner != nil {

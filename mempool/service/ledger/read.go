@@ -270,8 +270,8 @@ func (r *reader) readBuffer(id uint64, e *bufferFields) {
 	if e.Event != nil {
 		r.events[id] = e.Event
 	}
-	if e.Version != 0 {
-		r.versions[id] = e.Version
+	if e.Published != "" {
+		r.published[id] = published{e.Published, e.Version, e.Lost}
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 // key, which begins with its table, and fields. Records name each other by id. Sums and indexes are not written: Read computes them anew.
 
 // Version is the version of the records.
-const Version = 1
+const Version = 2
 
 // table says what a record describes. Read makes the records of a table after those of the tables before it.
 type table uint8
@@ -549,7 +549,9 @@ type bufferFields struct {
 	Made                     uint32
 	Reason                   string
 	Event                    []byte
-	Version                  uint64
+	Published                string // name of the newest publication
+	Version                  uint64 // of the newest publication
+	Lost                     uint64
 	Whole, Base              uint64 // of a range; 0: it is none
 }
 
@@ -560,12 +562,13 @@ func (b *Buffer) write(c *codec) {
 	if !c.lives(l.Buffers.Get(b.ID) == b) {
 		return
 	}
-	e := bufferFields{b.Block.ID, b.Bytes, b.Generation, *b.Tensor, b.Account.session, b.Account.uid, b.Frames, b.Ready, b.Failed, b.Doubted, b.Made, "", nil, 0, 0, b.Base()}
+	e := bufferFields{b.Block.ID, b.Bytes, b.Generation, *b.Tensor, b.Account.session, b.Account.uid, b.Frames, b.Ready, b.Failed, b.Doubted, b.Made, "", nil, "", 0, 0, 0, b.Base()}
 	if whole := b.Whole(); whole != nil {
 		e.Whole = whole.ID
 	}
-	if len(l.reasons)+len(l.events)+len(l.versions) > 0 {
-		e.Reason, e.Event, e.Version = l.reasons[b.ID], l.events[b.ID], l.versions[b.ID]
+	if len(l.reasons)+len(l.events)+len(l.published) > 0 {
+		p := l.published[b.ID]
+		e.Reason, e.Event, e.Published, e.Version, e.Lost = l.reasons[b.ID], l.events[b.ID], p.name, p.version, p.lost
 	}
 	e.code(c)
 }
@@ -583,7 +586,9 @@ func (e *bufferFields) code(c *codec) {
 	number(c, &e.Made)
 	text(c, &e.Reason)
 	text(c, &e.Event)
+	text(c, &e.Published)
 	number(c, &e.Version)
+	number(c, &e.Lost)
 	number(c, &e.Whole)
 	number(c, &e.Base)
 }

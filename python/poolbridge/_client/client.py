@@ -525,8 +525,8 @@ class Client(Lists, ClientState):
         array
             A NumPy array, or an array of any library that has DLPack or ``__cuda_array_interface__``. Or a dict of such
             arrays, by their names: they are copied into one buffer, one after the other, and `get_dict` returns them
-            all. Arrays that are the same memory, such as tied weights, are stored once. A lease of `allocate` of
-            several arrays is published without a copy.
+            all. The names of nested dicts and of tuples are joined by ``.``. Arrays that are the same memory, such as
+            tied weights, are stored once. A lease of `allocate` of several arrays is published without a copy.
         name
             The name under which the copy is published: 1 to 255 bytes of UTF-8 without control characters.
         pool

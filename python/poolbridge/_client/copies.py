@@ -136,7 +136,7 @@ def describe_buffer(shape: Any, dtype: Any, metadata: Any) -> Description:
 def _describe(shape: Any, dtype: Any) -> Description:
     if not isinstance(shape, Mapping):
         return _tensor.describe(shape, dtype)
-    arrays = dict(shape)
+    arrays = _flat(shape)
     for name, one in arrays.items():
         if not isinstance(one, tuple) or len(one) != 2:
             raise InvalidArgumentError(
@@ -146,10 +146,24 @@ def _describe(shape: Any, dtype: Any) -> Description:
     return _pack((name, *one) for name, one in arrays.items())
 
 
+def _flat(given: Mapping[Any, Any], within: tuple[Any, ...] = ()) -> dict[Any, Any]:
+    """Return what is in a dict and in dicts in it, by names that ``.`` joins: ``{"a": {"b": x}}`` is ``{"a.b": x}``."""
+    arrays: dict[Any, Any] = {}
+    for key in given:
+        one = given[key]  # read it once: a mapping may return another array each time
+        path = (*within, *key) if isinstance(key, tuple) else (*within, key)
+        name = ".".join(path) if all(isinstance(part, str) for part in path) else path if len(path) > 1 else key
+        for known, array in (_flat(one, path) if isinstance(one, Mapping) else {name: one}).items():
+            if known in arrays:
+                raise InvalidArgumentError(f"two arrays have the name {shown(known)}")
+            arrays[known] = array
+    return arrays
+
+
 def named_arrays(given: Any) -> dict[str, Any] | None:
     """Return the arrays of a frame of several arrays, which the program publishes; None: `given` is one array."""
     if isinstance(given, Mapping):
-        return {name: given[name] for name in given}  # read it once: a mapping may return another array each time
+        return _flat(given)
     return dict(given.items()) if isinstance(given, BaseLease) and description_of(given).named else None
 
 

@@ -497,6 +497,12 @@ class BufferInfo(Shown):
         Whether it is in a channel, or used by the channel's consumers.
     whole
         Buffer of whose memory it is a range; None: it has a block of its own.
+    name
+        Name of its newest publication; empty: none.
+    version
+        Version of its newest publication.
+    published
+        Whether it still has that name.
     """
 
     id: int
@@ -514,6 +520,9 @@ class BufferInfo(Shown):
     names: int
     in_channel: bool
     whole: int | None
+    name: str
+    version: int
+    published: bool
 
 
 def buffer_info(of: _messages.BufferInfo) -> BufferInfo:
@@ -534,6 +543,9 @@ def buffer_info(of: _messages.BufferInfo) -> BufferInfo:
         names=of.names,
         in_channel=of.in_channel,
         whole=of.whole or None,
+        name=of.name,
+        version=of.version,
+        published=of.published,
     )
 
 

@@ -135,6 +135,7 @@ def element_type(dtype: Any) -> ElementType:
     if element is None or not parsed.isnative:
         raise InvalidArgumentError(
             f"dtype {parsed} cannot be shared: expected one of {', '.join(ELEMENT_TYPES)}, in native byte order"
+            f"{'' if parsed.hasobject else '; or share their bytes as uint8'}"
         )
     return element
 

@@ -264,6 +264,9 @@ class BufferInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     names: U = field(default=0, name="nn")  # number of names of the buffer
     in_channel: bool = field(default=False, name="ch")  # whether it is in a channel, or used by the channel's consumers
     whole: U = field(default=0, name="wh")  # buffer of whose memory it is a range; left out: it has a block of its own
+    name: str = field(default="", name="nm")  # name of its newest publication; empty: none
+    version: U = field(default=0, name="v")  # version of its newest publication
+    published: bool = field(default=False, name="pu")  # whether it still has that name
 
 
 class LeaseInfo(Struct, omit_defaults=True, gc=False, kw_only=True):

@@ -191,6 +191,8 @@ class Transport:
                 came.extend(map(self._sock.recvmsg_into, ([self._buffer],), (_CONTROL,), (_RECEIVE_FLAGS,)))
         except (BlockingIOError, InterruptedError):
             return None
+        except ConnectionResetError:  # the kernel says so once, before the packets that the service has sent
+            return self._receive(came)
         except OSError as error:
             raise _gone(error) from error
         length, control, flags, _ = came[0]

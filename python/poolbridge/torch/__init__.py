@@ -17,7 +17,12 @@ from poolbridge.torch._dataset import ChannelDataset as ChannelDataset
 __all__ = ["ChannelDataset", "Collate", "load_file"]
 
 
-def load_file(filename: str | os.PathLike[str], device: str | int | _torch.device = "cpu") -> dict[str, _torch.Tensor]:
+def load_file(
+    filename: str | os.PathLike[str],
+    device: str | int | _torch.device = "cpu",
+    *,
+    backend: str = "mmap",  # noqa: ARG001
+) -> dict[str, _torch.Tensor]:
     """Load a safetensors file, as ``safetensors.torch.load_file`` does, into memory that all processes share.
 
     The first process that asks for a file loads it. Others that ask for the same file (see `Client.load`) get the same
@@ -33,6 +38,8 @@ def load_file(filename: str | os.PathLike[str], device: str | int | _torch.devic
         A file, the index of a model of several files (``*.index.json``), or a folder.
     device
         ``"cpu"``, or a GPU, as PyTorch names it; ``"cuda"`` is PyTorch's current one.
+    backend
+        Has no effect: it is there because ``safetensors.torch.load_file`` has it.
 
     Returns
     -------

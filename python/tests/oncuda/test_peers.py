@@ -292,3 +292,31 @@ def test_on_memory_of_the_cpu_a_gpu_means_nothing(service):
     with poolbridge.connect(service, timeout=60, wait=60, device=1) as client:
         client.create_pool("cpu", max_bytes=1 << 20)
         assert client.allocate(4, "uint8", pool="cpu").device == "cpu"
+
+
+class Array:
+    "What a library has made of a lease: it does not say that the memory is poolbridge's."
+
+    def __init__(self, lease):
+        self.__dlpack_device__, self.__dlpack__ = lease.__dlpack_device__, lease.__dlpack__
+
+
+@pytest.mark.parametrize("to", ["device", "vmm"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_of_a_pool_of_another_gpu_is_copied(client, kind, to):
+    client.create_pool("far", kind=kind, device=1, max_bytes="64MiB")
+    far = client.allocate(N, "uint8", pool="far")
+    far.copy_from(PATTERN)
+    client.put(far, "lease", pool=to)
+    client.put(Array(far), "array", pool=to)
+    client.put({"a": Array(far), "n": np.arange(3)}, "dict", pool=to)
+    whole = client.get("dict")
+    for copy in (client.get("lease"), client.get("array"), whole["a"]):
+        assert copy.device == "cuda:0"
+        np.testing.assert_array_equal(copy.to_numpy(), PATTERN)
+    channel = client.create_channel("c", pool=to, capacity=2)
+    frames = client.subscribe("c")
+    channel.publish(Array(far))
+    np.testing.assert_array_equal(next(frames).to_numpy(), PATTERN)
+    channel.publish({"a": Array(far)})
+    np.testing.assert_array_equal(next(frames)["a"].to_numpy(), PATTERN)

@@ -44,6 +44,18 @@ func Use(b mempool.BufferInfo) string {
 	return "published"
 }
 
+// Name returns the name and version of a buffer's newest publication.
+func Name(name string, version uint64, published bool) string {
+	switch text := fmt.Sprintf("%s v%d", name, version); {
+	case name == "":
+		return "-"
+	case published:
+		return text
+	default:
+		return text + " (former)"
+	}
+}
+
 // State returns the state of a channel as a word: closed, full, where the next frame waits, fails or drops another, or open.
 func State(ch mempool.ChannelInfo) string {
 	switch {

@@ -242,7 +242,7 @@ func mapsOf(o service.Overview, now time.Time) atlas {
 				text.Tensor = tensor(*b.Tensor)
 			}
 			if b.Name != "" {
-				text.Name = display.Printable(b.Name)
+				text.Name = display.Printable(display.Name(b.Name, b.Version, b.Published))
 			}
 			one.Blocks = append(one.Blocks, text)
 		}

@@ -241,7 +241,7 @@ func TestTheStreamTellsWhatTheServiceHas(t *testing.T) {
 	require.Len(t, maps.Pools[0].Blocks, 2)
 	first := maps.Pools[0].Blocks[0]
 	assert.Equal(t, "float32 [64, 128]", first.Tensor)
-	assert.Equal(t, "weights", first.Name)
+	assert.Equal(t, "weights v1", first.Name)
 	assert.Equal(t, "read", first.Use)
 	assert.Contains(t, first.Readers, seen.Sessions[1].ID)
 	total := uint64(0)
