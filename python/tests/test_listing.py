@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 from datetime import UTC, datetime
 
 import numpy as np
@@ -59,6 +60,17 @@ def test_the_lists_say_who_holds_what(service, client):
     assert (listed.id, listed.name, listed.mode, listed.capacity) == (channel.id, "c", "broadcast", 3)
     assert (listed.producers, listed.consumers, listed.closed) == (0, 0, False)
     assert (listed.published, listed.waiting, listed.slowest) == (0, 0, None)
+
+
+def test_a_program_without_a_file_is_called_python(service):
+    text = f"import poolbridge\nwith poolbridge.connect({service.path!r}) as c:\n    print(c.sessions()[-1].program)"
+    for option, name in {"-c": "python -c", "-": "python -"}.items():
+        given = (
+            {"args": [sys.executable, option, text]}
+            if option == "-c"
+            else {"args": [sys.executable, option], "input": text}
+        )
+        assert subprocess.check_output(**given, text=True, timeout=60).strip() == name
 
 
 def test_the_buffers_that_count_for_a_session_sum_to_its_bytes(service, client):

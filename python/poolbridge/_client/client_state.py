@@ -320,5 +320,7 @@ def explained(path: str) -> Iterator[None]:
 
 
 def _program_name() -> str:
-    name = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+    name = os.path.basename(sys.argv[0]) if sys.argv else ""
+    if name in {"", "-", "-c"}:  # no file: the interpreter's prompt, its input, or its argument
+        name = f"python {name}".strip()
     return name.encode(errors="replace")[:255].decode(errors="ignore")
