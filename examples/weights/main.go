@@ -49,7 +49,8 @@ func answer(w http.ResponseWriter, r *http.Request, socket string) error {
 	if err != nil {
 		return err
 	}
-	tag := fmt.Sprintf(`"%s-%d"`, client.Epoch(), model.Version())
+	grant := model.Grant()
+	tag := fmt.Sprintf(`"%s-%d-%d"`, client.Epoch(), grant.Buffer, grant.Generation)
 	w.Header().Set("ETag", tag)
 	if r.Header.Get("If-None-Match") == tag {
 		w.WriteHeader(http.StatusNotModified)

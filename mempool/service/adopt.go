@@ -27,10 +27,10 @@ import (
 
 // Store keeps descriptors for a successor of this process.
 type Store interface {
-	// Keep keeps a descriptor under a name. It returns when the store has it.
+	// Keep keeps a descriptor under a name. It returns when a successor will have it.
 	Keep(name string, f *os.File) error
-	// Drop closes a descriptor of the store. It returns false if the store does not hear it within a time limit.
-	Drop(name string) bool
+	// Drop closes a descriptor of the store. It waits for a store that is stopped.
+	Drop(name string)
 }
 
 // BooksName is the name of the books in a [Store].
@@ -103,8 +103,7 @@ func (d *descriptors) tell(done chan struct{}) {
 			return
 		}
 		for _, name := range names {
-			for !d.store.Drop(name) {
-			}
+			d.store.Drop(name)
 			failpoint.At("drop/told")
 		}
 	}

@@ -34,14 +34,13 @@ func (s *shelf) Keep(name string, f *os.File) error {
 	return nil
 }
 
-func (s *shelf) Drop(name string) bool {
+func (s *shelf) Drop(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if f := s.files[name]; f != nil {
 		_ = f.Close()
 		delete(s.files, name)
 	}
-	return true
 }
 
 // taken returns descriptors for a service that takes over: the shelf keeps its own.

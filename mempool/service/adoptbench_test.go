@@ -15,7 +15,7 @@ import (
 type keeps struct{}
 
 func (keeps) Keep(string, *os.File) error { return nil }
-func (keeps) Drop(string) bool            { return true }
+func (keeps) Drop(string)                 {}
 
 func BenchmarkRequestsWithBooks(b *testing.B) {
 	for _, store := range []Store{nil, keeps{}} {

@@ -52,7 +52,8 @@ func (s *Session) Watch() {
 func (s *Session) infoLocked(to *ledger.Session) mempool.SessionInfo {
 	info := mempool.SessionInfo{ID: s.rec.ID, UID: s.rec.Peer.UID, PID: s.rec.Peer.PID, Program: s.rec.Program, Began: s.rec.Began,
 		Leases: len(s.rec.Leases), Blocks: len(s.rec.Mapped), Members: len(s.rec.Members), Bytes: s.rec.Bytes()}
-	info.Waits, info.Watches = len(s.waits), s.watches
+	info.Waits = len(s.waits)
+	info.Watches = s.watches && info.Leases+info.Blocks+info.Members == 0 // a session that was taken up again may have some
 	info.WaitsFor, info.Since = s.waitsForLocked(to)
 	return info
 }

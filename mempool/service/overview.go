@@ -433,8 +433,7 @@ func (m *mapper) free() {
 	}
 }
 
-// describe returns the map of the mapper's pool. moving has the ids of blocks in channels. describe adds to named the blocks whose
-// buffers have names. The caller holds Service.mu.
+// describe returns the map of the mapper's pool. moving has the ids of blocks in channels. The caller holds Service.mu.
 func (m *mapper) describe(s *Service, moving map[uint64]struct{}) (made PoolMap) {
 	slices.SortFunc(m.all, before)
 	made.Blocks = make([]BlockInfo, len(m.all))

@@ -171,28 +171,27 @@ func TestAServiceAnswersWhileItsGuardIsStopped(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestAGuardThatIsStoppedIsReplacedWhenTheServiceNeedsIt(t *testing.T) {
+func TestAStoppedGuardLosesNothingOfWhatTheServiceMakesMeanwhile(t *testing.T) {
 	s := guarded(t, mempool.Host)
 	c := dial(t, s)
 	p, err := c.TryOpenPool(t.Context(), "p")
 	require.NoError(t, err)
-	l, was := filled(t, p, 4096, 7), s.Process.Pid
-	pid := rig.ServiceOf(t, was)
-	require.NoError(t, syscall.Kill(was, syscall.SIGSTOP))
-	for i := range 5 {
+	l, pid := filled(t, p, 4096, 7), rig.ServiceOf(t, s.Process.Pid)
+	require.NoError(t, syscall.Kill(s.Process.Pid, syscall.SIGSTOP))
+	for i := range 4 {
 		_, err := c.CreateChannel(t.Context(), bridge.ChannelSpec{Name: fmt.Sprint(i), Pool: p.Info().ID, Capacity: 2})
 		require.NoError(t, err)
 	}
-	guard := int(s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.GuardPID != 0 && int(st.GuardPID) != was }).GuardPID)
 	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	require.NoError(t, syscall.Kill(s.Process.Pid, syscall.SIGCONT))
 	there := 0
 	for _, err := range c.Channels(t.Context()) {
 		require.NoError(t, err)
 		there++
 	}
-	assert.Equal(t, 5, there)
+	assert.Equal(t, 4, there)
+	assert.EqualValues(t, 1, s.Stats(t).Takeovers)
 	has(t, l, 4096, 7)
-	ended(t, s, guard)
 }
 
 func TestManyUpgradesInARowCostNothing(t *testing.T) {

@@ -6,7 +6,7 @@ A copy for a frame is in a lease of its own, or in a slot of a publisher that th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -438,15 +438,20 @@ def _fill(state: LeaseState, parts: list[_Part], stream: Any) -> Flow[None]:
     for part in parts:
         if part.on_gpu and part.source is not None and pool.device[0] == _dlpack.CUDA:
             own = _copy_on_device(state, part, part.source, stream)
-            waits.update(() if own is None else (own,))
+            if callable(own):
+                yield Do(own)
+            elif own is not None:
+                waits.add(own)
         else:
             yield Do(partial(copy_into, state, part.given, part.description))
     for waited in waits:
         yield Do(partial(_cuda_stream.synchronize_stream, pool.device[1], waited))
 
 
-def _copy_on_device(state: LeaseState, part: _Part, source: Source, stream: Any) -> int | None:
+def _copy_on_device(state: LeaseState, part: _Part, source: Source, stream: Any) -> int | Callable[[], None] | None:
     """Queue the copy. Return the stream that the caller must wait for; None: the caller need not wait.
+
+    If the driver refuses the copy because the array is in a pool of another GPU, return a function that copies.
 
     The program may write the array after the publication, on a stream of its own. So the caller must wait for the copy
     unless the stream that writes the array copies it, too, or nobody writes the array.
@@ -470,5 +475,5 @@ def _copy_on_device(state: LeaseState, part: _Part, source: Source, stream: Any)
         except DriverError:
             if source.ordinal == ordinal:
                 raise
-            _cuda.copy_on_device(ordinal, to, source.address, nbytes, source.ordinal)
+            return partial(_cuda.copy_on_device, ordinal, to, source.address, nbytes, source.ordinal)
     return own

@@ -247,6 +247,9 @@ def copy_from_host(ordinal: int, address: int, data: np.ndarray[Any, Any], own: 
         call("cuCtxSynchronize")
 
 
+_THROUGH = 64 << 20  # bytes of the memory through which copies between GPUs go
+
+
 def copy_on_device(ordinal: int, destination: int, source: int, nbytes: int, owner: int | None = None) -> None:
     """Wait until the primary context's work is done, and copy between device addresses. Return after the copy.
 
@@ -264,9 +267,11 @@ def copy_on_device(ordinal: int, destination: int, source: int, nbytes: int, own
             owner = None
         call("cuCtxSynchronize")
     if owner is not None:
-        through = Allocation(owner, nbytes)
-        copy_on_device(owner, through.address, source, nbytes)
-        copy_on_device(ordinal, destination, through.address, nbytes)
+        through = Allocation(owner, min(nbytes, _THROUGH))
+        for at in range(0, nbytes, _THROUGH):
+            piece = min(nbytes - at, _THROUGH)
+            copy_on_device(owner, through.address, source + at, piece)
+            copy_on_device(ordinal, destination + at, through.address, piece)
 
 
 class Allocation:

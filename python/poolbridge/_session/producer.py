@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # How many packed descriptions a producer keeps. The frames of a channel normally have few different descriptions.
 _MOST_DESCRIPTIONS: Final = 256
 # After how many seconds a thread that waits for another one to join looks again, in case a signal handler has ended the
-# other one just before it set the event.
+# other one just before it set the flag, or the thread of a cancelled task has used the flag up.
 _JOINING: Final = 1.0
 
 

@@ -36,7 +36,7 @@ class SessionMembers(Owner):
     ----------
     joining
         Flags by channel id. While a thread makes the session join a channel as a producer, other threads wait for the
-        channel's event. The thread sets the event after the join.
+        channel's flag. The thread sets the flag after the join.
     returns
         The arenas of publishers, and the leases that came back from channels.
     tally

@@ -158,7 +158,7 @@ func (g *Guard) wait(process *os.Process) error {
 	err := await(process)
 	failpoint.At("guard/reaped")
 	if socket, failed := dial(g.name); failed == nil {
-		_ = settle(socket, answerTime) // hears the last words of the service
+		_ = settle(socket) // hears the last words of the service
 		_ = unix.Close(socket)
 	}
 	g.mu.Lock()

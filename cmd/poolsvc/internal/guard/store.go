@@ -29,8 +29,7 @@ type Store struct {
 }
 
 const (
-	// answerTime is how long the store may take to receive a message, and to take a descriptor; and another program to check books, and then to
-	// serve.
+	// answerTime is how long the store may take to take a descriptor, and another program to check books, and then to serve.
 	answerTime = 5 * time.Second
 	accepted   = "accepted"
 	noFile     = ^uintptr(0)
@@ -178,10 +177,6 @@ func dial(name string) (int, error) {
 	if err == nil {
 		err = unix.Connect(fd, &unix.SockaddrUnix{Name: name})
 	}
-	if err == nil { // a guard may be stopped
-		limit := unix.NsecToTimeval(answerTime.Nanoseconds())
-		err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit)
-	}
 	return fd, os.NewSyscallError("connect to NOTIFY_SOCKET", err)
 }
 
@@ -214,27 +209,20 @@ func mayUpgrade(from unix.Ucred) bool {
 	return err == nil && failed == nil && int(from.Uid) == os.Getuid() && os.SameFile(its, own)
 }
 
-// Keep gives the store a descriptor. It returns when the store has handled it. A guard that is silent, because somebody has stopped it, is
-// killed: otherwise everybody would wait for it each time.
+// Keep gives the store a descriptor. It returns when systemd has handled it. It does not wait for our guard, which hears all that its service has
+// sent before it starts the next one; if the guard has died, another comes, and gets the copy.
 func (s *Store) Keep(name string, f *os.File) error {
 	s.mu.Lock()
 	s.copy(name, f)
-	guard, limit := s.Guard, answerTime
+	ours := s.Guard != nil
 	s.mu.Unlock()
-	if guard != nil {
-		limit = time.Second
-	}
 	err := send(s.socket, keepText(name), f)
-	if err == nil {
-		failpoint.At("store/sent")
-		err = settle(s.socket, limit)
+	failpoint.At("store/sent")
+	if err == nil && !ours {
+		err = settle(s.socket)
 	}
-	silent := errors.Is(err, errSilent)
-	if guard != nil && silent {
-		_ = guard.Kill() // it may have died
-	}
-	if guard != nil && (silent || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOTCONN)) {
-		return nil // another guard comes, and gets the copy
+	if ours && (errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOTCONN)) {
+		err = nil
 	}
 	return err
 }
@@ -248,13 +236,13 @@ func (s *Store) copy(name string, f *os.File) {
 	}
 }
 
-// Drop closes a descriptor of the store. It returns false if the store does not hear it within a time limit.
-func (s *Store) Drop(name string) bool {
+// Drop closes a descriptor of the store.
+func (s *Store) Drop(name string) {
 	s.mu.Lock()
 	closeAll([]*os.File{s.held[name]})
 	delete(s.held, name)
 	s.mu.Unlock()
-	return !errors.Is(send(s.socket, dropText(name), nil), errSilent) // a store that is gone has nothing
+	_ = send(s.socket, dropText(name), nil) // a store that is gone has nothing
 }
 
 func keepText(name string) string { return "FDSTORE=1\nFDPOLL=0\nFDNAME=" + name }
@@ -262,8 +250,8 @@ func keepText(name string) string { return "FDSTORE=1\nFDPOLL=0\nFDNAME=" + name
 func dropText(name string) string { return "FDSTOREREMOVE=1\nFDNAME=" + name }
 
 // settle returns when the guard, or systemd, has handled all messages, or has died.
-func settle(socket int, limit time.Duration) error {
-	_, err := ask(limit, func(w *os.File) error { return send(socket, "BARRIER=1", w) })
+func settle(socket int) error {
+	_, err := ask(answerTime, func(w *os.File) error { return send(socket, "BARRIER=1", w) })
 	return err
 }
 
@@ -280,7 +268,7 @@ func ask(limit time.Duration, give func(w *os.File) error) (string, error) {
 	}
 	answer, err := io.ReadAll(r)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		err = fmt.Errorf("%w within %v", errSilent, limit)
+		err = fmt.Errorf("the guard of the service does not answer within %v", limit)
 	}
 	return string(answer), err
 }
@@ -299,11 +287,5 @@ func send(socket int, text string, f *os.File) error {
 	if f != nil {
 		rights = unix.UnixRights(int(number(f)))
 	}
-	err := unix.Sendmsg(socket, []byte(text), rights, nil, 0)
-	if errors.Is(err, unix.EAGAIN) {
-		return fmt.Errorf("%w within %v", errSilent, answerTime)
-	}
-	return os.NewSyscallError("send", err)
+	return os.NewSyscallError("send", unix.Sendmsg(socket, []byte(text), rights, nil, 0)) // it waits for a guard that is stopped, if its queue is full
 }
-
-var errSilent = errors.New("the guard of the service does not answer")
