@@ -428,6 +428,9 @@ func (s *Session) awaitClient(back <-chan struct{}) {
 	}
 	s.svc.mu.Lock()
 	absent := s.absent == back
+	if absent {
+		s.absent = nil // the client comes too late from now on
+	}
 	s.svc.mu.Unlock()
 	if absent {
 		<-s.End(mempool.SessionLost, why, gone)
