@@ -72,8 +72,8 @@ function measure(look, sessions) {
   past.push({ at: look.at, channels: new Map(look.channels.map((ch) => [ch.id, ch])) });
 }
 
-/** Whether an event is the end of a session that did not give back what it held, or was cut off. */
-const died = (e) => (e.kind === "memory-reclaimed" && e.bytes > 0) || (e.kind === "session-ended" && (e.ending === "lost" || e.ending === "error" || e.bytes > 0));
+/** Whether an event is the end of a session that was cut off, or that others ended while it held memory. */
+const died = (e) => e.kind === "session-ended" && e.ending !== "left" && (e.ending === "lost" || e.ending === "error" || e.bytes > 0);
 
 function card(name, what, more, alarm = false) {
   const e = byId(`card-${name}`);
@@ -91,7 +91,7 @@ function showDead() {
   }
   const dead = events.find(died);
   if (dead) card("dead", dead.program, `${age((before.at - dead.at) / 1000)} ago, holding ${dead.bytes ? bytes(dead.bytes) : "nothing"} · pid ${dead.pid}, session ${dead.session}`);
-  else card("dead", "nobody", "every session that ended had given back what it held");
+  else card("dead", "nobody", "every session that ended was closed by its program");
 }
 
 /** Takes in what happened, the newest first. */
@@ -123,7 +123,7 @@ function attention(look, sessions) {
       : `${drops.name} ${dropsMuch(drops, flows.get(drops.id))} of its frames (when full: ${drops.full})`);
     return;
   }
-  const slow = look.channels.filter((ch) => ch.waiting > 0 && ch.mode !== "queue" && !ch.closed)
+  const slow = look.channels.filter((ch) => ch.waiting > 0 && ch.mode !== "queue")
     .sort((a, b) => b.waiting / b.capacity - a.waiting / a.capacity || (flows.get(a.id).rate ?? Infinity) - (flows.get(b.id).rate ?? Infinity) || a.id - b.id)[0];
   if (slow) card("harm", `nobody waits`, `${name(slow.slowest)} is furthest behind:${of(slow.slowest)} ${behindIn(slow.waiting, slow, inHand(slow))}`);
   else card("harm", "nobody waits", look.channels.length ? "consumers have all frames of broadcasts" : "there is no channel");
@@ -140,7 +140,7 @@ function cards(look, sessions) {
   }
   const total = look.sessions.reduce((sum, s) => sum + s.bytes, 0);
   const first = [...look.sessions].sort((a, b) => b.bytes - a.bytes)[0];
-  if (first?.bytes > 0) card("most", first.program, `${bytes(first.bytes)}, ${percent(first.bytes, total)} of all · pid ${first.pid}, session ${first.id}${first.ended ? ", which has ended" : ""}`);
+  if (first?.bytes > 0) card("most", first.program, `${bytes(first.bytes)}, ${percent(first.bytes, total)} of what sessions have · pid ${first.pid}, session ${first.id}${first.ended ? ", which has ended" : ""}`);
   else card("most", "nobody", "no session has memory");
   attention(look, sessions);
   showDead();
