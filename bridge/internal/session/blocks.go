@@ -35,6 +35,7 @@ type Blocks struct {
 	blocks  map[uint64]*block
 	leases  leases
 	closing bool
+	telling sync.WaitGroup // those that have unmapped a block, and have not told the service yet
 }
 
 // Pool is a pool of the service that the session has opened.
@@ -211,6 +212,8 @@ func (b *Blocks) left(l *Lease, id uint64, done ...mempool.Fence) error {
 		b.mu.Unlock()
 		return nil
 	}
+	b.telling.Add(1)
+	defer b.telling.Done()
 	err := b.dropLocked(id)
 	b.mu.Unlock()
 	if err != nil { // the block is still mapped, so the service must not free it
@@ -232,6 +235,8 @@ func (b *Blocks) dropLaterLocked(id uint64, of *block) {
 		again := b.closing || b.blocks[id] != of || of.leases > 0
 		var err error
 		if !again {
+			b.telling.Add(1)
+			defer b.telling.Done()
 			err = b.dropLocked(id)
 		}
 		b.mu.Unlock()
@@ -302,6 +307,10 @@ func (b *Blocks) recall(ids []uint64) {
 			b.dropLaterLocked(id, of)
 		case b.dropLocked(id) == nil:
 			dropped = append(dropped, id)
+			if of != nil {
+				b.telling.Add(1)
+				defer b.telling.Done()
+			}
 		}
 	}
 	b.mu.Unlock()
@@ -352,6 +361,7 @@ func (b *Blocks) Close() error {
 		delete(b.pools, id)
 	}
 	b.mu.Unlock()
+	b.telling.Wait() // the caller ends the connection next
 	if err := b.dropped(dropped); err != nil && !errors.Is(err, ErrDisconnected) && !errors.Is(err, ErrClientClosed) {
 		errs = append(errs, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -188,4 +189,29 @@ func TestACallThatCannotBeSentEndsWithItsContext(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, peer.Send(packet, nil))
 	require.NoError(t, <-ended)
+}
+
+func TestCloseWaitsUntilTheServiceIsToldOfABlockThatWasRecalled(t *testing.T) {
+	s, peer := unread(t)
+	s.Blocks.mu.Lock()
+	s.Blocks.blocks[5] = new(block)
+	s.Blocks.mu.Unlock()
+	s.sending <- struct{}{} // another goroutine sends
+	packet, err := wire.AppendNotice(nil, &wire.Recall{Blocks: []uint64{5}})
+	require.NoError(t, err)
+	require.NoError(t, peer.Send(packet, nil))
+	require.Eventually(t, func() bool {
+		s.Blocks.mu.Lock()
+		defer s.Blocks.mu.Unlock()
+		return len(s.Blocks.blocks) == 0
+	}, time.Minute, time.Millisecond)
+	var sent atomic.Bool
+	time.AfterFunc(10*time.Millisecond, func() {
+		sent.Store(true)
+		<-s.sending
+	})
+	require.NoError(t, s.Blocks.Close())
+	assert.True(t, sent.Load())
+	_, m := request(t, peer)
+	assert.Equal(t, &wire.Dropped{Blocks: []uint64{5}}, m)
 }
