@@ -491,7 +491,7 @@ func TestStatusAndListsCountNoSessionThatOnlyWatches(t *testing.T) {
 		assert.Contains(t, said, "; "+sessions+", 0 pools")
 		said, err = poolsvc(t, "sessions", "--socket", s.Socket)
 		require.NoError(t, err, said)
-		assert.Equal(t, rows, strings.Count(said, "integration.test"), said)
+		assert.Equal(t, rows, strings.Count(said, filepath.Base(os.Args[0])), said)
 	}
 	counts("0 sessions", 0)
 	c := dial(t, s)
