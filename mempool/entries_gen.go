@@ -55,7 +55,7 @@ type SessionInfo struct {
 	Waits    int       // number of requests that wait
 	WaitsFor string    // what the longest-waiting request waits for, for people; empty: no request waits
 	Since    time.Time // since when this request waits; zero: no request waits
-	Watches  bool      // whether it only watches
+	Watches  bool      // whether it only reads statistics, lists, events
 }
 
 // ChannelInfo describes a channel of the service, and its members.

@@ -193,7 +193,7 @@ type SessionInfo struct {
 	WaitsFor string `wire:"wf?,none"`
 	// since when this request waits; none: no request waits
 	Since   Time `wire:"ws?,none" poolsvc:"waits_since"`
-	Watches bool `wire:"wa?"` // whether it only watches
+	Watches bool `wire:"wa?"` // whether it only reads statistics, lists, events
 }
 
 // ChannelInfo describes a channel of the service, and its members.

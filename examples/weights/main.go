@@ -56,7 +56,7 @@ func answer(w http.ResponseWriter, r *http.Request, socket string) error {
 		w.WriteHeader(http.StatusNotModified)
 		return nil
 	}
-	// the version stays as it is while it is sent, whoever publishes another
+	// A program that publishes another version does not change this one.
 	err = safetensors.Write(r.Context(), model, w)
 	if err != nil && !errors.Is(err, bridge.ErrInvalid) {
 		panic(http.ErrAbortHandler) // the client sees that its file is cut

@@ -201,7 +201,7 @@ class SessionInfo(Shown):
     since
         Since when this request waits, in UTC; None: no request waits.
     watches
-        Whether it only watches.
+        Whether it only reads statistics, lists, events.
     """
 
     id: int

@@ -189,7 +189,7 @@ class SessionInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     # what the longest-waiting request waits for, for people; left out: no request waits
     waits_for: str = field(default="", name="wf")
     since: U = field(default=0, name="ws")  # since when this request waits; left out: no request waits
-    watches: bool = field(default=False, name="wa")  # whether it only watches
+    watches: bool = field(default=False, name="wa")  # whether it only reads statistics, lists, events
 
 
 class ChannelInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
