@@ -19,15 +19,16 @@ import (
 )
 
 // deviceBackend makes memory in a CUDA memory pool that is exported as a POSIX file descriptor.
-var deviceBackend = Backend{Kind: Device, Probe: probeDevice, Create: newDeviceArena, Open: openDeviceArena, LargestBlock: poolBlockBytes}
+var deviceBackend = Backend{Kind: Device, Probe: probeDevice, Create: newDeviceArena, Open: openDeviceArena, Whole: poolBlockBytes}
 
 // poolBlockBytes is the most bytes of a block of a CUDA memory pool. NVIDIA's driver crashes the importing process if a block is too large: see
-// docs/measured.md, which has the exact size for one driver.
+// docs/measured.md, which has the exact size for one driver. In a pool of kind device, a larger block is physical memory of its own, as blocks
+// of kind vmm are.
 const poolBlockBytes = 4 << 30
 
-// poolGranularity is a number of bytes. This package rounds the size of a pool up to a multiple of poolGranularity, because the driver
-// takes physical memory for a pool in pages of 2 MiB.
-const poolGranularity = 2 << 20
+// physicalPage is the size of the pages in which the driver takes physical memory of a GPU. The sizes of CUDA memory pools, and of blocks that are
+// in none, are multiples of it.
+const physicalPage = 2 << 20
 
 // blockGranularity is the alignment of blocks in bytes. CUDA aligns its own allocations in the same way.
 const blockGranularity = 512
@@ -127,8 +128,9 @@ func deviceError(op string, err error) error {
 // deviceArena is a CUDA memory pool of this process.
 type deviceArena struct {
 	*gpu
-	pool *cuda.MemPool
-	file *os.File
+	pool  *cuda.MemPool
+	file  *os.File
+	large vmmArena // for blocks that are too large for the CUDA memory pool
 
 	mu   sync.Mutex
 	owed []*deviceAllocation // allocations that no caller holds and that the driver has failed to free
@@ -144,7 +146,7 @@ func newDeviceArena(spec PoolSpec, _ *hostmem.Memory) (Arena, error) {
 
 // newPoolArena makes a CUDA memory pool and returns its arena. The arena owns g. If newPoolArena fails, it closes g.
 func newPoolArena(g *gpu, spec PoolSpec, where cuda.Location) (*deviceArena, error) {
-	pool, err := g.ctx.NewMemPool(cuda.MemPoolSpec{MaxBytes: sizeclass.RoundUp(spec.MaxBytes, poolGranularity), Location: where, Exportable: true})
+	pool, err := g.ctx.NewMemPool(cuda.MemPoolSpec{MaxBytes: sizeclass.RoundUp(spec.MaxBytes, physicalPage), Location: where, Exportable: true})
 	if err != nil {
 		return nil, errors.Join(deviceError("make a memory pool", err), g.Close())
 	}
@@ -152,7 +154,7 @@ func newPoolArena(g *gpu, spec PoolSpec, where cuda.Location) (*deviceArena, err
 	if err != nil {
 		return nil, errors.Join(deviceError("export a memory pool", err), insist(pool.Close), g.Close())
 	}
-	return &deviceArena{gpu: g, pool: pool, file: os.NewFile(uintptr(fd), "cuda pool "+spec.Name)}, nil
+	return &deviceArena{gpu: g, pool: pool, file: os.NewFile(uintptr(fd), "cuda pool "+spec.Name), large: vmmArena{gpu: g}}, nil
 }
 
 func (a *deviceArena) Device() DeviceInfo  { return a.info }
@@ -161,10 +163,16 @@ func (a *deviceArena) Export() Export      { return Export{Files: []*os.File{a.f
 
 func (a *deviceArena) InUse() (uint64, error) {
 	n, err := a.pool.UsedMem()
-	return n, deviceError("read a memory pool's use", err)
+	return n + a.large.used.Load(), deviceError("read a memory pool's use", err)
 }
 
-func (a *deviceArena) Allocate(_ context.Context, size uint64) (Allocation, error) {
+func (a *deviceArena) Allocate(ctx context.Context, size uint64) (Allocation, error) {
+	if size > poolBlockBytes {
+		if err := vmmOf(a.device); err != nil {
+			return nil, err
+		}
+		return a.large.Allocate(ctx, size)
+	}
 	ptr, err := a.pool.Alloc(size, a.stream)
 	if err != nil {
 		return nil, deviceError("allocate "+bytesize.Text(size), err)
@@ -227,7 +235,7 @@ type importedDeviceArena struct {
 	newest uint64
 	pools  map[uint64]*importedPool
 	grant  func(*cuda.MemPool) error // gives GPUs access to a pool that is imported
-	others []cuda.Device             // GPUs that Reach gave access
+	large  *importedVMMArena         // has the blocks that are in no CUDA memory pool; nil: the kind has none. Its GPUs are those that Reach gave access.
 }
 
 // importedPool is a CUDA memory pool of another process.
@@ -241,8 +249,9 @@ func openDeviceArena(p PoolInfo, x Export) (ImportedArena, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.large = &importedVMMArena{gpu: a.gpu, blocks: make(map[*vmmImport]struct{})}
 	a.grant = func(pool *cuda.MemPool) error {
-		for _, d := range a.others {
+		for _, d := range a.large.others {
 			if err := pool.SetAccess(d, cuda.AccessReadWrite); err != nil {
 				return unreachable(d, a.device, err)
 			}
@@ -303,6 +312,13 @@ func (a *importedDeviceArena) pool(number uint64, files []*os.File) (*importedPo
 }
 
 func (a *importedDeviceArena) Import(x Export, size uint64) (Mapping, error) {
+	if a.large != nil && len(x.Data) == 0 {
+		m, err := a.large.Import(x, size)
+		if err != nil {
+			return nil, err
+		}
+		return largeMapping{m}, nil
+	}
 	var data cuda.PtrExportData
 	number := a.first
 	if len(x.Data) == len(data)+poolNumberBytes {
@@ -332,7 +348,7 @@ func (a *importedDeviceArena) Import(x Export, size uint64) (Mapping, error) {
 
 func (a *importedDeviceArena) Reach(name string) error {
 	d, err := a.peer(name)
-	if err != nil || d == a.device || slices.Contains(a.others, d) {
+	if err != nil || d == a.device || slices.Contains(a.large.others, d) {
 		return err
 	}
 	for _, p := range a.pools {
@@ -340,8 +356,7 @@ func (a *importedDeviceArena) Reach(name string) error {
 			return unreachable(d, a.device, err)
 		}
 	}
-	a.others = append(a.others, d)
-	return nil
+	return a.large.Reach(name)
 }
 
 func (a *importedDeviceArena) Close() error {
@@ -351,6 +366,12 @@ func (a *importedDeviceArena) Close() error {
 	}
 	return errors.Join(append(errs, a.gpu.Close())...)
 }
+
+// largeMapping is a block that is in no CUDA memory pool. Readers have no read-only mapping of it, because they have none of the kind's other
+// blocks.
+type largeMapping struct{ Mapping }
+
+func (m largeMapping) Memory(bool) (Memory, error) { return m.Mapping.Memory(true) }
 
 // deviceMapping is a block of an importedDeviceArena.
 type deviceMapping struct {

@@ -47,6 +47,8 @@ type Backend struct {
 	Adopt func(f *os.File, at []Place, memory *hostmem.Memory) (Arena, []Allocation, error)
 	// LargestBlock is the most bytes that an allocation may have; 0: no limit.
 	LargestBlock uint64
+	// Whole is the size in bytes above which the size of an allocation is a multiple of physicalPage; 0: there is no such size.
+	Whole uint64
 }
 
 // backends is the registry of kinds. A new kind needs one source file and one entry in this list.
@@ -96,6 +98,14 @@ func (k Kind) LargestBlock() uint64 {
 		return b.LargestBlock
 	}
 	return math.MaxUint64
+}
+
+// Granularity returns of what the size of an allocation of n bytes is a multiple, in an arena with a granularity.
+func (k Kind) Granularity(n, ofArena uint64) uint64 {
+	if b, err := k.backend(); err == nil && b.Whole > 0 && n > b.Whole {
+		return max(ofArena, physicalPage)
+	}
+	return ofArena
 }
 
 // Arena is the memory of one pool. Several goroutines may call its methods at the same time.

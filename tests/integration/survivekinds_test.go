@@ -63,6 +63,41 @@ func TestClientsGoOnWithMemoryOfAGPUWhenTheServiceIsKilled(t *testing.T) {
 	}
 }
 
+func TestABufferThatIsTooLargeForACUDAMemoryPoolGoesOnWhenTheServiceIsKilled(t *testing.T) {
+	const size, end = 4<<30 + 1<<20, 1 << 20
+	if err := mempool.Device.Probe(""); err != nil {
+		t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)
+	}
+	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", "name=p,kind=device,max=6GiB")
+	ctx, c := t.Context(), dial(t, s)
+	p, err := c.TryOpenPool(ctx, "p")
+	require.NoError(t, err)
+	written, err := p.Allocate(ctx, mempool.Bytes(size))
+	require.NoError(t, err)
+	for _, at := range []uint64{0, size - end} {
+		require.NoError(t, written.Fill(ctx, at, end, 7))
+	}
+	require.NoError(t, written.Publish(ctx, mempool.Publication{Name: "large"}))
+	for range 3 {
+		reader := dial(t, s)
+		read, err := reader.Get(ctx, "large", bridge.LeaseOptions{})
+		require.NoError(t, err)
+		data := make([]byte, end)
+		for _, at := range []uint64{0, size - end} {
+			require.NoError(t, read.CopyTo(ctx, data, at))
+			assert.Equal(t, bytes.Repeat([]byte{7}, end), data)
+		}
+		require.NoError(t, read.Release(false))
+		killService(t, s.Process.Pid)
+	}
+	require.NoError(t, written.Release(false))
+	require.NoError(t, c.Unpublish(ctx, "large"))
+	assert.Eventually(t, func() bool {
+		_, err := p.Trim(ctx, 0)
+		return assert.NoError(t, err) && s.StatsWhen(t, always).Pools[0].Reserved == 0
+	}, 20*time.Second, 10*time.Millisecond)
+}
+
 // lasting are the kinds of memory of a GPU that outlive the service.
 var lasting = []mempool.Kind{mempool.VMM, mempool.Device, mempool.Pinned}
 

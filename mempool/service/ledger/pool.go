@@ -124,13 +124,14 @@ func (l *Ledger) UsablePool(s *Session, id uint64) (*Pool, error) {
 
 // BlockSize returns the size of the block that a buffer of n bytes needs.
 func (p *Pool) BlockSize(n uint64) (uint64, error) {
-	size, largest := sizeclass.Of(n, p.Granularity), p.Info.Kind.LargestBlock()
+	unit, largest := p.Info.Kind.Granularity(n, p.Granularity), p.Info.Kind.LargestBlock()
+	size := sizeclass.Of(n, unit)
 	if size > min(p.Info.MaxBytes, largest) { // n without rounding to a size class may fit
-		size = sizeclass.RoundUp(max(n, 1), p.Granularity)
+		size = sizeclass.RoundUp(max(n, 1), unit)
 	}
 	if size > largest {
 		return 0, typed.Errorf(mempool.ErrLimit, "%s are too large for pool %q: NVIDIA's driver crashes programs that open a larger block of kind %s than %s; "+
-			"use a pool of kind vmm, or host for memory of the CPU", bytesize.Text(n), p.Info.Name, p.Info.Kind, bytesize.Text(largest))
+			"use a pool of kind host for memory of the CPU, or device or vmm for memory of a GPU", bytesize.Text(n), p.Info.Name, p.Info.Kind, bytesize.Text(largest))
 	}
 	if size > p.Info.MaxBytes {
 		return 0, typed.Errorf(mempool.ErrLimit, "pool %q is too small for %s, which need a block of %s: its max_bytes is %s; make a pool with a larger max_bytes",

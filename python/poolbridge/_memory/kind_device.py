@@ -1,11 +1,14 @@
-"""Implements the kind ``device``: imports a CUDA memory pool of the service by the pool's file descriptor."""
+"""Implements the kind ``device``: imports a CUDA memory pool of the service by the pool's file descriptor.
+
+A block that is too large for a CUDA memory pool is physical memory of its own, and comes as blocks of kind ``vmm`` do.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from poolbridge._cuda import cuda as _cuda, pools as _pools
-from poolbridge._memory.kind_gpu import GPUPool
+from poolbridge._memory.kind_vmm import VMMBlock, VMMPool
 from poolbridge._memory.kinds import BlockMemory, Kind
 from poolbridge._memory.pool_imports import PoolImports
 
@@ -47,8 +50,10 @@ class DeviceBlock(BlockMemory):
         }
 
 
-class DevicePool(GPUPool):
+class DevicePool(VMMPool):
     """A pool that this process has imported."""
+
+    write_fault = ""
 
     def __init__(self, kind: KindName, ordinal: int, export: bytes, descriptors: Descriptors) -> None:
         super().__init__(kind, ordinal)
@@ -63,9 +68,16 @@ class DevicePool(GPUPool):
     def grant(self, ordinal: int) -> None:
         """Give the GPU `ordinal` access to the whole pool."""
         self.imports.grant(lambda pool: pool.grant(ordinal))
+        super().grant(ordinal)
 
-    def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> DeviceBlock:
-        """Import one block by `export`, which the CUDA driver made for this block in the service's process."""
+    def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> BlockMemory:
+        """Import one block by `export`, which the CUDA driver made for this block in the service's process.
+
+        A block without these bytes is in no CUDA memory pool, and comes with a descriptor of its own. Readers have no
+        read-only mapping of it, because those of the kind's other blocks have none.
+        """
+        if not export:
+            return VMMBlock(self, self.import_block(size, descriptors), protected=False)
         number, pool, blob = self.imports.import_for(export, descriptors)
         return DeviceBlock(self, number, pool.import_block(blob, size))
 

@@ -20,15 +20,26 @@ if TYPE_CHECKING:
 
 
 class VMMBlock(BlockMemory):
-    """One imported block. This process maps the block at most twice: once for reading and once for writing."""
+    """One imported block. This process maps the block at most twice: once for reading and once for writing.
 
-    def __init__(self, pool: VMMPool, block: VirtualBlock) -> None:
+    Parameters
+    ----------
+    pool
+        The pool.
+    block
+        The import. The object closes it.
+    protected
+        Whether readers have a mapping of their own, which is read-only.
+    """
+
+    def __init__(self, pool: VMMPool, block: VirtualBlock, *, protected: bool = True) -> None:
         self.pool: VMMPool = pool
         self._block = block
+        self._protected = protected
 
     def address(self, *, write: bool) -> int:
-        """Return the block's address: in the mapping for writing if `write` is True, else in the read-only mapping."""
-        return self._block.address(write=write)
+        """Return the block's address for writing if `write` is True, else the address for reading."""
+        return self._block.address(write=write or not self._protected)
 
     def synchronize(self) -> None:
         """Wait until the device has done its work."""
@@ -39,8 +50,8 @@ class VMMBlock(BlockMemory):
         self._block.close()
 
     def evidence(self) -> dict[str, Any]:
-        """Return what the driver knows about the block's read-only address."""
-        facts = _cuda.pointer_facts(self._block.address(write=False))
+        """Return what the driver knows about the block's address for reading."""
+        facts = _cuda.pointer_facts(self.address(write=False))
         return {"mapped": facts["memory_type"] == "CU_MEMORYTYPE_DEVICE", "route": self._block.route, **facts}
 
 
@@ -53,14 +64,18 @@ class VMMPool(GPUPool):
         super().__init__(kind, ordinal)
         self._blocks: WeakSet[VirtualBlock] = WeakSet()
 
-    def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> VMMBlock:
+    def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> BlockMemory:
         """Import a block by its descriptor in `descriptors`, and close the descriptor."""
         if export:
             raise ProtocolError(f"the export of a vmm block has no bytes, got {len(export)}")
+        return VMMBlock(self, self.import_block(size, descriptors))
+
+    def import_block(self, size: int, descriptors: Descriptors) -> VirtualBlock:
+        """Import physical memory of `size` bytes by its descriptor, and close the descriptor."""
         with descriptors.lent() as fd:
             block = _cuda_imports.VirtualBlock(self.ordinal, fd, size, self.others)
         self._blocks.add(block)
-        return VMMBlock(self, block)
+        return block
 
     def grant(self, ordinal: int) -> None:
         """Give the GPU `ordinal` access to all blocks that are imported now. Later blocks also get this access."""

@@ -39,9 +39,13 @@ def wrap(lease):
 def capture(stream):
     """Capture the work of a stream into a graph, and check that the graph is intact and empty at the end.
 
-    First, wait for poolbridge's thread that writes fences after an earlier capture: a fence that the thread writes at
-    the moment at which this capture begins would be in the graph.
+    First, wait for poolbridge's threads that write fences: a fence that such a thread writes at the moment at which
+    this capture begins would be in the graph, and the driver crashes if the capture ends meanwhile.
     """
+    for one in CLIENTS:
+        written = threading.Event()
+        one._session.later(written.set)
+        assert written.wait(60)
     until(lambda: all(thread.name != "poolbridge-capture" for thread in threading.enumerate()))
     with current(0):
         call("cuStreamBeginCapture", stream, 0)
@@ -56,12 +60,17 @@ def capture(stream):
                 ask("cuGraphDestroy", graph)
 
 
+CLIENTS: list[poolbridge.Client] = []
+
+
 @pytest.fixture(params=["native", "python"])
-def streams(request, monkeypatch):
+def streams(request, monkeypatch, client, other):
     """Give two streams; either the native module or the Python bindings of CUDA make them write words."""
     if request.param == "python":
         monkeypatch.setattr(_cuda_stream, "_stream_words", None)
-    return new_stream(), new_stream()
+    CLIENTS[:] = client, other
+    yield new_stream(), new_stream()
+    CLIENTS.clear()
 
 
 @pytest.mark.parametrize("dropped", [False, True])

@@ -380,3 +380,28 @@ def test_a_copy_that_ends_while_it_waits_for_newer_content_is_not_written(client
     assert raised == [poolbridge.InvalidArgumentError if end == "published" else poolbridge.LeaseReleasedError]
     if end == "published":
         assert (client.get("mine").to_numpy() == 1).all()
+
+
+def test_a_buffer_may_be_larger_than_a_block_of_a_cuda_memory_pool(client, other):
+    size, stream = (4 << 30) + 100, new_stream()
+    client.create_pool("large", kind="device", max_bytes=size + (4 << 20))
+    lease = client.allocate(size, "uint8", pool="large", timeout=60)
+    at = use(lease, stream)
+    fill(at, 100, 3, stream)
+    fill(at + size - 100, 100, 5, stream)
+    lease.publish("x")
+    got = other.get("x")
+    assert (got.nbytes, got.pool, got.kind) == (size, "large", "device")
+    at = use(got, stream)
+    seen = read(at, 100, stream), read(at + size - 100, 100, stream)
+    finish(stream)
+    assert (seen[0] == 3).all()
+    assert (seen[1] == 5).all()
+    (pool,) = (pool for pool in client.stats().pools if pool.pool.name == "large")
+    assert pool.reserved % (2 << 20) == 0
+    with pytest.raises(poolbridge.PoolLimitError):
+        other.allocate(size, "uint8", pool="large", timeout=0)
+    lease.release()
+    got.release()
+    client.unpublish("x")
+    client.allocate(size, "uint8", pool="large", timeout=60)
