@@ -158,10 +158,11 @@ func (p *Publisher) await(caller context.Context, try session.Attempt) (*slot, e
 		var s *slot
 		failed := false
 		err := p.from.native.AwaitBack(ctx, func() bool {
-			if s = p.look(); s != nil || p.usable() != nil || p.Slots() == 0 {
+			slots := p.Slots()
+			if s = p.look(); s != nil || p.usable() != nil || slots == 0 {
 				return true
 			}
-			p.grow()
+			p.grow(slots)
 			failed = bool(try) && len(p.making) == 0
 			if failed {
 				s = p.look() // the new arena may have come meanwhile
@@ -426,8 +427,9 @@ func (p *Publisher) first(ctx context.Context, try session.Attempt) error {
 	return p.extend(ctx, try, n)
 }
 
-// grow begins to ask for a further arena, unless somebody asks already or the service has refused a moment ago.
-func (p *Publisher) grow() {
+// grow begins to ask for a further arena, unless somebody asks already, the service has refused a moment ago, or an arena has come since the
+// publisher had `slots`.
+func (p *Publisher) grow(slots int) {
 	p.mu.Lock()
 	rests := time.Since(p.refused) < growRest
 	p.mu.Unlock()
@@ -437,6 +439,10 @@ func (p *Publisher) grow() {
 	select {
 	case p.making <- struct{}{}:
 	default:
+		return
+	}
+	if p.Slots() > slots {
+		<-p.making
 		return
 	}
 	ss := p.from.session
