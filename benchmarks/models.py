@@ -89,13 +89,17 @@ class Readers:
         self.programs = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
         ]
-        for one in self.programs:
-            self._said(one)  # it is connected, and has used the GPU
+        self.await_lines()  # they are connected, and have used the GPU
 
     def tell(self, word: str) -> None:
         """Send a word to all programs."""
         for one in self.programs:
             print(word, file=one.stdin, flush=True)
+
+    def await_lines(self) -> None:
+        """Wait until each program has printed a line."""
+        for one in self.programs:
+            self._said(one)
 
     def hear(self) -> list[tuple[float, ...]]:
         """Return the numbers that each program prints next."""
@@ -128,6 +132,9 @@ def follow(path: str, library: str) -> None:
         say("ready")
         while name := sys.stdin.readline().strip():
             began = time.monotonic()
+            if name == "refresh":
+                say(*refresh(client, of if library == "torch" else None))
+                continue
             if name.startswith("/"):
                 last = client.load(name, pool="bench")
             else:
@@ -136,6 +143,53 @@ def follow(path: str, library: str) -> None:
             arrays = arrays_of(last, library)
             say(came - began, time.monotonic() - came, came)
             del arrays
+
+
+def refresh(client: poolbridge.Client, torch: Any) -> tuple[float, float]:
+    """Copy a model, and then its next version. Return when this was complete, and how long such a copy takes alone."""
+    stream = torch.cuda.current_stream() if torch else None
+    copy = client.get_copy("shared", stream=stream, timeout=60)
+    wait = stream.synchronize if stream else (lambda: None)
+    wait()
+    say("copied")
+    copy.refresh(stream=stream, timeout=60)
+    wait()
+    came = time.monotonic()
+    if torch:
+        source, target = (torch.empty(copy.nbytes, dtype=torch.uint8, device="cuda") for _ in range(2))
+    else:
+        source, target = (np.zeros(copy.nbytes, "uint8") for _ in range(2))
+
+    def again() -> None:
+        target.copy_(source) if torch else np.copyto(target, source)
+        wait()
+
+    again()
+    return came, statistics.median(timed(again) for _ in range(3))
+
+
+def refreshed(client: poolbridge.Client, path: str, tensors: int, nbytes: int, library: str) -> None:
+    """Measure how soon the copies that four processes have of a model are those of a newer version."""
+    of = {f"layers.{n}.weight": (nbytes // tensors // 2, "float16") for n in range(tensors)}
+    client.allocate(of).publish("shared", keep=True)
+    after, alone = [], []
+    for _ in range(3):
+        readers = Readers(path, 4, library)
+        readers.tell("refresh")
+        readers.await_lines()  # they have copied
+        lease = client.allocate(of)
+        while sum(one.waits for one in client.sessions()) < len(readers.programs):
+            time.sleep(0.001)
+        began = time.monotonic()
+        lease.publish("shared", keep=True, replace=True)
+        came = readers.hear()
+        after.append(max(one[0] for one in came) - began)
+        alone.append(max(one[1] for one in came))
+        lease.release()
+        readers.end()
+    row(f"refresh of {tensors:,} tensors of {nbytes >> 20:,} MiB, to the last of 4", after)
+    row("... a copy of as many bytes alone", alone)
+    client.unpublish("shared")
 
 
 def shared(client: poolbridge.Client, path: str, tensors: int, nbytes: int, library: str) -> None:
@@ -282,6 +336,7 @@ if __name__ == "__main__":
     options.add_argument("--library", default="numpy", help="library of the arrays of get_dict")
     options.add_argument("--mib", type=int, default=1024, help="size of a file, in MiB")
     options.add_argument("--shared-mib", type=int, default=256, help="size of a model that others get, in MiB")
+    options.add_argument("--refresh-mib", type=int, default=256, help="size of a model that others copy, in MiB")
     options.add_argument("--follow", help=argparse.SUPPRESS)
     options.add_argument("--instanttensor", type=Path, help=argparse.SUPPRESS)
     options.add_argument("--folder", default=None, help="folder for files, such as /dev/shm")
@@ -296,7 +351,11 @@ if __name__ == "__main__":
     folder = Path(tempfile.mkdtemp(dir=given.folder))
     try:
         with poolbridge.serve() as service, service.connect() as client, service.connect() as other:
-            client.create_pool("bench", kind=given.pool, max_bytes=(3 * max(given.mib, given.shared_mib) + 512) << 20)
+            client.create_pool(
+                "bench",
+                kind=given.pool,
+                max_bytes=(max(3 * max(given.mib, given.shared_mib), 7 * given.refresh_mib) + 512) << 20,
+            )
             peer = copies(given.mib << 20) if given.pool in {"device", "vmm"} else None
             for nbytes in () if peer or given.cold else (64 << 10, 1 << 20):
                 frames(client, nbytes)
@@ -304,6 +363,7 @@ if __name__ == "__main__":
                 models(client, other, tensors, given.library)
             for tensors in () if given.cold else (300, 20_000):
                 shared(client, service.path, tensors, given.shared_mib << 20, given.library)
+                refreshed(client, service.path, tensors, given.refresh_mib << 20, given.library)
             for tensors in (320, 20_000):
                 files(client, folder / f"{tensors}.safetensors", given, peer)
     finally:
