@@ -8,7 +8,9 @@ memory, and beside InstantTensor where it is installed.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import mmap
 import os
 import shutil
 import statistics
@@ -287,9 +289,14 @@ def evict(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    command = [shutil.which("fincore") or "fincore", "-nbo", "RES", str(path)]
-    if left := int(subprocess.check_output(command)):
-        raise RuntimeError(f"{left} bytes of {path} stay in the page cache: does it lie on tmpfs?")
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            pages = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
+            of = np.frombuffer(mapped, "uint8")
+            if ctypes.CDLL(None).mincore(ctypes.c_void_p(of.ctypes.data), ctypes.c_size_t(len(mapped)), pages):
+                raise OSError("mincore failed")
+            del of
+    if left := sum(page & 1 for page in pages):
+        raise RuntimeError(f"{left} pages of {path} stay in the page cache: does it lie on tmpfs?")
 
 
 def files(client: poolbridge.Client, path: Path, given: argparse.Namespace, peer: Callable[[], None] | None) -> None:
