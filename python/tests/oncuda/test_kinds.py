@@ -198,8 +198,19 @@ def test_a_descriptor_of_something_else_is_no_pool(tmp_path, kind):
 
 @pytest.mark.parametrize("length", [0, 63, 65])
 def test_exports_of_another_length_are_no_block(imported, length):
-    with pytest.raises(poolbridge.ProtocolError, match=f"got {length}"):
+    # A block of kind `device` that is in no CUDA memory pool comes with a descriptor and no bytes.
+    lacks = "0 file descriptors" if imported.kind == "device" and not length else f"got {length}"
+    with pytest.raises(poolbridge.ProtocolError, match=lacks):
         imported.map_block(2 * MIB, bytes(length), Descriptors())
+
+
+def test_a_descriptor_of_something_else_is_no_block(imported, tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(bytes(4096))
+    descriptors = descriptor_of(str(file))
+    with pytest.raises((poolbridge.InvalidArgumentError, poolbridge.ProtocolError)):
+        imported.map_block(2 * MIB, b"", descriptors)
+    descriptors.close()
 
 
 def test_bytes_at_random_are_no_block(imported):
