@@ -257,7 +257,7 @@ func TestOnlyAProcessOfTheSameContainerUpgradesAService(t *testing.T) {
 func TestAnUpgradeWithoutAGuardSaysWhatToDo(t *testing.T) {
 	said, err := upgrade(t, rig.Serve(t))
 	require.Error(t, err)
-	assert.Contains(t, said, "poolsvc serve --guard")
+	assert.Contains(t, said, "it was started with --guard=false")
 	m, socket := newManager(t), filepath.Join(t.TempDir(), "s")
 	cmd := m.start([]string{"FDSTORE=1"}, "--socket", socket)
 	m.heard("READY=1")
