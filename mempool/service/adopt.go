@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -255,6 +256,11 @@ func Adopt(c Config, from *books.Content, files map[string]*os.File) (*Service, 
 	s.ledger, s.epoch, s.began = l, from.Epoch, from.Began
 	s.journal.Continue(l.Last.Event)
 	s.descriptors.held.Store(int64(len(files)))
+	for name := range files { // a predecessor may have made more than one in each millisecond
+		if number, err := strconv.ParseUint(strings.TrimPrefix(name, filePrefix), 10, 64); err == nil {
+			s.descriptors.last.Store(max(s.descriptors.last.Load(), number))
+		}
+	}
 	a := adoption{s, files, make(map[string]bool)}
 	if err := a.memory(); err != nil {
 		return nil, errors.Join(err, a.undo())
