@@ -11,7 +11,7 @@ import (
 // newClock makes a clock. The clock's page is closed when the test ends.
 func newClock(t testing.TB) *Clock {
 	t.Helper()
-	page, file, err := NewPage()
+	page, file, err := NewPage(nil)
 	require.NoError(t, err)
 	require.NoError(t, file.Close())
 	t.Cleanup(func() { assert.NoError(t, page.Close()) })

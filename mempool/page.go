@@ -40,17 +40,23 @@ type Page struct {
 	closed  bool
 }
 
-// NewPage makes the memory of a timeline and maps it for writing. It also returns the file of the memory. No process can change the size of
+// PageName is the name of the memfd of a timeline.
+const PageName = "poolbridge:timeline"
+
+// NewPage makes the memory of a timeline of an empty memfd, which it then owns, or of a new one if `f` is nil, and maps it for writing. It
+// also returns the file of the memory. No process can change the size of
 // the file, but each process that has the file can map it for writing: see [ReadOnly].
 //
 // Errors: [ErrOutOfMemory], [ErrLimit], [ErrUnavailable].
-func NewPage() (*Page, *os.File, error) {
-	fd, err := unix.MemfdCreate("poolbridge:timeline", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return nil, nil, HostError("memfd_create", err)
+func NewPage(f *os.File) (*Page, *os.File, error) {
+	if f == nil {
+		fd, err := unix.MemfdCreate(PageName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+		if err != nil {
+			return nil, nil, HostError("memfd_create", err)
+		}
+		f = os.NewFile(uintptr(fd), PageName)
 	}
-	f := os.NewFile(uintptr(fd), "memfd:timeline")
-	err = f.Truncate(pageBytes)
+	err := f.Truncate(pageBytes)
 	if err == nil {
 		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
 	}

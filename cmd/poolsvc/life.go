@@ -40,7 +40,7 @@ func (l *life) flags(c *cobra.Command) {
 	f.DurationVar(&l.unused, "end-unused", 0, "end when no client was connected for so long, also after the start; 0: do not")
 	f.Var(&l.logBytes, "log-bytes", "limit the file of standard error to so many bytes: its older half is dropped; 0: no limit")
 	c.PreRunE = l.bound
-	f.BoolVar(&l.guarded, "guard", false, "stay as a guard that runs the service as its child, and starts it again when it dies: clients keep their sessions, and all memory but that of kind legacy")
+	f.BoolVar(&l.guarded, "guard", true, "stay as a guard that runs the service as its child, and starts it again when it dies: clients keep their sessions, and all memory but that of kind legacy; not with --private, --ready-fd and --end-fd, nor if systemd keeps descriptors for the service")
 	f.DurationVar(&l.quick, "guard-quick", time.Second, "count a death of the service as quick when it has served for less; after 20 of them in a row the guard gives up")
 	f.BoolVar(&l.private, "private", false, "listen in a new folder below $TMPDIR or /tmp, which is removed at the end, instead of at --socket")
 }
@@ -55,8 +55,11 @@ func (l *life) check(c *cobra.Command) error {
 			return misused(c, "--%s %d is no open descriptor: %v", flag, fd, err)
 		}
 	}
-	if l.guarded && (l.private || l.ready >= 0 || l.end >= 0) {
-		return misused(c, "--guard excludes --private, --ready-fd and --end-fd: a service that ends with the program that started it needs no guard")
+	if l.private || l.ready >= 0 || l.end >= 0 {
+		if l.guarded && c.Flags().Changed("guard") {
+			return misused(c, "--guard excludes --private, --ready-fd and --end-fd: a service that ends with the program that started it needs no guard")
+		}
+		l.guarded = false
 	}
 	if l.private && c.Flags().Changed("socket") {
 		return misused(c, "--private and --socket exclude each other: expected one of them")

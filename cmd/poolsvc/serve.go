@@ -58,6 +58,9 @@ poolsvc config check says what is wrong in a file, and poolsvc config show what 
 
 The service supports systemd's socket activation, readiness notification and watchdog.
 
+The process stays as a guard, which runs the service as its child: see docs/survival.md. SIGTERM to it ends both; SIGKILL does not end the service.
+With --guard=false, or if a program starts its own service with one of the next flags, there is no guard.
+
 Programs that start their own service use --ready-fd to hear that it listens, and --end-fd and --end-unused to make it end
 by itself.`,
 		Args: arguments(0, 0),

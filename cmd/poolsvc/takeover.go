@@ -37,7 +37,7 @@ func beGuard(c *cobra.Command, p *plan, quick time.Duration) error {
 	g.Take()
 	files := activation.Files(true)
 	if len(files) > 1 {
-		return manySockets(files)
+		return &socketError{manySockets(files)}
 	}
 	for _, f := range files {
 		g.Held[unitSocket] = f
@@ -174,7 +174,7 @@ Clients wait meanwhile. If the other one cannot read the books of the service, n
 		case err != nil:
 			return err
 		case st.Guard != mempool.GuardWatches:
-			return errors.New("the service has no guard: restart it, which ends its sessions, with `poolsvc serve --guard`")
+			return errors.New("the service has no guard: it was started with --guard=false, or by a program for its own use (--private, --ready-fd, --end-fd); restart it, which ends its sessions")
 		case st.GuardPID == 0:
 			return errors.New("systemd is the guard: install the other version, and let systemd start it: `systemctl kill --signal=KILL poolsvc`")
 		}

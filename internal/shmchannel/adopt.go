@@ -66,6 +66,3 @@ func (h *Host) First() uint64 { return h.first }
 
 // Destroyed says whether the channel has ended.
 func (h *Host) Destroyed() bool { return h.roster.state.Load() == channelDestroyed }
-
-// OwnFiles returns the files of the roster and the sequencer, with which a successor of this process can adopt the channel.
-func (h *Host) OwnFiles() (roster, sequencer *os.File) { return h.rosterFile, h.sequencerFile }

@@ -325,9 +325,9 @@ type process struct {
 
 func newFamily(t testing.TB, spec Spec, members ...MemberSpec) *family {
 	t.Helper()
-	h, err := NewHost(spec)
+	h, err := NewHost(spec, nil, nil)
 	require.NoError(t, err)
-	poolFile, err := makeFile("pool", poolBlocks*blockBytes)
+	poolFile, err := makeFile(nil, "pool", poolBlocks*blockBytes)
 	require.NoError(t, err)
 	f := &family{t: t, host: h, poolFile: poolFile, nextPool: 1}
 	for _, m := range members {
@@ -346,7 +346,7 @@ func newFamily(t testing.TB, spec Spec, members ...MemberSpec) *family {
 func (f *family) start(m *Member, j job) *process {
 	f.t.Helper()
 	j.Role, j.Slot, j.ID, j.Mode, j.Capacity = m.Role, m.Slot, m.ID, f.host.mode, f.host.capacity
-	ledgerFile, err := makeFile("ledger", ledgerBytes)
+	ledgerFile, err := makeFile(nil, "ledger", ledgerBytes)
 	require.NoError(f.t, err)
 	defer ledgerFile.Close()
 	files := []*os.File{f.host.RosterFile(), f.host.SequencerFile(), m.File(), f.poolFile, ledgerFile}

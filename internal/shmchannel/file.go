@@ -11,14 +11,24 @@ import (
 
 const sizeSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 
-// makeFile makes a memfd of fixed size. The memfd uses no memory until its pages are written.
-func makeFile(name string, bytes uint64) (*os.File, error) {
-	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return nil, os.NewSyscallError("memfd_create", err)
+// Names of the memfds of a channel.
+const (
+	RosterName    = "poolbridge:roster"
+	SequencerName = "poolbridge:sequencer"
+	CursorName    = "poolbridge:cursor"
+	TrackName     = "poolbridge:track"
+)
+
+// makeFile makes a memfd of fixed size of an empty one, or of a new one if `f` is nil. The memfd uses no memory until its pages are written.
+func makeFile(f *os.File, name string, bytes uint64) (*os.File, error) {
+	if f == nil {
+		fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+		if err != nil {
+			return nil, os.NewSyscallError("memfd_create", err)
+		}
+		f = os.NewFile(uintptr(fd), name)
 	}
-	f := os.NewFile(uintptr(fd), name)
-	err = f.Truncate(int64(bytes))
+	err := f.Truncate(int64(bytes))
 	if err == nil {
 		err = seal(f, sizeSeals|unix.F_SEAL_SEAL)
 	}

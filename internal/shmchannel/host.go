@@ -44,19 +44,19 @@ type Member struct {
 	missed uint64 // frames that this consumer missed and that Host.dropped already counts
 }
 
-// NewHost makes the files of a channel.
+// NewHost makes the files of a channel: of empty memfds, which it then owns, or of new ones if they are nil.
 //
 // Errors: [ErrInvalid]; errors of the system.
-func NewHost(spec Spec) (*Host, error) {
+func NewHost(spec Spec, roster, sequencer *os.File) (*Host, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
 	l := geometryFor(spec.Capacity)
-	rosterFile, err := makeFile("poolbridge:roster", RosterBytes)
+	rosterFile, err := makeFile(roster, RosterName, RosterBytes)
 	if err != nil {
 		return nil, err
 	}
-	sequencerFile, err := makeFile("poolbridge:sequencer", l.sequencerBytes())
+	sequencerFile, err := makeFile(sequencer, SequencerName, l.sequencerBytes())
 	if err != nil {
 		return nil, errors.Join(err, rosterFile.Close())
 	}
@@ -108,6 +108,8 @@ type MemberSpec struct {
 	// Oldest lets a consumer of a broadcast begin with the oldest frame that the channel keeps. If Oldest is false, the consumer begins with
 	// the newest frame.
 	Oldest bool
+	// Empty is a memfd of which Add makes the member's file, and which the host then owns. If it is nil, Add makes a new one.
+	Empty *os.File
 }
 
 // Add makes the file of a new member and reserves a slot for the member. The caller then gives this file to the new member and to the
@@ -128,7 +130,7 @@ func (h *Host) Add(spec MemberSpec) (*Member, error) {
 		return nil, err
 	}
 	m.ID = h.lastID + 1
-	if err := m.makeFile(h.geometry); err != nil {
+	if err := m.makeFile(spec.Empty, h.geometry); err != nil {
 		return nil, errors.Join(err, m.free())
 	}
 	h.lastID = m.ID
@@ -158,14 +160,14 @@ func (h *Host) place(m *Member) (**Member, error) {
 		"neither kept nor in hand", ErrNoSlot, len(slots), m.Role)
 }
 
-func (m *Member) makeFile(l geometry) (err error) {
+func (m *Member) makeFile(empty *os.File, l geometry) (err error) {
 	if m.Role == ConsumerRole {
-		if m.file, err = makeFile("poolbridge:cursor", l.cursorBytes()); err != nil {
+		if m.file, err = makeFile(empty, CursorName, l.cursorBytes()); err != nil {
 			return err
 		}
 		return m.mapFile(l)
 	}
-	if m.file, err = makeFile("poolbridge:track", l.trackBytes()); err != nil {
+	if m.file, err = makeFile(empty, TrackName, l.trackBytes()); err != nil {
 		return err
 	}
 	head, err := mapFile(m.file, l.trackBytes(), true)

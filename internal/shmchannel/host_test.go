@@ -23,7 +23,7 @@ func (r *rig) sweep() (ids []uint64) {
 
 func TestAChannelThatCannotBe(t *testing.T) {
 	for _, spec := range []Spec{{Capacity: 0}, {Capacity: MaxCapacity + 1}, {Capacity: -1}, {Mode: 2, Capacity: 1}, {Policy: 4, Capacity: 1}} {
-		_, err := NewHost(spec)
+		_, err := NewHost(spec, nil, nil)
 		require.ErrorIs(t, err, ErrInvalid)
 	}
 }
@@ -114,7 +114,7 @@ func TestFilesThatAreNotOfTheChannelAreRefused(t *testing.T) {
 			c.Roster = f
 		},
 		"a roster of nothing": func(c *MemberConfig) {
-			f, err := makeFile("roster", RosterBytes)
+			f, err := makeFile(nil, "roster", RosterBytes)
 			require.NoError(t, err)
 			t.Cleanup(func() { f.Close() })
 			c.Roster = f

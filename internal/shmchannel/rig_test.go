@@ -40,7 +40,7 @@ var bytes64 = &Description{DType: "uint8", Shape: []uint64{64}}
 
 func newRig(t testing.TB, spec Spec) *rig {
 	t.Helper()
-	h, err := NewHost(spec)
+	h, err := NewHost(spec, nil, nil)
 	require.NoError(t, err)
 	r := &rig{t: t, host: h}
 	t.Cleanup(func() {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -56,9 +57,9 @@ const filePrefix = "pb."
 
 func fileName(number uint64) string { return fmt.Sprint(filePrefix, number) }
 
-// keep gives a descriptor to the store, and returns its number; 0: there is no store. A successor notices it if the store did not take the
-// descriptor. Numbers never come again, also not in a successor, because clients know some: they begin with the milliseconds since the machine
-// has started.
+// keep gives a descriptor to the store, and returns its number; 0: there is no store. It waits for a store that is stopped, so the caller does
+// not hold Service.mu. A successor notices it if the store did not take the descriptor. Numbers never come again, also not in a successor,
+// because clients know some: they begin with the milliseconds since the machine has started.
 func (d *descriptors) keep(f *os.File) uint64 {
 	if d.store == nil {
 		return 0
@@ -69,6 +70,44 @@ func (d *descriptors) keep(f *os.File) uint64 {
 		failpoint.At("keep/stored")
 	}
 	return number
+}
+
+// spare is an empty memfd that the store has, for memory that is made with Service.mu held. The zero spare: there is no store, and whoever makes
+// the memory makes the file, too.
+type spare struct {
+	file   *os.File
+	number uint64
+}
+
+// use returns the number of the file, which belongs to the memory now.
+func (f *spare) use() uint64 {
+	number := f.number
+	*f = spare{}
+	return number
+}
+
+// spareLocked makes a spare file. It releases Service.mu meanwhile: the store may be stopped, and then only those wait who need it.
+func (s *Service) spareLocked(name string) (f spare, err error) {
+	if s.descriptors.store == nil {
+		return f, nil
+	}
+	s.mu.Unlock()
+	defer s.mu.Lock()
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return f, mempool.HostError("memfd_create", err)
+	}
+	f.file = os.NewFile(uintptr(fd), name)
+	f.number = s.descriptors.keep(f.file)
+	return f, nil
+}
+
+// giveBack closes a spare file that is not used, also in the store.
+func (d *descriptors) giveBack(f *spare) {
+	if f.file != nil {
+		_ = f.file.Close() // who could not use it may have closed it
+		d.dropNow(fileName(f.number))
+	}
 }
 
 // drop makes the service close a descriptor of the store when the books do not name it any more. The caller holds Service.mu.
@@ -217,6 +256,11 @@ func Adopt(c Config, from *books.Content, files map[string]*os.File) (*Service, 
 	s.ledger, s.epoch, s.began = l, from.Epoch, from.Began
 	s.journal.Continue(l.Last.Event)
 	s.descriptors.held.Store(int64(len(files)))
+	for name := range files { // a predecessor may have made more than one in each millisecond
+		if number, err := strconv.ParseUint(strings.TrimPrefix(name, filePrefix), 10, 64); err == nil {
+			s.descriptors.last.Store(max(s.descriptors.last.Load(), number))
+		}
+	}
 	a := adoption{s, files, make(map[string]bool)}
 	if err := a.memory(); err != nil {
 		return nil, errors.Join(err, a.undo())

@@ -102,6 +102,66 @@ func (s *succession) resume(of *Session) *Session {
 	return again
 }
 
+// stopped is a Store that takes nothing until it goes on.
+type stopped struct {
+	*shelf
+	asked, on chan struct{}
+}
+
+func (s stopped) Keep(name string, f *os.File) error {
+	s.asked <- struct{}{}
+	<-s.on
+	return s.shelf.Keep(name, f)
+}
+
+func TestOnlyRequestsThatNeedTheStoreWaitForOneThatIsStopped(t *testing.T) {
+	for what, request := range map[string]func(s *Session, pool uint64) error{
+		"make a channel": func(s *Session, pool uint64) error {
+			_, err := s.MakeChannel(mempool.ChannelSpec{Name: "other", Pool: pool, Mode: mempool.WorkQueue, Capacity: 2})
+			return err
+		},
+		"join a channel by its name": func(s *Session, _ uint64) error {
+			_, err := s.JoinChannel(t.Context(), "c", MemberSpec{Role: Consumer}, 0)
+			return err
+		},
+		"join a channel by its id": func(s *Session, _ uint64) error {
+			found, err := s.FindChannel(t.Context(), "c", 0)
+			if err == nil {
+				_, err = s.Channel(found.ID).Join(MemberSpec{Role: Producer})
+			}
+			return err
+		},
+		"make a timeline": func(s *Session, _ uint64) error {
+			_, _, err := s.Timeline()
+			return err
+		},
+		"make a pool": func(s *Session, _ uint64) error {
+			_, err := s.CreatePool(mempool.PoolSpec{Name: "other", Kind: mempool.Host, MaxBytes: 1 << 20})
+			return err
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := newSuccession(t)
+			session, err := s.svc.OpenSession(mempool.Self(), "a", func(Notice) {})
+			require.NoError(t, err)
+			p := createPool(t, session, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 20})
+			_, err = session.MakeChannel(mempool.ChannelSpec{Name: "c", Pool: p.Info().ID, Mode: mempool.WorkQueue, Capacity: 2})
+			require.NoError(t, err)
+			store := stopped{s.shelf, make(chan struct{}, 8), make(chan struct{})}
+			s.svc.descriptors.store = store
+			done := make(chan error, 1)
+			go func() { done <- request(session, p.Info().ID) }()
+			<-store.asked
+			s.svc.Stats() // waits for ever if the request holds the lock
+			require.Empty(t, done)
+			close(store.on)
+			require.NoError(t, <-done)
+			require.NoError(t, s.takeOver())
+			s.resume(session)
+		})
+	}
+}
+
 func TestAServiceTakesOverPoolsLeasesNamesAndTheirContent(t *testing.T) {
 	s := newSuccession(t)
 	a, err := s.svc.OpenSession(mempool.Self(), "a", func(Notice) {})

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/count"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
@@ -38,24 +39,39 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	p, err := s.poolLocked(spec.Pool)
-	if err != nil {
-		return mempool.ChannelIdentity{}, err
+	var p *Pool
+	var old *ledger.Channel
+	may := func() (err error) {
+		if p, err = s.poolLocked(spec.Pool); err == nil {
+			old, err = svc.ledger.MayMakeChannel(s.rec, spec, p.rec)
+		}
+		return err
 	}
-	old, err := svc.ledger.MayMakeChannel(s.rec, spec, p.rec)
+	err := may()
+	var roster, sequencer spare
+	if err == nil && old == nil {
+		roster, err = svc.spareLocked(shmchannel.RosterName)
+		defer svc.descriptors.giveBack(&roster)
+	}
+	if err == nil && old == nil {
+		sequencer, err = svc.spareLocked(shmchannel.SequencerName)
+		defer svc.descriptors.giveBack(&sequencer)
+	}
+	if err == nil {
+		err = may() // others may have changed something meanwhile
+	}
 	if err != nil {
 		return mempool.ChannelIdentity{}, err
 	}
 	if old != nil {
 		return old.Info, nil
 	}
-	stream, err := streams.Make(svc.ledger, &svc.timelines, spec, p.rec, s.rec.Peer.UID, svc.mu.note)
+	stream, err := streams.Make(svc.ledger, &svc.timelines, spec, p.rec, s.rec.Peer.UID, roster.file, sequencer.file, svc.mu.note)
 	if err != nil {
 		return mempool.ChannelIdentity{}, err
 	}
 	p.streams = true
-	roster, sequencer := stream.OwnFiles()
-	stream.RosterFile, stream.SequencerFile = svc.descriptors.keep(roster), svc.descriptors.keep(sequencer)
+	stream.RosterFile, stream.SequencerFile = roster.use(), sequencer.use()
 	s.didLocked(context.Background(), stream.Info.ID)
 	svc.channels.addLocked(&channel{Stream: stream, svc: svc})
 	e := s.rec.About(mempool.ChannelMade, "%s made channel %q in pool %q: %s, %d frames, %s when it is full", s.rec.Who(), spec.Name, p.rec.Info.Name, spec.Mode, spec.Capacity,
@@ -100,11 +116,16 @@ func (s *Session) JoinChannel(ctx context.Context, name string, spec MemberSpec,
 			return Joined{}, err
 		}
 	}
-	p := &pendingJoin{session: s, spec: spec}
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	err := svc.channels.awaitLocked(ctx, s, name, wait, func() (bool, error) {
+	file, err := svc.spareLocked(memberFile(Consumer))
+	if err != nil {
+		return Joined{}, err
+	}
+	p := &pendingJoin{session: s, spec: spec, file: file}
+	defer svc.descriptors.giveBack(&p.file)
+	err = svc.channels.awaitLocked(ctx, s, name, wait, func() (bool, error) {
 		if p.done {
 			if p.err == nil {
 				s.didLocked(ctx, answerOf(p.joined))
@@ -121,7 +142,7 @@ func (s *Session) JoinChannel(ctx context.Context, name string, spec MemberSpec,
 			}
 			return false, nil
 		}
-		p.joined, err = svc.channels.of(rec).joinLocked(s, p.spec)
+		p.joined, err = svc.channels.of(rec).joinLocked(s, p.spec, &p.file)
 		if err == nil {
 			s.didLocked(ctx, answerOf(p.joined))
 		}
@@ -168,7 +189,7 @@ func (ch *channel) admitPendingLocked() {
 			continue
 		}
 		p.done = true
-		if p.joined, p.err = ch.joinLocked(p.session, p.spec); p.err != nil {
+		if p.joined, p.err = ch.joinLocked(p.session, p.spec, &p.file); p.err != nil {
 			continue
 		}
 		m := ch.Members[p.joined.ID]

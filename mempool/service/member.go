@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
@@ -63,19 +64,32 @@ func (c Channel) Join(spec MemberSpec) (Joined, error) {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
+	file, err := svc.spareLocked(memberFile(spec.Role))
+	if err != nil {
+		return Joined{}, err
+	}
+	defer svc.descriptors.giveBack(&file)
 	rec, err := svc.ledger.Channel(s.rec, c.id)
 	if err != nil {
 		return Joined{}, err
 	}
-	j, err := svc.channels.of(rec).joinLocked(s, spec)
+	j, err := svc.channels.of(rec).joinLocked(s, spec, &file)
 	if err == nil {
 		s.didLocked(context.Background(), answerOf(j))
 	}
 	return j, err
 }
 
-// joinLocked makes a new member of the channel, which the session may use.
-func (ch *channel) joinLocked(s *Session, spec MemberSpec) (Joined, error) {
+// memberFile returns the name of the file of a member.
+func memberFile(role MemberRole) string {
+	if role == Consumer {
+		return shmchannel.CursorName
+	}
+	return shmchannel.TrackName
+}
+
+// joinLocked makes a new member of the channel, which the session may use, with a spare file.
+func (ch *channel) joinLocked(s *Session, spec MemberSpec, file *spare) (Joined, error) {
 	switch {
 	case ch.Closed && (!ch.Drains() || spec.Role != Consumer):
 		return Joined{}, ch.ErrClosed()
@@ -85,12 +99,12 @@ func (ch *channel) joinLocked(s *Session, spec MemberSpec) (Joined, error) {
 	if err := s.svc.ledger.MayJoin(s.rec, ch.Channel, spec); err != nil {
 		return Joined{}, err
 	}
-	m, err := ch.Add(s.rec, spec, ch.tidyLocked)
+	m, err := ch.Add(s.rec, spec, file.file, ch.tidyLocked)
 	if err != nil {
 		return Joined{}, err
 	}
 	s.noteUse()
-	m.File = s.svc.descriptors.keep(ch.Own(m))
+	m.File = file.use()
 	return ch.describeJoined(m), nil
 }
 

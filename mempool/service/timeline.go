@@ -37,11 +37,19 @@ func (s *Session) Timeline() (uint64, mempool.Export, error) {
 		return 0, mempool.Export{}, err
 	}
 	if s.rec.Timeline == nil {
-		if err := svc.timelines.Make(svc.ledger, s.rec); err != nil {
+		file, err := svc.spareLocked(mempool.PageName)
+		defer svc.descriptors.giveBack(&file)
+		if err == nil {
+			err = s.rec.Alive()
+		}
+		if err == nil {
+			err = svc.timelines.Make(svc.ledger, s.rec, file.file)
+		}
+		if err != nil {
 			return 0, mempool.Export{}, err
 		}
 		s.didLocked(context.Background(), s.rec.Timeline.ID)
-		s.rec.Timeline.File = svc.descriptors.keep(svc.timelines.File(s.rec.Timeline))
+		s.rec.Timeline.File = file.use()
 	}
 	file := svc.timelines.File
 	if s.rec.Timeline.Sealed {

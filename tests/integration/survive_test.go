@@ -374,11 +374,35 @@ func TestPythonClientsGoOnWhenTheServiceIsKilled(t *testing.T) {
 	s.StatsWhen(t, func(st mempool.ServiceStats) bool { return st.Leases == 0 && st.Buffers == 0 })
 }
 
+func TestAServiceHasAGuardIfNobodySaysOtherwise(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	guard := exec.Command(rig.Poolsvc(t), "serve", "--socket", socket, "--pool", "name=p,kind=host,max=64MiB")
+	require.NoError(t, guard.Start())
+	t.Cleanup(func() { _ = guard.Process.Signal(syscall.SIGTERM) })
+	useAcross(t, socket, func() {
+		said, err := poolsvc(t, "status", "--socket", socket)
+		require.NoError(t, err, said)
+		assert.Contains(t, said, fmt.Sprintf("guarded by process %d, 0 takeovers so far", guard.Process.Pid))
+		said, err = poolsvc(t, "serve", "--socket", socket)
+		require.Error(t, err)
+		assert.Contains(t, said, "`poolsvc status` names its guard")
+		killService(t, guard.Process.Pid)
+	})
+	require.NoError(t, guard.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, guard.Wait())
+	require.NoFileExists(t, socket)
+}
+
 func TestAServiceOfAProgramHasNoGuard(t *testing.T) {
 	for _, flags := range [][]string{{"--private"}, {"--end-fd", "0"}, {"--ready-fd", "1"}} {
 		out, err := exec.Command(rig.Poolsvc(t), append([]string{"serve", "--guard"}, flags...)...).CombinedOutput()
 		require.Error(t, err)
 		assert.Contains(t, string(out), "--guard excludes")
+	}
+	for _, s := range []*rig.Service{{Socket: startAlone(t, "--private").socket}, rig.Serve(t)} {
+		stats := s.Stats(t)
+		assert.Empty(t, stats.Guard)
+		assert.Zero(t, stats.GuardPID)
 	}
 }
 
@@ -519,7 +543,7 @@ func TestAGuardNeedsNoReaderOfItsLog(t *testing.T) {
 	require.NoError(t, reader.Close())
 	defer broken.Close()
 	for _, log := range []*os.File{full, broken} {
-		guard := exec.Command(rig.Poolsvc(t), "serve", "--guard", "--verbose", "--socket", filepath.Join(t.TempDir(), "s"))
+		guard := exec.Command(rig.Poolsvc(t), "serve", "--verbose", "--socket", filepath.Join(t.TempDir(), "s"))
 		guard.Stderr = log
 		require.NoError(t, guard.Start())
 		t.Cleanup(func() { _ = guard.Process.Kill() })

@@ -167,10 +167,10 @@ func TestAServiceUsesTheDescriptorStoreOfSystemd(t *testing.T) {
 	}
 }
 
-func TestAGuardPassesOnWhatIsForSystemdAndKeepsTheSocketOfItsUnit(t *testing.T) {
+func TestWithoutAStoreOfSystemdAGuardPassesOnWhatIsForSystemdAndKeepsTheSocketOfItsUnit(t *testing.T) {
 	m, socket := newManager(t), filepath.Join(t.TempDir(), "s")
 	m.unit(socket)
-	cmd := m.start([]string{"WATCHDOG_USEC=100000", "WATCHDOG_PID=1"}, "--guard", "--pool", "name=p,kind=host,max=64MiB")
+	cmd := m.start([]string{"WATCHDOG_USEC=100000", "WATCHDOG_PID=1"}, "--pool", "name=p,kind=host,max=64MiB")
 	m.heard("READY=1")
 	m.heard("WATCHDOG=1")
 	useAcross(t, socket, func() { killService(t, cmd.Process.Pid) })

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -171,6 +172,48 @@ func TestAServiceAnswersWhileItsGuardIsStopped(t *testing.T) {
 	require.NoError(t, err)
 }
 
+func TestOthersAreAnsweredWhileAProgramWaitsForAStoppedGuard(t *testing.T) {
+	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", "name=p,kind=host,max=64MiB", "--pool", "name=q,kind=host,max=64MiB")
+	maker, other := dial(t, s), dial(t, s)
+	p, err := maker.TryOpenPool(t.Context(), "p")
+	require.NoError(t, err)
+	q, err := maker.TryOpenPool(t.Context(), "q")
+	require.NoError(t, err)
+	pools, pid := []uint64{p.Info().ID, q.Info().ID}, rig.ServiceOf(t, s.Process.Pid)
+	require.NoError(t, syscall.Kill(s.Process.Pid, syscall.SIGSTOP))
+	defer func() { assert.NoError(t, syscall.Kill(s.Process.Pid, syscall.SIGCONT)) }()
+	made := make(chan error, 1)
+	go func() {
+		var err error
+		for i := 0; i < 300 && err == nil; i++ { // more than the queue of the guard's socket holds (net.unix.max_dgram_qlen)
+			_, err = maker.CreateChannel(context.Background(), mempool.ChannelSpec{Name: fmt.Sprint(i), Pool: pools[i%2], Capacity: 2})
+		}
+		made <- err
+	}()
+	require.Eventually(t, func() bool {
+		calls, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
+		require.NoError(t, err)
+		return slices.ContainsFunc(calls, func(path string) bool {
+			text, _ := os.ReadFile(path) // the thread may have ended
+			return strings.HasPrefix(string(text), fmt.Sprintf("%d ", syscall.SYS_SENDMSG))
+		})
+	}, time.Minute, time.Millisecond, "the request of the maker waits")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err = other.Stats(ctx)
+	require.NoError(t, err)
+	require.Empty(t, made)
+	require.NoError(t, syscall.Kill(s.Process.Pid, syscall.SIGCONT))
+	require.NoError(t, <-made)
+	takenOver(t, s)
+	there := 0
+	for _, err := range other.Channels(t.Context()) {
+		require.NoError(t, err)
+		there++
+	}
+	assert.Equal(t, 300, there)
+}
+
 func TestAStoppedGuardLosesNothingOfWhatTheServiceMakesMeanwhile(t *testing.T) {
 	s := guarded(t, mempool.Host)
 	c := dial(t, s)
@@ -257,7 +300,7 @@ func TestOnlyAProcessOfTheSameContainerUpgradesAService(t *testing.T) {
 func TestAnUpgradeWithoutAGuardSaysWhatToDo(t *testing.T) {
 	said, err := upgrade(t, rig.Serve(t))
 	require.Error(t, err)
-	assert.Contains(t, said, "poolsvc serve --guard")
+	assert.Contains(t, said, "it was started with --guard=false")
 	m, socket := newManager(t), filepath.Join(t.TempDir(), "s")
 	cmd := m.start([]string{"FDSTORE=1"}, "--socket", socket)
 	m.heard("READY=1")

@@ -73,7 +73,8 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// Serve starts `poolsvc serve` with args, on a new socket that no other service uses. It stops the service when the test ends.
+// Serve starts `poolsvc serve` with args, on a new socket that no other service uses. It stops the service when the test ends. The service has
+// a guard only if args say so: a test that kills [Service.Process] kills the service.
 func Serve(t testing.TB, args ...string) *Service {
 	t.Helper()
 	return ServeBy(t, []string{Poolsvc(t)}, args...)
@@ -97,7 +98,7 @@ func ServeAt(t testing.TB, socket string, args ...string) *Service {
 func serve(t testing.TB, command []string, socket string, args ...string) *Service {
 	t.Helper()
 	s := &Service{Socket: socket, exited: make(chan struct{})}
-	s.cmd = exec.Command(command[0], slices.Concat(command[1:], []string{"serve", "--verbose", "--socket", socket}, args)...)
+	s.cmd = exec.Command(command[0], slices.Concat(command[1:], []string{"serve", "--verbose", "--guard=false", "--socket", socket}, args)...)
 	s.cmd.Stderr = &s.log
 	require.NoError(t, s.cmd.Start())
 	s.Process = s.cmd.Process

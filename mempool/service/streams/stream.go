@@ -50,16 +50,17 @@ var (
 )
 
 // Make makes a channel for buffers of the pool p, which the user `uid` asked for, and which may be made. The stream calls `note` with each
-// event of the channel for the history.
+// event of the channel for the history. `roster` and `sequencer` are those of [shmchannel.NewHost].
 //
 // Errors: [mempool.ErrUnavailable] if the kernel cannot seal files, [mempool.ErrLimit] if no file descriptor is left,
 // [mempool.ErrOutOfMemory].
-func Make(l *ledger.Ledger, ts *Timelines, spec mempool.ChannelSpec, p *ledger.Pool, uid uint32, note func(mempool.HistoryEvent, *ledger.Pool)) (*Stream, error) {
+func Make(l *ledger.Ledger, ts *Timelines, spec mempool.ChannelSpec, p *ledger.Pool, uid uint32, roster, sequencer *os.File,
+	note func(mempool.HistoryEvent, *ledger.Pool)) (*Stream, error) {
 	if err := Probe(); err != nil { // a channel needs the same seals as a timeline
 		return nil, err
 	}
 	host, err := shmchannel.NewHost(shmchannel.Spec{Mode: modes[spec.Mode], Capacity: spec.Capacity, Policy: policies[spec.Full],
-		MaxDeliveries: spec.MaxDeliveries})
+		MaxDeliveries: spec.MaxDeliveries}, roster, sequencer)
 	if err != nil {
 		return nil, mempool.HostError("make the memory of a channel", err)
 	}
@@ -112,15 +113,12 @@ func Adopt(l *ledger.Ledger, ts *Timelines, ch *ledger.Channel, file func(number
 	return st, nil
 }
 
-// OwnFiles returns the files with which a successor of this process can take over the channel: see [shmchannel.Host.OwnFiles].
-func (st *Stream) OwnFiles() (roster, sequencer *os.File) { return st.host.OwnFiles() }
-
 // Add makes a new member, which may join. If a producer finds no slot because producers that left still have theirs, Add makes a broadcast
-// keep fewer frames, and then calls the function `tidy`, which frees slots.
+// keep fewer frames, and then calls the function `tidy`, which frees slots. `empty` is that of [shmchannel.MemberSpec].
 //
 // Errors: [mempool.ErrClosed], [mempool.ErrLimit], [mempool.ErrOutOfMemory].
-func (st *Stream) Add(s *ledger.Session, spec ledger.MemberSpec, tidy func()) (*ledger.Member, error) {
-	how := shmchannel.MemberSpec{Role: roles[spec.Role], PID: uint32(s.Peer.PID), Oldest: spec.Oldest, Policy: policies[st.Info.Full]}
+func (st *Stream) Add(s *ledger.Session, spec ledger.MemberSpec, empty *os.File, tidy func()) (*ledger.Member, error) {
+	how := shmchannel.MemberSpec{Role: roles[spec.Role], PID: uint32(s.Peer.PID), Oldest: spec.Oldest, Policy: policies[st.Info.Full], Empty: empty}
 	if spec.Full != "" {
 		how.Policy = policies[spec.Full]
 	}

@@ -29,7 +29,7 @@ func newRig(t testing.TB, spec mempool.ChannelSpec) *rig {
 	r.AddPool(r.pool, mempool.PoolInfo{Name: "p", MaxBytes: 1 << 20}, 4096, 0)
 	spec.Name, spec.Pool = "frames", r.pool.Info.ID
 	var err error
-	r.Stream, err = Make(r.Ledger, new(Timelines), spec.Filled(), r.pool, 7, func(e mempool.HistoryEvent, _ *ledger.Pool) { r.events = append(r.events, e) })
+	r.Stream, err = Make(r.Ledger, new(Timelines), spec.Filled(), r.pool, 7, nil, nil, func(e mempool.HistoryEvent, _ *ledger.Pool) { r.events = append(r.events, e) })
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		r.Expire()
@@ -44,7 +44,7 @@ func (r *rig) open() *ledger.Session {
 
 func (r *rig) add(role ledger.MemberRole) (*ledger.Member, shmchannel.MemberConfig) {
 	r.Helper()
-	m, err := r.Add(r.open(), ledger.MemberSpec{Role: role}, func() {})
+	m, err := r.Add(r.open(), ledger.MemberSpec{Role: role}, nil, func() {})
 	require.NoError(r, err)
 	files := r.Files(m)
 	return m, shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Slot: m.Slot, ID: m.ID}
@@ -72,7 +72,7 @@ func TestACorruptChannelEndsAndIsNoted(t *testing.T) {
 	require.ErrorIs(t, err, shmchannel.ErrDestroyed)
 	assert.True(t, r.Closed)
 	assert.Nil(t, r.ChannelNames["frames"], "its name is free")
-	_, err = r.Add(r.open(), ledger.MemberSpec{Role: ledger.Consumer}, func() {})
+	_, err = r.Add(r.open(), ledger.MemberSpec{Role: ledger.Consumer}, nil, func() {})
 	require.ErrorIs(t, err, mempool.ErrClosed)
 	require.NoError(t, c.Leave())
 	r.Leave(m, "")

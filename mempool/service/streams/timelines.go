@@ -26,18 +26,18 @@ type timeline struct {
 
 // Probe returns an error if this machine cannot make timelines.
 var Probe = sync.OnceValue(func() error {
-	page, file, err := mempool.NewPage()
+	page, file, err := mempool.NewPage(nil)
 	if err != nil {
 		return err
 	}
 	return errors.Join(page.Close(), file.Close())
 })
 
-// Make makes the timeline of a session that has none.
+// Make makes the timeline of a session that has none. `empty` is that of [mempool.NewPage].
 //
 // Errors: [mempool.ErrUnavailable], [mempool.ErrOutOfMemory].
-func (ts *Timelines) Make(l *ledger.Ledger, s *ledger.Session) error {
-	page, file, err := mempool.NewPage()
+func (ts *Timelines) Make(l *ledger.Ledger, s *ledger.Session, empty *os.File) error {
+	page, file, err := mempool.NewPage(empty)
 	if err != nil {
 		return err
 	}

@@ -29,11 +29,13 @@ type Service struct {
 	err    error
 }
 
-// Serve starts a service on a socket, with more arguments. The service is killed when ctx ends.
+// Serve starts a service on a socket, with more arguments. The service ends when ctx ends. It has a guard only if the arguments say so:
+// otherwise a service that dies would go unnoticed.
 func Serve(ctx context.Context, program, socket string, args ...string) (*Service, error) {
-	s := &Service{cmd: exec.CommandContext(ctx, program, append([]string{"serve", "--socket", socket}, args...)...), Socket: socket, ended: make(chan struct{})}
+	s := &Service{cmd: exec.CommandContext(ctx, program, append([]string{"serve", "--guard=false", "--socket", socket}, args...)...), Socket: socket, ended: make(chan struct{})}
 	s.cmd.Stderr = &s.stderr
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // the kernel ends the service if this process is killed
+	s.cmd.Cancel = func() error { return s.cmd.Process.Signal(syscall.SIGTERM) } // a guard that is killed leaves its service behind
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}         // the kernel ends the service if this process is killed
 	if err := s.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting the service: %w", err)
 	}
