@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -82,8 +83,8 @@ def main() -> None:
             stack.callback(reader.join)
             stack.callback(channel.close)
             channel.wait_for_consumers(1, timeout=60)
-            work["by name, 1 MiB"][name] = lambda client=client, other=other: transfer(client, other)
-            work["frame, 64 KiB"][name] = lambda channel=channel: channel.publish(source)
+            work["by name, 1 MiB"][name] = partial(transfer, client, other)
+            work["frame, 64 KiB"][name] = partial(channel.publish, source)
         for what, ways in work.items():
             times: dict[str, list[float]] = {name: [] for name in ways}
             for _ in range(_ROUNDS):
