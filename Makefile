@@ -107,6 +107,7 @@ test-stress: simcuda bin/poolsvc $(VENV)/installed
 		-run '^(TestNoFrameOfABroadcastIsLostOrTorn|TestEveryFrameOfAQueueIsAcknowledgedOrDropped|TestEachOfManySubscribersOfOneChannelGetsEveryFrame|TestArbitraryWordsEndNoSession)$$' ./bridge
 	POOLBRIDGE_STRESS_FRAMES=1000 $(GO) test -count=1 -timeout 20m -run '^TestConsumersInPythonLoseNoFrameOfKilledProcesses$$' ./tests/integration
 	POOLBRIDGE_STRESS_KILLS=200 $(GO) test -count=1 -timeout 20m -v -run '^TestClientsGoOnWhenTheServiceIsKilled$$' ./tests/integration
+	POOLBRIDGE_SURVIVE_KILLS=70 $(GO) test $(ON_SIMCUDA) -count=1 -timeout 20m -v -run '^TestClientsGoOnWithMemoryOfAGPUWhenTheServiceIsKilled$$' ./tests/integration
 
 test-anomaly-race: simcuda
 	$(GOTEST) $(ON_SIMCUDA) -count=1 ./tests/anomaly

@@ -32,13 +32,18 @@ func killService(t *testing.T, guard int) {
 	require.NoError(t, syscall.Kill(rig.ServiceOf(t, guard), syscall.SIGKILL))
 }
 
-func TestClientsGoOnWhenTheServiceIsKilled(t *testing.T) {
-	kills, err := strconv.Atoi(cmp.Or(os.Getenv("POOLBRIDGE_STRESS_KILLS"), "20"))
-	require.NoError(t, err)
+// seeded returns a source of the moments at which a test kills. Its seed is $POOLBRIDGE_STRESS_SEED, or else a random one; the log says which.
+func seeded(t *testing.T) *rand.Rand {
 	seed, err := strconv.ParseUint(cmp.Or(os.Getenv("POOLBRIDGE_STRESS_SEED"), fmt.Sprint(rand.Uint64())), 10, 64)
 	require.NoError(t, err)
 	t.Logf("POOLBRIDGE_STRESS_SEED=%d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+func TestClientsGoOnWhenTheServiceIsKilled(t *testing.T) {
+	kills, err := strconv.Atoi(cmp.Or(os.Getenv("POOLBRIDGE_STRESS_KILLS"), "20"))
+	require.NoError(t, err)
+	random := seeded(t)
 	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", "name=p,kind=host,max=64MiB")
 	holder := dial(t, s)
 	p, err := holder.TryOpenPool(t.Context(), "p")
@@ -162,9 +167,10 @@ func TestAServiceThatIsKilledWhileItTakesOverLosesNothing(t *testing.T) {
 		require.NoError(t, l.Fill(t.Context(), 0, 4096, byte(i)))
 		leases = append(leases, l)
 	}
+	random := seeded(t)
 	for range 10 {
 		killService(t, s.Process.Pid)
-		time.Sleep(time.Duration(rand.Int64N(int64(30 * time.Millisecond)))) // while the next one takes over, or before, or after
+		time.Sleep(time.Duration(random.Int64N(int64(30 * time.Millisecond)))) // while the next one takes over, or before, or after
 	}
 	stats, err := c.Stats(t.Context())
 	require.NoError(t, err)
@@ -362,8 +368,9 @@ func TestPythonClientsGoOnWhenTheServiceIsKilled(t *testing.T) {
 	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--pool", "name=p,kind=host,max=64MiB")
 	script := rig.Python(t).Start(t, surviving, s.Socket)
 	require.Equal(t, "ready", script.Line(t))
+	random := seeded(t)
 	for range 20 {
-		time.Sleep(time.Duration(rand.Int64N(int64(100 * time.Millisecond))))
+		time.Sleep(time.Duration(random.Int64N(int64(100 * time.Millisecond))))
 		killService(t, s.Process.Pid)
 	}
 	script.Say(t, "stop")

@@ -5,7 +5,6 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
@@ -168,8 +167,9 @@ func killUnderLoad(t *testing.T, s *rig.Service, kind mempool.Kind, holder *brid
 	script := rig.Python(t).Start(t, survivingKinds, s.Socket)
 	require.Equal(t, "ready", script.Line(t))
 	var answered, allocated []time.Duration
+	random := seeded(t)
 	for i := range kills(t) {
-		time.Sleep(time.Duration(rand.Int64N(int64(100 * time.Millisecond))))
+		time.Sleep(time.Duration(random.Int64N(int64(100 * time.Millisecond))))
 		killService(t, s.Process.Pid)
 		began := time.Now()
 		_, err := holder.Stats(t.Context())
@@ -243,13 +243,14 @@ func TestAServiceThatIsKilledWhileItTakesOverMemoryOfAGPULosesNothing(t *testing
 			p, err := c.TryOpenPool(t.Context(), "p")
 			require.NoError(t, err)
 			var leases []*bridge.Lease
+			random := seeded(t)
 			for round := range 3 { // each in a pool of another service
 				for i := range 5 {
 					leases = append(leases, filled(t, p, 4096<<i, byte(5*round+i)))
 				}
 				for range 4 {
 					killService(t, s.Process.Pid)
-					time.Sleep(time.Duration(rand.Int64N(int64(30 * time.Millisecond))))
+					time.Sleep(time.Duration(random.Int64N(int64(30 * time.Millisecond))))
 				}
 			}
 			stats, err := c.Stats(t.Context())
