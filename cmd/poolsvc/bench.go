@@ -28,7 +28,7 @@ func newBench() *cobra.Command {
 		Long: `Measure transfers, streams, copies, allocations, growth and start-up. Kinds of memory that the machine lacks are skipped.
 
 With --check, say what got worse or better since an earlier run on this machine: a figure whose best round differs by more than 10 %, and
-by more than the median round of either run is from its best, in two measurements. The exit status is 1 if something got worse, and
+by more than the median round of either run is from its best, in three measurements. The exit status is 1 if something got worse, and
 2 if FILE is no report of this machine. Other versions of the kernel, the driver, Python and packages are only named.
 
 Times are medians and percentiles in microseconds; p99.9 needs 1,000 measurements. Transfers are measured in three ways: with arrays

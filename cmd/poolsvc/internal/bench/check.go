@@ -232,11 +232,11 @@ func spread(rounds []Round, of func(Round) *float64) Spread {
 	return Spread{values[0], values[len(values)/2]}
 }
 
-// confirm drops the changes that a second run does not show, too.
-func (c *Check) confirm(second *Check) {
+// confirm drops the changes that another measurement does not show, too.
+func (c *Check) confirm(again *Check) {
 	kept := slices.DeleteFunc(slices.Clone(c.Changed), func(one Change) bool {
-		return !slices.ContainsFunc(second.Changed, func(again Change) bool {
-			return again.Verdict == one.Verdict && again.Workload == one.Workload && again.Kind == one.Kind && again.Bytes == one.Bytes
+		return !slices.ContainsFunc(again.Changed, func(other Change) bool {
+			return other.Verdict == one.Verdict && other.Workload == one.Workload && other.Kind == one.Kind && other.Bytes == one.Bytes
 		})
 	})
 	c.Same += len(c.Changed) - len(kept)
