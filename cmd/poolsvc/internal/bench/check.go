@@ -259,8 +259,12 @@ func (c *Check) Print(w io.Writer) {
 		}
 		fmt.Fprintf(w, "%s  %s %s %s  %s\n", style.Render(fmt.Sprintf("%-7s", one.Verdict)), one.Workload, one.Kind, sizeOf(one.Bytes), strings.Join(figures, "; "))
 	}
+	alone := make(map[string][]string) // by the reason
 	for _, one := range c.Alone {
-		fmt.Fprintf(w, "%s  %s %s %s %s: %s\n", display.Neutral.Render("alone  "), one.Workload, one.Kind, sizeOf(one.Bytes), one.System, one.Why)
+		alone[one.Why] = append(alone[one.Why], strings.Join([]string{one.Workload, one.Kind, sizeOf(one.Bytes), one.System}, " "))
+	}
+	for _, why := range slices.Sorted(maps.Keys(alone)) {
+		fmt.Fprintf(w, "%s  %s: %s\n", display.Neutral.Render("alone  "), why, strings.Join(alone[why], "; "))
 	}
 	fmt.Fprintf(w, "%d changed, %d differ by no more than the spread of their rounds, %d were compared with nothing\n", len(c.Changed), c.Same, len(c.Alone))
 }

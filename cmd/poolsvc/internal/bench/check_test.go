@@ -142,13 +142,13 @@ func TestAFileOfSomethingElseIsRefused(t *testing.T) {
 }
 
 func TestACheckNamesWhatChangedAndCountsTheRest(t *testing.T) {
-	before := reportOf(resultOf("a", 10, 11, 12), resultOf("b", 1, 1, 1), resultOf("c", 1, 1, 1))
+	before := reportOf(resultOf("a", 10, 11, 12), resultOf("b", 1, 1, 1), resultOf("c", 1, 1, 1), resultOf("d", 1, 1, 1))
 	var out strings.Builder
 	compare(before, reportOf(resultOf("a", 20, 22, 24), resultOf("b", 1, 1, 1))).Print(&out)
 	text := out.String()
 	assert.Contains(t, text, "a host 1 MiB  p50_us +100 %: 20 (median 22), before 10 (median 11)")
-	assert.Contains(t, text, "c host 1 MiB poolbridge: not measured now")
-	assert.Contains(t, text, "1 changed, 1 differ by no more than the spread of their rounds, 1 were compared with nothing")
+	assert.Contains(t, text, "  not measured now: c host 1 MiB poolbridge; d host 1 MiB poolbridge\n")
+	assert.Contains(t, text, "1 changed, 1 differ by no more than the spread of their rounds, 2 were compared with nothing")
 }
 
 func TestAResultIsOfAllRoundsTogether(t *testing.T) {
