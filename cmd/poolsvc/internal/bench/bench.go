@@ -62,7 +62,8 @@ func (s *scene) add(d Durations, workload string, bytes uint64) {
 		s.report.Results = append(s.report.Results, one)
 	}
 	r := &s.report.Results[i]
-	rounds, all := append(r.Rounds, Round{P50: one.P50, PerSecond: one.PerSecond}), r.all.and(d)
+	r.Rounds = append(r.Rounds, Round{P50: one.P50, PerSecond: one.PerSecond})
+	rounds, all := r.Rounds, r.all.and(d)
 	*r = all.result(workload, string(s.kind), bytes)
 	r.Rounds, r.all, r.of = rounds, all, s.workload
 	if s.last() {
