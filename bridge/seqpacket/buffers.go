@@ -31,13 +31,18 @@ func (p *Packet) Free() {
 
 // RecvInto is like Recv, but receives into a buffer of `buffers`, and needs no buffer while it waits. The caller must call Free of the
 // packet. If RecvInto returns an error, the packet is nil.
-func (c *Conn) RecvInto(buffers *Buffers) (*Packet, *FDs, error) {
+func (c *Conn) RecvInto(buffers *Buffers) (*Packet, *FDs, error) { return c.recvInto(buffers, false) }
+
+// TryRecvInto is like RecvInto, but does not wait: it fails with ErrWouldBlock if no packet has come.
+func (c *Conn) TryRecvInto(buffers *Buffers) (*Packet, *FDs, error) { return c.recvInto(buffers, true) }
+
+func (c *Conn) recvInto(buffers *Buffers, once bool) (*Packet, *FDs, error) {
 	c.receiving.Lock()
 	defer c.receiving.Unlock()
-	c.in.buffers = buffers
+	c.in.buffers, c.in.once = buffers, once
 	n, fds, err := c.received(c.raw.Read(c.in.attemptInto))
 	p := c.in.packet
-	c.in.buffers, c.in.packet = nil, nil
+	c.in.buffers, c.in.packet, c.in.once = nil, nil, false
 	if err != nil {
 		if p != nil {
 			p.Free()

@@ -19,6 +19,8 @@ type Conn struct {
 	closed atomic.Bool
 	reset  atomic.Bool // the kernel reported ECONNRESET; Recv can still return packets that the peer sent before
 
+	watch *watch // nil: there is none
+
 	receiving sync.Mutex // guards the field `in`
 	in        receipt
 }
@@ -61,7 +63,11 @@ func (c *Conn) Close() error {
 	if c.closed.Swap(true) {
 		return nil
 	}
-	return c.file.Close()
+	err := c.file.Close()
+	if c.watch != nil {
+		_ = c.watch.file.Close()
+	}
+	return err
 }
 
 // CloseWrite ends sending. The peer's Recv still returns the packets that were sent before, and then io.EOF.

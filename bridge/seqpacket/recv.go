@@ -32,6 +32,9 @@ func (c *Conn) received(err error) (int, *FDs, error) {
 	if err != nil {
 		return 0, nil, c.usable(err)
 	}
+	if c.in.errno == unix.EAGAIN {
+		return 0, nil, ErrWouldBlock
+	}
 	if c.in.errno != 0 {
 		return 0, nil, os.NewSyscallError("recvmsg", c.in.errno)
 	}
@@ -48,6 +51,8 @@ type receipt struct {
 	packet      *Packet                      // the packet that attemptInto has received
 	attemptInto func(fd uintptr) (done bool) // Conn.receiveInto
 
+	once bool // do not wait for a packet
+
 	n, controlLen, flags int
 	errno                unix.Errno
 }
@@ -63,7 +68,7 @@ func (c *Conn) receive(fd uintptr) (done bool) {
 			// the packets that the peer sent. So try again: the peer's last packet may say why the peer closed its end.
 			c.reset.Store(true)
 		default:
-			return c.in.errno != unix.EAGAIN
+			return c.in.errno != unix.EAGAIN || c.in.once
 		}
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The system calls in this file never block (MSG_DONTWAIT), so they are raw calls: they do not inform Go's scheduler. In an idle program,
+// The system calls in this file never block, so they are raw calls: they do not inform Go's scheduler. In an idle program,
 // informing the scheduler would wake the thread that watches for long calls. Waking this thread costs more than sending a small packet.
 
 // sendmsg sends one packet. The returned number is 0 if sendmsg succeeds.
@@ -21,6 +21,11 @@ func sendmsg(fd int, data, control []byte) unix.Errno {
 	}
 	_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&msg)), unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
 	return errno
+}
+
+// epollModify changes the events of a file in an epoll. It fails only if one of them is closed.
+func epollModify(epoll, fd int, event *unix.EpollEvent) {
+	_, _, _ = unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(epoll), unix.EPOLL_CTL_MOD, uintptr(fd), uintptr(unsafe.Pointer(event)), 0, 0)
 }
 
 // recvmsg receives one packet. errno is 0 if recvmsg succeeds.

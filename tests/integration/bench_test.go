@@ -3,7 +3,9 @@ package integration
 import (
 	"context"
 	"encoding/json"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -28,7 +30,7 @@ func bench(t *testing.T, args ...string) *exec.Cmd {
 // TestBenchMeasuresEveryWorkloadOnHostMemory tests which workloads the bench measures. It does not test how fast they
 // are.
 func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
-	cmd := bench(t, "--json", "--python", rig.Python(t).Path, "--kind", "host", "--time", "10ms",
+	cmd := bench(t, "--json", "--python", rig.Python(t).Path, "--kind", "host", "--time", "10ms", "--rounds", "1",
 		"--size", "4KiB,1MiB", "--max-buffers", "40", "--max-sessions", "3", "--max-consumers", "2")
 	out, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); err != nil {
@@ -75,7 +77,7 @@ func TestBenchTellsTheServicesMemoryFromTheDrivers(t *testing.T) {
 	if err := mempool.Device.Probe(""); err != nil {
 		t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)
 	}
-	cmd := bench(t, "--json", "--python", rig.Python(t).Path, "--kind", "device", "--time", "10ms",
+	cmd := bench(t, "--json", "--python", rig.Python(t).Path, "--kind", "device", "--time", "10ms", "--rounds", "1",
 		"--only", "growth", "--max-buffers", "1000", "--max-sessions", "2")
 	out, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); err != nil {
@@ -111,7 +113,7 @@ func TestBenchHandsPinnedMemoryToALibraryWithoutStreams(t *testing.T) {
 	if err := mempool.Pinned.Probe(""); err != nil {
 		t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)
 	}
-	cmd := bench(t, "--python", rig.Python(t).Path, "--kind", "pinned", "--time", "10ms",
+	cmd := bench(t, "--python", rig.Python(t).Path, "--kind", "pinned", "--time", "10ms", "--rounds", "1",
 		"--only", "transfer", "--size", "4KiB")
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
@@ -122,6 +124,58 @@ func TestBenchOfAKindThatTheMachineLacksMeasuresNothingAndSaysWhy(t *testing.T) 
 	out, err := cmd.CombinedOutput()
 	require.Error(t, err)
 	assert.Contains(t, string(out), "nothing was measured: device: not available on this machine")
+}
+
+// The earlier run of this test is made up, so that the outcome does not depend on how fast this machine is.
+func TestBenchSaysWhatGotWorseSinceAnEarlierRun(t *testing.T) {
+	args := []string{"--json", "--python", rig.Python(t).Path, "--kind", "host", "--only", "allocate", "--time", "10ms", "--rounds", "3"}
+	out, err := bench(t, args...).Output()
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "before.json")
+	for factor, want := range map[float64]string{1e-6: "worse", 1e6: "better"} { // how long an operation took in the earlier run
+		var report map[string]any
+		require.NoError(t, json.Unmarshal(out, &report))
+		results := report["results"].([]any)
+		require.Len(t, results, 3)
+		for _, r := range results {
+			for _, one := range r.(map[string]any)["rounds"].([]any) {
+				round := one.(map[string]any)
+				round["p50_us"], round["per_second"] = round["p50_us"].(float64)*factor, round["per_second"].(float64)/factor
+			}
+		}
+		text, err := json.Marshal(report)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(file, text, 0o600))
+		cmd := bench(t, append(args, "--check", file)...)
+		now, err := cmd.Output()
+		if want == "worse" {
+			var exit *exec.ExitError
+			require.ErrorAs(t, err, &exit)
+			assert.Equal(t, 1, exit.ExitCode())
+		} else {
+			require.NoError(t, err)
+		}
+		var checked struct {
+			Results []any
+			Check   struct {
+				Changed []struct{ Verdict string }
+				Same    int
+			}
+		}
+		require.NoError(t, json.Unmarshal(now, &checked), "%s", now)
+		assert.Len(t, checked.Results, 3)
+		assert.Zero(t, checked.Check.Same)
+		require.Len(t, checked.Check.Changed, 3)
+		for _, one := range checked.Check.Changed {
+			assert.Equal(t, want, one.Verdict)
+		}
+	}
+	require.NoError(t, os.WriteFile(file, []byte("{}"), 0o600))
+	_, err = bench(t, append(args, "--check", file)...).Output()
+	var exit *exec.ExitError
+	require.ErrorAs(t, err, &exit)
+	assert.Equal(t, 2, exit.ExitCode())
+	assert.Contains(t, string(exit.Stderr), "expected the JSON that poolsvc bench --json printed")
 }
 
 func TestBenchOfAnUnknownWorkloadSaysWhichThereAre(t *testing.T) {

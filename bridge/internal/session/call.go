@@ -17,7 +17,7 @@ import (
 // Call is a request that waits for its reply.
 type Call struct {
 	Into    wire.Reply
-	Files   func(*seqpacket.FDs) // takes the files of the reply, before the caller gets it; runs in the receiving goroutine
+	Files   func(*seqpacket.FDs) // takes the files of the reply, before the caller gets it; runs in the goroutine that receives it
 	Undo    func()               // releases what the service granted to a caller that no longer waits; runs as a task
 	Closing bool                 // the call is allowed while the session is being closed
 
@@ -72,7 +72,10 @@ func (s *Session) do(ctx context.Context, r wire.Request, c *Call) error {
 		}
 		return err
 	}
-	err, answered := c.await(ctx)
+	err, answered := s.readFor(ctx, c)
+	if !answered {
+		err, answered = c.await(ctx)
+	}
 	if !answered && !s.calls.abandon(q) {
 		err, answered = <-c.done, true // the reply came meanwhile
 	}

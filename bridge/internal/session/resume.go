@@ -129,6 +129,9 @@ func (s *Session) resume(goodbye error) bool {
 		if err == nil {
 			var done uint64
 			if done, err = s.helloAgain(ctx, conn); err == nil {
+				err = conn.Watch()
+			}
+			if err == nil {
 				s.conn.Store(conn)
 				go s.sendAgain(conn, s.unconfirmed.again(done))
 				if s.hung.Err() != nil { // HangUp may have closed the old connection

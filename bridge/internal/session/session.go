@@ -39,6 +39,10 @@ type Session struct {
 	unconfirmed unconfirmed
 	features    []string // that the client offers
 	resuming    atomic.Bool
+	reading     chan struct{} // has a value while a goroutine receives packets; it guards goodbye and fault
+	goodbye     error         // what the service has said before it closes the connection
+	fault       error         // with which a caller's receiving has ended
+	reader      reader
 	leaving     atomic.Bool     // bye was sent
 	hung        context.Context // ends when HangUp has given up waiting
 	hang        context.CancelFunc
@@ -86,7 +90,7 @@ type Handlers struct {
 
 // New makes a session of a connection. [Session.Hello] begins it.
 func New(conn *seqpacket.Conn) *Session {
-	s := &Session{LongestWait: 24 * time.Hour, DeadlineGrace: 250 * time.Millisecond, done: make(chan struct{}), sending: make(chan struct{}, 1),
+	s := &Session{LongestWait: 24 * time.Hour, DeadlineGrace: 250 * time.Millisecond, done: make(chan struct{}), sending: make(chan struct{}, 1), reading: make(chan struct{}, 1),
 		calls: calls{pending: make(map[uint32]*Call), quiet: make(chan struct{})}, tasks: tasks{wake: make(chan struct{}, 1)}}
 	s.conn.Store(conn)
 	s.Timelines.start(s)
@@ -99,6 +103,9 @@ func New(conn *seqpacket.Conn) *Session {
 
 // Hello begins the session, which offers the service `more` features besides those that every client has. If Hello fails, the connection is closed.
 func (s *Session) Hello(ctx context.Context, program string, more ...string) error {
+	if err := s.Conn().Watch(); err != nil {
+		return errors.Join(err, s.Conn().Close())
+	}
 	go s.receive()
 	go s.tasks.run(s.done)
 	var reply wire.HelloReply
@@ -159,21 +166,34 @@ func (s *Session) AddTask(f func()) { s.tasks.add(f) }
 // decoding.
 var packets = seqpacket.NewBuffers(wire.MaxPacket)
 
-// receive reads packets of the service until the connection ends.
+// receive reads packets of the service until the connection ends. While a caller waits for a reply, the caller reads them itself: see readFor.
 func (s *Session) receive() {
-	var goodbye error
 	for {
-		packet, fds, err := s.Conn().RecvInto(packets)
-		if err == nil {
-			err = s.handle(packet.Data, fds, &goodbye)
-			packet.Free()
-			err = errors.Join(err, fds.Close()) // closes the files that no handler took
+		err := s.Conn().AwaitPacket()
+		s.reading <- struct{}{}
+		if s.fault != nil {
+			err, s.fault = s.fault, nil
 		}
-		if err != nil && (errors.Is(err, convert.ErrProtocol) || !s.resume(goodbye)) {
-			s.end(err, goodbye)
+		for err == nil {
+			err = s.receiveOne(s.Conn().TryRecvInto(packets))
+		}
+		if !errors.Is(err, seqpacket.ErrWouldBlock) && (errors.Is(err, convert.ErrProtocol) || !s.resume(s.goodbye)) {
+			s.end(err, s.goodbye)
+			<-s.reading
 			return
 		}
+		<-s.reading
 	}
+}
+
+// receiveOne handles a packet that was received, or the error of receiving.
+func (s *Session) receiveOne(packet *seqpacket.Packet, fds *seqpacket.FDs, err error) error {
+	if err == nil {
+		err = s.handle(packet.Data, fds, &s.goodbye)
+		packet.Free()
+		err = errors.Join(err, fds.Close()) // closes the files that no handler took
+	}
+	return err
 }
 
 // handle handles one packet of the service.
@@ -230,6 +250,7 @@ func (s *Session) BeginClose() (first bool) {
 		return false
 	}
 	s.calls.abandonAll(ErrClientClosed)
+	s.reader.wake()
 	s.stop(ErrClientClosed)
 	return true
 }

@@ -51,7 +51,7 @@ func unread(t *testing.T) (*Session, *seqpacket.Conn) {
 	require.NoError(t, peer.Send(packet, nil))
 	require.NoError(t, <-begun)
 	t.Cleanup(func() {
-		assert.True(t, s.BeginClose())
+		s.BeginClose()
 		assert.NoError(t, peer.Close())
 		assert.NoError(t, s.HangUp())
 	})
@@ -214,4 +214,50 @@ func TestCloseWaitsUntilTheServiceIsToldOfABlockThatWasRecalled(t *testing.T) {
 	assert.True(t, sent.Load())
 	_, m := request(t, peer)
 	assert.Equal(t, &wire.Dropped{Blocks: []uint64{5}}, m)
+}
+
+// get asks for a name in a goroutine, and returns the number of the request when the peer has it.
+func get(ctx context.Context, t *testing.T, s *Session, peer *seqpacket.Conn) (q uint32, ended chan error) {
+	t.Helper()
+	ended = make(chan error, 1)
+	go func() { ended <- s.Call(ctx, &wire.Get{Name: "name"}, &wire.GrantReply{}) }()
+	q, r := request(t, peer)
+	require.IsType(t, &wire.Get{}, r)
+	return q, ended
+}
+
+func TestWhoeverReadsPassesOnTheRepliesOfOthers(t *testing.T) {
+	s, peer := unread(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	first, firstEnded := get(ctx, t, s, peer)
+	second, secondEnded := get(t.Context(), t, s, peer)
+	third, thirdEnded := get(t.Context(), t, s, peer)
+	reply(t, peer, second, &wire.GrantReply{})
+	require.NoError(t, <-secondEnded)
+	cancel() // of the caller that reads
+	require.ErrorIs(t, <-firstEnded, context.Canceled)
+	_, r := request(t, peer)
+	assert.EqualValues(t, first, r.(*wire.Cancel).Request)
+	reply(t, peer, third, &wire.GrantReply{})
+	require.NoError(t, <-thirdEnded)
+	fourth, fourthEnded := get(t.Context(), t, s, peer)
+	reply(t, peer, fourth, &wire.GrantReply{})
+	require.NoError(t, <-fourthEnded)
+	reply(t, peer, first, &wire.GrantReply{}) // so that closing does not wait for it
+}
+
+func TestACallerThatReadsEndsWhenItsSessionIsClosed(t *testing.T) {
+	s, peer := unread(t)
+	q, ended := get(t.Context(), t, s, peer)
+	go s.BeginClose()
+	require.ErrorIs(t, <-ended, ErrClientClosed)
+	reply(t, peer, q, &wire.GrantReply{})
+}
+
+func TestNonsenseThatACallerReadsEndsTheSession(t *testing.T) {
+	s, peer := unread(t)
+	_, ended := get(t.Context(), t, s, peer)
+	require.NoError(t, peer.Send([]byte{0xc1}, nil))
+	require.ErrorIs(t, <-ended, ErrDisconnected)
+	<-s.Done()
 }

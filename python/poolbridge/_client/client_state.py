@@ -193,6 +193,8 @@ class ClientState:
             raise InvalidArgumentError(f"pool {shown(pool)} is no pool: expected a PoolInfo or the name of a pool")
         given = isinstance(pool, PoolInfo)
         found = self._pools.get(name)
+        if found is pool:  # also without a comparison of their fields
+            return found
         if found is None or (given and found != pool):
             found = yield from self._open_pool(name, 0.0)
         if given and found != pool:

@@ -121,9 +121,10 @@ def check_metadata(metadata: Any, what: str = "metadata") -> dict[str, str]:
     InvalidArgumentError
         It is no dict of valid texts, or a key has more than 4,096 bytes.
     """
+    if metadata is None:
+        return {}
     try:
-        given = {} if metadata is None else metadata
-        texts = {check_text(key): check_text(given[key]) for key in given.keys()}  # noqa: SIM118 - a list has no keys
+        texts = {check_text(key): check_text(metadata[key]) for key in metadata.keys()}  # noqa: SIM118 - a list has none
         longest = max((len(key.encode()) for key in texts), default=0)
         "".join(texts.values()).encode()
     except (AttributeError, TypeError, ValueError):

@@ -92,9 +92,10 @@ class Descriptors:
     def close(self) -> None:
         """Close the descriptors that were not taken out. Idempotent."""
         self._closed = True
-        closing = map(os.close, self.fds)
-        self.fds = []
-        deque(closing, maxlen=0)  # no signal handler runs before all are closed
+        if self.fds:
+            closing = map(os.close, self.fds)
+            self.fds = []
+            deque(closing, maxlen=0)  # no signal handler runs before all are closed
 
 
 class Transport:

@@ -61,10 +61,12 @@ func TestStopwatchForgetsTheWarmUp(t *testing.T) {
 }
 
 func TestOptionsNameWhatThereIs(t *testing.T) {
-	assert.NoError(t, Options{Time: 1, Only: Workloads()}.Validate())
-	assert.ErrorContains(t, Options{Time: 1, Only: []string{"speed"}}.Validate(), "transfer")
-	assert.ErrorContains(t, Options{Time: 1, Kinds: []mempool.Kind{"core"}}.Validate(), "host")
-	assert.Error(t, Options{}.Validate(), "measurements take time")
+	assert.NoError(t, Options{Time: 1, Rounds: 1, Only: Workloads()}.Validate())
+	assert.ErrorContains(t, Options{Time: 1, Rounds: 1, Only: []string{"speed"}}.Validate(), "transfer")
+	assert.ErrorContains(t, Options{Time: 1, Rounds: 1, Kinds: []mempool.Kind{"core"}}.Validate(), "host")
+	assert.ErrorContains(t, Options{Rounds: 1}.Validate(), "more than 0")
+	assert.ErrorContains(t, Options{Time: 1}.Validate(), "at least 1 round")
+	assert.ErrorContains(t, Options{Time: 1, Rounds: 2, Before: &Report{}}.Validate(), "at least 3 rounds")
 }
 
 func TestSizesForPeople(t *testing.T) {

@@ -183,7 +183,9 @@ func (g *grown) footprint(state string, buffers, sessions int, f func() error) e
 	p := Footprint{Kind: string(g.kind), State: state, Buffers: buffers, Sessions: sessions, RSSBytes: rss,
 		DriverBytes: driver, OwnBytes: rss - min(rss, driver),
 		CPUSeconds: (after - before).Seconds(), Seconds: elapsed.Seconds()}
-	g.report.Service = append(g.report.Service, p)
-	p.print(g.Progress)
+	if g.last() {
+		g.report.Service = append(g.report.Service, p)
+		p.print(g.Progress)
+	}
 	return nil
 }

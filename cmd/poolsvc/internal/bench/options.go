@@ -24,8 +24,12 @@ type Options struct {
 	Only []string
 	// Sizes are the sizes of the transferred buffers in bytes. If Sizes is empty, Run uses sizes from 4 KiB to 1 GiB.
 	Sizes []uint64
-	// Time is the approximate duration of one measurement.
+	// Time is the approximate duration of one measurement, in all rounds together.
 	Time time.Duration
+	// Rounds is how often everything is measured, in turn. The rounds show how much a figure changes although nothing has changed.
+	Rounds int
+	// Before is an earlier report with which the new one is compared; nil: there is none.
+	Before *Report
 	// MaxBuffers and MaxSessions limit how many buffers and sessions exist at the same time in the workload `growth`.
 	MaxBuffers, MaxSessions int
 	// MaxConsumers limits how many consumers take the frames of one stream. A stream is a measurement in which a producer publishes many
@@ -58,6 +62,12 @@ func (o Options) Validate() error {
 	}
 	if o.Time <= 0 {
 		return fmt.Errorf("the time of a measurement must be more than 0, not %v", o.Time)
+	}
+	if o.Rounds < 1 {
+		return fmt.Errorf("a bench has at least 1 round, not %d", o.Rounds)
+	}
+	if o.Before != nil && o.Rounds < LeastRounds {
+		return fmt.Errorf("a comparison needs at least %d rounds, not %d", LeastRounds, o.Rounds)
 	}
 	return nil
 }

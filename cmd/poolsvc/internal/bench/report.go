@@ -22,7 +22,21 @@ type Result struct {
 	// PerSecond is the number of operations per second. To compute it, the bench also counts the time between operations.
 	PerSecond float64 `json:"per_second"`
 	Samples   int     `json:"samples"`
+	// Rounds has the figures of each round. Those above are of all rounds together.
+	Rounds []Round `json:"rounds,omitempty"`
+
+	all Durations // of all rounds
+	of  string    // the workload that measures it
 }
+
+// Round has figures of one round. They mean the same as those of Result.
+type Round struct {
+	P50       *float64 `json:"p50_us"`
+	PerSecond float64  `json:"per_second"`
+}
+
+// key says what was measured.
+func (r Result) key() [4]string { return [4]string{r.Workload, r.Kind, sizeOf(r.Bytes), r.System} }
 
 // Footprint says how much memory and CPU time a service in a separate process used.
 type Footprint struct {
@@ -53,11 +67,17 @@ type Skipped struct {
 // Report has all results of a run.
 type Report struct {
 	Machine verify.Machine `json:"machine"`
+	// Version is the version of poolsvc.
+	Version string `json:"version"`
 	// Load is the load average of the machine over one minute, as the kernel reported it when the measurements began.
 	Load    float64     `json:"load"`
 	Results []Result    `json:"results"`
 	Service []Footprint `json:"service"`
 	Skipped []Skipped   `json:"skipped"`
+	// Check is how the run differs from that of Options.Before; nil: that is nil.
+	Check *Check `json:"check,omitempty"`
+
+	file string // from which Read has read it
 }
 
 // empty returns an error that says why the report has no results.

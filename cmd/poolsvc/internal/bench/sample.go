@@ -27,9 +27,17 @@ func (d Durations) Percentile(share float64) time.Duration {
 	return ordered[max(int(math.Ceil(share*float64(len(ordered)))), 1)-1]
 }
 
+// operations returns the number of all operations.
+func (d Durations) operations() int { return max(d.Count, len(d.Each)) }
+
+// and returns the measurements of two rounds together.
+func (d Durations) and(more Durations) Durations {
+	return Durations{Each: append(d.Each, more.Each...), Elapsed: d.Elapsed + more.Elapsed, Count: d.operations() + more.operations()}
+}
+
 // result returns the measurements as a line of the table.
 func (d Durations) result(workload, kind string, bytes uint64) Result {
-	r := Result{Workload: workload, Kind: kind, Bytes: bytes, System: ours, Samples: max(d.Count, len(d.Each))}
+	r := Result{Workload: workload, Kind: kind, Bytes: bytes, System: ours, Samples: d.operations()}
 	if d.Elapsed > 0 {
 		r.PerSecond = float64(r.Samples) / d.Elapsed.Seconds()
 	}

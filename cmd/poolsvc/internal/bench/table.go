@@ -12,9 +12,12 @@ func printHead(w io.Writer) {
 	fmt.Fprintf(w, "%-36s %-7s %10s %11s %11s %11s %11s\n", "workload", "kind", "size", "p50 µs", "p99 µs", "p99.9 µs", "a second")
 }
 
+// busy reports whether other work keeps the machine busy.
+func busy(load float64, cpus int) bool { return 2*load > float64(cpus) }
+
 // printLoad prints a warning if other work keeps the machine busy.
 func printLoad(w io.Writer, load float64, cpus int) {
-	if 2*load > float64(cpus) {
+	if busy(load, cpus) {
 		fmt.Fprintf(w, "This machine is busy: %.1f programs ran on %d CPUs in the last minute. The figures are those of a busy machine.\n", load, cpus)
 	}
 }
