@@ -18,6 +18,7 @@ from test_interrupts import Interrupter, at_every_step, reading
 
 import poolbridge
 from poolbridge._session.core import Core
+from poolbridge._session.session import Session
 from poolbridge._session.unconfirmed import Unconfirmed
 from poolbridge._wire.messages import Cancel, Get, GrantReply, Release, StatsRequest
 from poolbridge._wire.packet import decode, encode
@@ -138,6 +139,22 @@ def test_a_forked_child_does_not_disturb_a_session_that_goes_on(guarded: Guarded
             assert os.waitpid(child, 0)[1] == 0
         client.allocate((64,), "uint8").release()
         lease.release()
+
+
+def test_closing_a_client_does_not_look_for_another_service(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[object] = []
+    monkeypatch.setattr(Session, "_resume", lambda *given: begun.append(given))
+    for _ in range(20):
+        with poolbridge.connect(guarded.path) as client:
+            lease = client.allocate(16, "uint8")
+        del lease
+    client = poolbridge.connect(guarded.path)
+    array = np.from_dlpack(client.allocate(16, "uint8"))
+    client.close()
+    assert client._session.ended is None  # the array lives
+    del array
+    until(lambda: client._session.ended is not None)
+    assert not begun
 
 
 def test_a_client_that_is_closed_while_the_service_is_away_leaves(guarded: Guarded) -> None:

@@ -249,6 +249,8 @@ class Session(SessionMembers):
                 return False
             if self._fault is not None or self.ended is not None:
                 return False
+            if self._all_said and not self.core.outbox:
+                return False  # the client is closed, and the service closes the connection, too
             if connection != self.transport.connections:
                 return True  # there is another one already
             if not self._resuming:
