@@ -42,7 +42,7 @@ func beGuard(c *cobra.Command, p *plan, quick time.Duration) error {
 	for _, f := range files {
 		g.Held[unitSocket] = f
 	}
-	err := g.Run()
+	err := g.Run(c.Context())
 	if exit, ended := errors.AsType[*exec.ExitError](err); ended && exit.Exited() {
 		return &childError{exit} // the service has said why
 	}

@@ -257,7 +257,8 @@ func Adopt(c Config, from *books.Content, files map[string]*os.File) (*Service, 
 	s.journal.Continue(l.Last.Event)
 	s.descriptors.held.Store(int64(len(files)))
 	for name := range files { // a predecessor may have made more than one in each millisecond
-		if number, err := strconv.ParseUint(strings.TrimPrefix(name, filePrefix), 10, 64); err == nil {
+		digits, ours := strings.CutPrefix(name, filePrefix)
+		if number, err := strconv.ParseUint(digits, 10, 64); err == nil && ours {
 			s.descriptors.last.Store(max(s.descriptors.last.Load(), number))
 		}
 	}

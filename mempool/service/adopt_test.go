@@ -162,6 +162,42 @@ func TestOnlyRequestsThatNeedTheStoreWaitForOneThatIsStopped(t *testing.T) {
 	}
 }
 
+func TestConsumersThatWaitForTheirChannelKeepNothingInTheStore(t *testing.T) {
+	const waiting = 20
+	s := newSuccession(t)
+	maker, err := s.svc.OpenSession(mempool.Self(), "a", func(Notice) {})
+	require.NoError(t, err)
+	p := createPool(t, maker, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 20})
+	_, _, err = maker.Timeline()
+	require.NoError(t, err)
+	held := s.svc.descriptors.held.Load()
+	ends := make(chan error, waiting)
+	for range waiting {
+		session, err := s.svc.OpenSession(mempool.Self(), "b", func(Notice) {})
+		require.NoError(t, err)
+		go func() {
+			_, err := session.JoinChannel(t.Context(), "c", MemberSpec{Role: Consumer}, time.Minute)
+			ends <- err
+		}()
+	}
+	require.Eventually(t, func() bool {
+		s.svc.mu.Lock()
+		defer s.svc.mu.Unlock()
+		return len(s.svc.channels.pending["c"]) == waiting
+	}, 20*time.Second, time.Millisecond)
+	assert.Equal(t, held, s.svc.descriptors.held.Load())
+	_, err = maker.MakeChannel(mempool.ChannelSpec{Name: "c", Pool: p.Info().ID, Mode: mempool.Broadcast, Full: mempool.Block, Capacity: 2})
+	require.NoError(t, err)
+	s.svc.mu.Lock()
+	consumers := len(s.svc.channels.of(s.svc.ledger.ChannelNames["c"]).MembersOf(Consumer))
+	s.svc.mu.Unlock()
+	assert.Equal(t, waiting, consumers, "producers wait for each of them from the first frame")
+	for range waiting {
+		require.NoError(t, <-ends)
+	}
+	assert.Equal(t, held+2+waiting, s.svc.descriptors.held.Load(), "the channel has two files, and each consumer one")
+}
+
 func TestAServiceTakesOverPoolsLeasesNamesAndTheirContent(t *testing.T) {
 	s := newSuccession(t)
 	a, err := s.svc.OpenSession(mempool.Self(), "a", func(Notice) {})

@@ -49,6 +49,7 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 	}
 	err := may()
 	var roster, sequencer spare
+	var cursors []*spare // for consumers that wait for the channel
 	if err == nil && old == nil {
 		roster, err = svc.spareLocked(shmchannel.RosterName)
 		defer svc.descriptors.giveBack(&roster)
@@ -56,6 +57,12 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 	if err == nil && old == nil {
 		sequencer, err = svc.spareLocked(shmchannel.SequencerName)
 		defer svc.descriptors.giveBack(&sequencer)
+	}
+	for n := svc.channels.awaitedLocked(spec); err == nil && old == nil && len(cursors) < n; {
+		var one spare
+		one, err = svc.spareLocked(shmchannel.CursorName)
+		cursors = append(cursors, &one)
+		defer svc.descriptors.giveBack(&one)
 	}
 	if err == nil {
 		err = may() // others may have changed something meanwhile
@@ -73,7 +80,7 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 	p.streams = true
 	stream.RosterFile, stream.SequencerFile = roster.use(), sequencer.use()
 	s.didLocked(context.Background(), stream.Info.ID)
-	svc.channels.addLocked(&channel{Stream: stream, svc: svc})
+	svc.channels.addLocked(&channel{Stream: stream, svc: svc}, cursors)
 	e := s.rec.About(mempool.ChannelMade, "%s made channel %q in pool %q: %s, %d frames, %s when it is full", s.rec.Who(), spec.Name, p.rec.Info.Name, spec.Mode, spec.Capacity,
 		spec.Full)
 	e.Channel = spec.Name
@@ -119,13 +126,11 @@ func (s *Session) JoinChannel(ctx context.Context, name string, spec MemberSpec,
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	file, err := svc.spareLocked(memberFile(Consumer))
-	if err != nil {
-		return Joined{}, err
-	}
-	p := &pendingJoin{session: s, spec: spec, file: file}
-	defer svc.descriptors.giveBack(&p.file)
-	err = svc.channels.awaitLocked(ctx, s, name, wait, func() (bool, error) {
+	p := &pendingJoin{session: s, spec: spec}
+	var file spare // a request that waits has none: it would keep a descriptor in the store
+	defer svc.descriptors.giveBack(&file)
+	var find func() (bool, error)
+	find = func() (bool, error) {
 		if p.done {
 			if p.err == nil {
 				s.didLocked(ctx, answerOf(p.joined))
@@ -142,12 +147,22 @@ func (s *Session) JoinChannel(ctx context.Context, name string, spec MemberSpec,
 			}
 			return false, nil
 		}
-		p.joined, err = svc.channels.of(rec).joinLocked(s, p.spec, &p.file)
+		if file.file == nil && svc.descriptors.store != nil {
+			if file, err = svc.spareLocked(memberFile(Consumer)); err != nil {
+				return true, err
+			}
+			if err := s.rec.Alive(); err != nil {
+				return true, err
+			}
+			return find() // others may have changed something meanwhile
+		}
+		p.joined, err = svc.channels.of(rec).joinLocked(s, p.spec, &file)
 		if err == nil {
 			s.didLocked(ctx, answerOf(p.joined))
 		}
 		return true, err
-	})
+	}
+	err := svc.channels.awaitLocked(ctx, s, name, wait, find)
 	svc.channels.removePendingLocked(name, p) // with the lock that decided the result: who gives up gets no place
 	if err != nil {
 		return Joined{}, err
@@ -155,10 +170,10 @@ func (s *Session) JoinChannel(ctx context.Context, name string, spec MemberSpec,
 	return p.joined, nil
 }
 
-// addLocked adds a channel that was just made, and wakes the requests that wait for a channel.
-func (cs *channels) addLocked(ch *channel) {
+// addLocked adds a channel that was just made, and wakes the requests that wait for a channel. `cursors` are files for their consumers.
+func (cs *channels) addLocked(ch *channel, cursors []*spare) {
 	cs.all[ch.Info.ID] = ch
-	ch.admitPendingLocked()
+	ch.admitPendingLocked(cursors)
 	cs.made.broadcast()
 	cs.watchLocked()
 }
@@ -177,19 +192,35 @@ func (cs *channels) removePendingLocked(name string, p *pendingJoin) {
 	}
 }
 
+// awaits says whether producers of a channel must wait for this consumer. A queue keeps its frames until a consumer comes.
+func (p *pendingJoin) awaits(mode mempool.ChannelMode, full mempool.FullPolicy) bool {
+	full = cmp.Or(p.spec.Full, full)
+	return !p.done && mode == mempool.Broadcast && (full == mempool.Block || full == mempool.Fail)
+}
+
+// awaitedLocked returns for how many consumers that wait for a channel producers will have to wait.
+func (cs *channels) awaitedLocked(spec mempool.ChannelSpec) (n int) {
+	for _, p := range cs.pending[spec.Name] {
+		if p.awaits(spec.Mode, spec.Full) {
+			n++
+		}
+	}
+	return n
+}
+
 // admitPendingLocked is for a channel that was just made. It makes the consumers for which producers must wait, of those that wait for the
 // channel, so that they take part before the first frame. The other consumers join when they wake.
-func (ch *channel) admitPendingLocked() {
-	if ch.Info.Mode != mempool.Broadcast {
-		return // a queue keeps its frames until a consumer comes
-	}
+func (ch *channel) admitPendingLocked(cursors []*spare) {
 	for _, p := range ch.svc.channels.pending[ch.Info.Name] {
-		full := cmp.Or(p.spec.Full, ch.Info.Full)
-		if p.done || full != mempool.Block && full != mempool.Fail || p.session.rec.Ended || !ch.Pool.Access.Allows(p.session.rec.Peer) {
+		if len(cursors) == 0 {
+			return // who came while the channel was made joins when it wakes
+		}
+		if !p.awaits(ch.Info.Mode, ch.Info.Full) || p.session.rec.Ended || !ch.Pool.Access.Allows(p.session.rec.Peer) {
 			continue
 		}
 		p.done = true
-		if p.joined, p.err = ch.joinLocked(p.session, p.spec, &p.file); p.err != nil {
+		p.joined, p.err = ch.joinLocked(p.session, p.spec, cursors[0])
+		if cursors = cursors[1:]; p.err != nil {
 			continue
 		}
 		m := ch.Members[p.joined.ID]

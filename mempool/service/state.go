@@ -191,7 +191,6 @@ func (cs *channels) of(ch *ledger.Channel) *channel { return cs.all[ch.Info.ID] 
 type pendingJoin struct {
 	session *Session
 	spec    MemberSpec
-	file    spare
 	waits   bool // it is in channels.pending
 	done    bool // the service has made the consumer, or cannot make it
 	joined  Joined

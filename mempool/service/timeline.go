@@ -42,14 +42,17 @@ func (s *Session) Timeline() (uint64, mempool.Export, error) {
 		if err == nil {
 			err = s.rec.Alive()
 		}
-		if err == nil {
+		made := err == nil && s.rec.Timeline == nil // another call may have made it meanwhile
+		if made {
 			err = svc.timelines.Make(svc.ledger, s.rec, file.file)
 		}
 		if err != nil {
 			return 0, mempool.Export{}, err
 		}
-		s.didLocked(context.Background(), s.rec.Timeline.ID)
-		s.rec.Timeline.File = file.use()
+		if made {
+			s.didLocked(context.Background(), s.rec.Timeline.ID)
+			s.rec.Timeline.File = file.use()
+		}
 	}
 	file := svc.timelines.File
 	if s.rec.Timeline.Sealed {

@@ -35,6 +35,7 @@ func Serve(ctx context.Context, program, socket string, args ...string) (*Servic
 	s := &Service{cmd: exec.CommandContext(ctx, program, append([]string{"serve", "--guard=false", "--socket", socket}, args...)...), Socket: socket, ended: make(chan struct{})}
 	s.cmd.Stderr = &s.stderr
 	s.cmd.Cancel = func() error { return s.cmd.Process.Signal(syscall.SIGTERM) } // a guard that is killed leaves its service behind
+	s.cmd.WaitDelay = 10 * time.Second                                           // then it is killed
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}         // the kernel ends the service if this process is killed
 	if err := s.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting the service: %w", err)

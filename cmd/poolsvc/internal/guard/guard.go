@@ -68,10 +68,13 @@ func (g *Guard) Take() {
 // Run runs the service until it ends by itself, or dies again and again. It returns how the last service ended.
 //
 // The guard starts a service only when it has reaped the one before: a service that was stopped (SIGSTOP) cannot run on beside its successor.
-func (g *Guard) Run() error {
+func (g *Guard) Run(ctx context.Context) error {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP) // before anybody learns that this process is the guard
 	defer signal.Stop(signals)
+	if ctx.Err() != nil { // a signal came before
+		return nil
+	}
 	if err := g.listen(); err != nil {
 		return err
 	}
