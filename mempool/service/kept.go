@@ -15,7 +15,7 @@ import (
 )
 
 // This file keeps the memory of kinds that a process cannot adopt as a whole. A descriptor of the driver keeps the memory of a process that died:
-// that of a CUDA memory pool all memory of the pool, that of a block of kind vmm the block. A successor only holds the descriptor and sends it to
+// that of a CUDA memory pool all memory of the pool, that of a block of kind vmm, or of a large block of kind device, the block. A successor only holds the descriptor and sends it to
 // clients. It calls the driver only when it needs a new block: then it makes a pool of its own, from which it allocates. In an old pool it can
 // neither allocate nor free: it uses the pool's blocks again, and the memory goes when no block of the old pool is left. The service works in no
 // stream besides allocating and freeing, which it awaits, so that nobody can wait for work of a service that died.
