@@ -60,7 +60,11 @@ func (c *Conn) SetWatched(on bool) {
 func (c *Conn) AwaitPacket() error {
 	var events [1]unix.EpollEvent
 	return c.usable(c.watch.raw.Read(func(fd uintptr) (done bool) {
-		n, err := unix.EpollWait(int(fd), events[:], 0)
-		return n > 0 || err != nil && err != unix.EINTR
+		for {
+			n, err := unix.EpollWait(int(fd), events[:], 0)
+			if err != unix.EINTR {
+				return n > 0 || err != nil
+			}
+		}
 	}))
 }

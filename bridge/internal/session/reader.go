@@ -55,17 +55,28 @@ func (r *reader) end() {
 }
 
 // readFor reads packets until the reply to c has come or ctx has ended, unless another goroutine reads. The caller has sent its request, so the
-// service does not wait for it to read while it waits to send.
+// service does not wait for it to read while it waits to send. It also handles the packets of others, so handlers neither send nor wait for
+// other requests; a handler that waits for a mutex holds up the end of ctx.
 func (s *Session) readFor(ctx context.Context, c *Call) (err error, answered bool) {
 	select {
 	case s.reading <- struct{}{}:
 	default:
 		return nil, false
 	}
+	if s.fault != nil { // another caller has found the end of the connection
+		<-s.reading
+		return nil, false
+	}
 	conn := s.Conn()
 	conn.SetWatched(false)
 	s.reader.begin(conn)
 	stop := context.AfterFunc(ctx, s.reader.wake)
+	defer func() { // also if a handler panics
+		stop()
+		s.reader.end()
+		conn.SetWatched(true)
+		<-s.reading
+	}()
 	for !answered && ctx.Err() == nil {
 		select {
 		case err, answered = <-c.done:
@@ -81,9 +92,5 @@ func (s *Session) readFor(ctx context.Context, c *Call) (err error, answered boo
 			break
 		}
 	}
-	stop()
-	s.reader.end()
-	conn.SetWatched(true)
-	<-s.reading
 	return err, answered
 }

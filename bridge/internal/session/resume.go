@@ -128,8 +128,8 @@ func (s *Session) resume(goodbye error) bool {
 		conn, err := s.Redial(ctx)
 		if err == nil {
 			var done uint64
-			if done, err = s.helloAgain(ctx, conn); err == nil {
-				err = conn.Watch()
+			if err = conn.Watch(); err == nil { // before the service gives the session to this connection
+				done, err = s.helloAgain(ctx, conn)
 			}
 			if err == nil {
 				s.conn.Store(conn)

@@ -37,19 +37,22 @@ func TestTheErrorOfAFrameThatIsLargerThanItsMemoryHasBothSizes(t *testing.T) {
 }
 
 // unread begins a session whose peer reads only what the test reads.
-func unread(t *testing.T) (*Session, *seqpacket.Conn) {
+func unread(t *testing.T) (*Session, *seqpacket.Conn) { return begun(t, nil) }
+
+// begun is like unread. With a token, the session outlives its connection.
+func begun(t *testing.T, token []byte) (*Session, *seqpacket.Conn) {
 	t.Helper()
 	conn, peer, err := seqpacket.Pair()
 	require.NoError(t, err)
 	s := New(conn)
 	s.Lost = func() {}
-	begun := make(chan error)
-	go func() { begun <- s.Hello(context.Background(), "test") }()
+	hello := make(chan error)
+	go func() { hello <- s.Hello(context.Background(), "test") }()
 	q, _ := request(t, peer)
-	packet, err := wire.AppendReply(nil, q, &wire.HelloReply{Version: wire.Version, Session: 1})
+	packet, err := wire.AppendReply(nil, q, &wire.HelloReply{Version: wire.Version, Session: 1, Token: token})
 	require.NoError(t, err)
 	require.NoError(t, peer.Send(packet, nil))
-	require.NoError(t, <-begun)
+	require.NoError(t, <-hello)
 	t.Cleanup(func() {
 		s.BeginClose()
 		assert.NoError(t, peer.Close())
@@ -260,4 +263,27 @@ func TestNonsenseThatACallerReadsEndsTheSession(t *testing.T) {
 	require.NoError(t, peer.Send([]byte{0xc1}, nil))
 	require.ErrorIs(t, <-ended, ErrDisconnected)
 	<-s.Done()
+}
+
+func TestAnErrorThatOneCallerReadsIsNotReplacedByTheEndThatTheNextOneReads(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // so that the next caller is often before the receiving goroutine
+	for range 10 {
+		s, peer := begun(t, make([]byte, 16))
+		s.Redial = func(context.Context) (*seqpacket.Conn, error) {
+			t.Error("a service that breaks the protocol lives, and is not looked for")
+			s.hang()
+			return nil, context.Canceled
+		}
+		_, ended := get(t.Context(), t, s, peer)
+		for len(s.reading) == 0 {
+			runtime.Gosched()
+		}
+		reply(t, peer, 999, &wire.GrantReply{}) // nobody has asked this
+		for len(s.reading) != 0 && s.Over() == nil {
+			runtime.Gosched()
+		}
+		_ = s.Call(t.Context(), &wire.Get{Name: "b"}, &wire.GrantReply{})
+		require.ErrorIs(t, <-ended, convert.ErrProtocol)
+		<-s.Done()
+	}
 }
