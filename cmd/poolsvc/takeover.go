@@ -150,10 +150,19 @@ func (t *takeover) listen(socket string, p *plan, l life, svc *service.Service, 
 	return listen(files, socket, p, l, svc, config)
 }
 
-// end tells the store that the service ends, and has no successor.
+// end tells the store that the service ends, and has no successor. It does not wait long for a store that is stopped.
 func (t *takeover) end() {
-	if t.store != nil {
+	if t.store == nil {
+		return
+	}
+	told := make(chan struct{})
+	go func() {
+		defer close(told)
 		t.store.Drop(socketName)
+	}()
+	select {
+	case <-told:
+	case <-time.After(5 * time.Second):
 	}
 }
 

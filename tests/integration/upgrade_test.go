@@ -170,6 +170,12 @@ func TestAServiceAnswersWhileItsGuardIsStopped(t *testing.T) {
 	require.NoError(t, c.DestroyPool(t.Context(), "p")) // the guard is to close more descriptors than its socket keeps messages
 	_, err = c.Stats(t.Context())
 	require.NoError(t, err)
+	pid := rig.ServiceOf(t, s.Process.Pid)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGTERM))
+	assert.Eventually(t, func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		return err != nil || strings.Contains(string(stat), ") Z ") // its guard, which is stopped, does not wait for it
+	}, time.Minute, 10*time.Millisecond, "the service ends, too")
 }
 
 func TestOthersAreAnsweredWhileAProgramWaitsForAStoppedGuard(t *testing.T) {
