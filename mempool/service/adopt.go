@@ -39,7 +39,8 @@ const BooksName = "books"
 
 // descriptors are the descriptors of the service that its Store has. They have numbers, which are also in the records of the ledger.
 type descriptors struct {
-	store   Store // nil: there is none
+	store   Store  // nil: there is none
+	full    func() // hears that the store does not get a descriptor, because it has too many
 	last    atomic.Uint64
 	held    atomic.Int64 // how many descriptors the store has
 	dropped []uint64     // descriptors that the records do not name any more; guarded by Service.mu
@@ -65,10 +66,12 @@ func (d *descriptors) keep(f *os.File) uint64 {
 		return 0
 	}
 	number := d.last.Add(1)
-	if d.held.Add(1) <= maxHeld {
-		_ = d.store.Keep(fileName(number), f)
-		failpoint.At("keep/stored")
+	if d.held.Add(1) > maxHeld {
+		d.full()
+		return number
 	}
+	_ = d.store.Keep(fileName(number), f)
+	failpoint.At("keep/stored")
 	return number
 }
 
@@ -215,6 +218,17 @@ func (s *Service) Unguarded(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.unguardedLocked(text)
+}
+
+// storeFull notes that the service does not outlive its process any more, because a successor would lack a descriptor.
+func (s *Service) storeFull() {
+	s.mu.Lock()
+	defer s.unlock()
+	if !s.unkept {
+		s.unkept = true
+		s.unguardedLocked(fmt.Sprintf("the service does not outlive its process any more: its guard would have to keep more than %d descriptors; "+
+			"make fewer channels, members and pools, and restart the service", maxHeld))
+	}
 }
 
 // Guarded notes which process is the guard of the service now.

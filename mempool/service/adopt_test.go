@@ -162,6 +162,21 @@ func TestOnlyRequestsThatNeedTheStoreWaitForOneThatIsStopped(t *testing.T) {
 	}
 }
 
+func TestAServiceSaysThatItsStoreKeepsNoMoreDescriptors(t *testing.T) {
+	s := newSuccession(t)
+	session, err := s.svc.OpenSession(mempool.Self(), "a", func(Notice) {})
+	require.NoError(t, err)
+	p := createPool(t, session, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 20})
+	s.svc.descriptors.held.Store(maxHeld - 1)
+	for _, name := range []string{"a", "b"} { // two descriptors for each
+		_, err := session.MakeChannel(mempool.ChannelSpec{Name: name, Pool: p.Info().ID, Mode: mempool.Broadcast, Capacity: 2})
+		require.NoError(t, err)
+	}
+	s.svc.Guarded(7) // another guard changes nothing
+	assert.Equal(t, mempool.GuardLost, s.svc.Stats().Guard)
+	s.svc.descriptors.held.Store(8)
+}
+
 func TestConsumersThatWaitForTheirChannelKeepNothingInTheStore(t *testing.T) {
 	const waiting = 20
 	s := newSuccession(t)

@@ -50,7 +50,7 @@ type Service struct {
 	takeovers  uint64
 	guard      string // see mempool.ServiceStats
 	guardPID   int32
-	unkept     bool // its books could not be kept, so that the guard is of no use
+	unkept     bool // its books or a descriptor could not be kept, so that the guard is of no use
 
 	closed     bool
 	closing    chan struct{}  // closed when Close begins
