@@ -170,6 +170,12 @@ def refresh(client: poolbridge.Client, torch: Any) -> tuple[float, float]:
     return came, statistics.median(timed(again) for _ in range(3))
 
 
+def until_waiting(client: poolbridge.Client, count: int) -> None:
+    """Return when so many requests of other programs wait. The service has no event for that."""
+    while sum(one.waits for one in client.sessions()) < count:
+        time.sleep(0.001)
+
+
 def refreshed(client: poolbridge.Client, path: str, tensors: int, nbytes: int, library: str) -> None:
     """Measure how soon the copies that four processes have of a model are those of a newer version."""
     of = {f"layers.{n}.weight": (nbytes // tensors // 2, "float16") for n in range(tensors)}
@@ -180,8 +186,7 @@ def refreshed(client: poolbridge.Client, path: str, tensors: int, nbytes: int, l
         readers.tell("refresh")
         readers.await_lines()  # they have copied
         lease = client.allocate(of)
-        while sum(one.waits for one in client.sessions()) < len(readers.programs):
-            time.sleep(0.001)
+        until_waiting(client, len(readers.programs))
         began = time.monotonic()
         lease.publish("shared", keep=True, replace=True)
         came = readers.hear()
@@ -209,8 +214,7 @@ def shared(client: poolbridge.Client, path: str, tensors: int, nbytes: int, libr
             arrays.append(max(one[1] for one in came))
             readers.tell("shared")  # which waits for the next version
             lease = client.allocate(of)
-            while sum(one.waits for one in client.sessions()) < count:
-                time.sleep(0.001)
+            until_waiting(client, count)
             began = time.monotonic()
             lease.publish("shared", keep=True, replace=True)
             after.append(max(one[2] for one in readers.hear()) - began)

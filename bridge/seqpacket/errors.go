@@ -35,7 +35,7 @@ var (
 	ErrFDTableFull = errors.New("no file descriptor is free: raise the limit RLIMIT_NOFILE (LimitNOFILE= in a unit of systemd, ulimit -n)")
 
 	// ErrInUse: a live service listens at the path.
-	ErrInUse = errors.New("a live service uses the socket; stop that one (`poolsvc status` names its guard), or choose another path; one that a program started ends 2 seconds after its last client")
+	ErrInUse = errors.New("a live service uses the socket; stop that one (`poolsvc status` names its guard, if it has one), or choose another path; one that a program started ends 2 seconds after its last client")
 	// ErrSocketLost: the file of a socket is not at its path any more, so nobody can connect.
 	ErrSocketLost = errors.New("the socket's file is lost")
 	// ErrNotSocket: the file at the path is not a socket.

@@ -75,8 +75,8 @@ func (d *descriptors) keep(f *os.File) uint64 {
 	return number
 }
 
-// spare is an empty memfd that the store has, for memory that is made with Service.mu held. The zero spare: there is no store, and whoever makes
-// the memory makes the file, too.
+// spare is an empty memfd that the store already has. The service makes memory of it later, with Service.mu held. A spare without a file means
+// that the service has no store; then the service makes a new file together with the memory.
 type spare struct {
 	file   *os.File
 	number uint64

@@ -64,7 +64,7 @@ func (c Channel) Join(spec MemberSpec) (Joined, error) {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	if _, err := svc.ledger.Channel(s.rec, c.id); err != nil { // who asks for nothing that is there does not need the store
+	if _, err := svc.ledger.Channel(s.rec, c.id); err != nil { // the caller gets this error without waiting for the store
 		return Joined{}, err
 	}
 	file, err := svc.spareLocked(memberFile(spec.Role))

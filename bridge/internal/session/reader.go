@@ -29,7 +29,7 @@ func (r *reader) wake() {
 	defer r.mu.Unlock()
 	if r.conn != nil {
 		r.woken = true
-		_ = r.conn.SetReadDeadline(time.Unix(1, 0))
+		_ = r.conn.SetReadDeadline(time.Unix(1, 0)) // fails only if the connection is closed, which ends the reading, too
 	}
 }
 
@@ -88,7 +88,7 @@ func (s *Session) readFor(ctx context.Context, c *Call) (err error, answered boo
 			s.reader.settle()
 		} else if read != nil {
 			s.fault = read       // for the receiving goroutine, which takes the session up again, or ends it
-			_ = conn.CloseRead() // wakes it
+			_ = conn.CloseRead() // wakes it; fails only if the connection is closed, which wakes it, too
 			break
 		}
 	}

@@ -5,16 +5,15 @@ A block that is too large for a CUDA memory pool is physical memory of its own, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from poolbridge._cuda import cuda as _cuda, pools as _pools
-from poolbridge._memory.kind_gpu import GPUPool
-from poolbridge._memory.kinds import BlockMemory, Kind, load
+from poolbridge._memory.kind_vmm import VMMBlock, VMMPool
+from poolbridge._memory.kinds import BlockMemory, Kind
 from poolbridge._memory.pool_imports import PoolImports
 
 if TYPE_CHECKING:
     from poolbridge._cuda.pools import ImportedBlock, ImportedPool
-    from poolbridge._memory.kind_vmm import VMMKind, VMMPool
     from poolbridge._sys.literals import Kind as KindName
     from poolbridge._wire.messages import PoolInfo
     from poolbridge._wire.transport import Descriptors
@@ -51,13 +50,14 @@ class DeviceBlock(BlockMemory):
         }
 
 
-class DevicePool(GPUPool):
+class DevicePool(VMMPool):
     """A pool that this process has imported."""
+
+    write_fault = ""
 
     def __init__(self, kind: KindName, ordinal: int, export: bytes, descriptors: Descriptors) -> None:
         super().__init__(kind, ordinal)
         self.imports = PoolImports(self._import, export, descriptors)
-        self._large: VMMPool | None = None
 
     def _import(self, fd: int) -> ImportedPool:
         pool = _pools.import_pool(self.ordinal, fd)
@@ -68,8 +68,7 @@ class DevicePool(GPUPool):
     def grant(self, ordinal: int) -> None:
         """Give the GPU `ordinal` access to the whole pool."""
         self.imports.grant(lambda pool: pool.grant(ordinal))
-        if self._large is not None:
-            self._large.reach(ordinal)
+        super().grant(ordinal)
 
     def map_block(self, size: int, export: bytes, descriptors: Descriptors) -> BlockMemory:
         """Import one block by `export`, which the CUDA driver made for this block in the service's process.
@@ -78,16 +77,9 @@ class DevicePool(GPUPool):
         read-only mapping of it, because those of the kind's other blocks have none.
         """
         if not export:
-            return self._import_large(size, descriptors)
+            return VMMBlock(self, self.import_block(size, descriptors), protected=False)
         number, pool, blob = self.imports.import_for(export, descriptors)
         return DeviceBlock(self, number, pool.import_block(blob, size))
-
-    def _import_large(self, size: int, descriptors: Descriptors) -> BlockMemory:
-        if self._large is None:
-            self._large = cast("VMMKind", load("vmm")).make_pool(self.ordinal)
-            for ordinal in self.others:
-                self._large.reach(ordinal)
-        return self._large.import_for(self, size, descriptors)
 
     def close(self) -> None:
         """Close this process's import of the pool."""

@@ -32,8 +32,8 @@ class VMMBlock(BlockMemory):
         Whether readers have a mapping of their own, which is read-only.
     """
 
-    def __init__(self, pool: GPUPool, block: VirtualBlock, *, protected: bool = True) -> None:
-        self.pool: GPUPool = pool
+    def __init__(self, pool: VMMPool, block: VirtualBlock, *, protected: bool = True) -> None:
+        self.pool: VMMPool = pool
         self._block = block
         self._protected = protected
 
@@ -68,13 +68,10 @@ class VMMPool(GPUPool):
         """Import a block by its descriptor in `descriptors`, and close the descriptor."""
         if export:
             raise ProtocolError(f"the export of a vmm block has no bytes, got {len(export)}")
-        return VMMBlock(self, self._import(size, descriptors))
+        return VMMBlock(self, self.import_block(size, descriptors))
 
-    def import_for(self, pool: GPUPool, size: int, descriptors: Descriptors) -> VMMBlock:
-        """Import a block of another pool, whose readers have no read-only mappings."""
-        return VMMBlock(pool, self._import(size, descriptors), protected=False)
-
-    def _import(self, size: int, descriptors: Descriptors) -> VirtualBlock:
+    def import_block(self, size: int, descriptors: Descriptors) -> VirtualBlock:
+        """Import physical memory of `size` bytes by its descriptor, and close the descriptor."""
         with descriptors.lent() as fd:
             block = _cuda_imports.VirtualBlock(self.ordinal, fd, size, self.others)
         self._blocks.add(block)
@@ -96,8 +93,4 @@ class VMMKind(Kind):
 
     def map_pool(self, pool: PoolInfo, export: bytes, descriptors: Descriptors) -> VMMPool:  # noqa: ARG002
         """Find the GPU that has the pool's memory, by its UUID. There is no mapping of the whole pool."""
-        return self.make_pool(_cuda.find_device(pool.device_uuid))
-
-    def make_pool(self, ordinal: int) -> VMMPool:
-        """Make a pool without blocks on a GPU."""
-        return VMMPool(self.name, ordinal)
+        return VMMPool(self.name, _cuda.find_device(pool.device_uuid))
