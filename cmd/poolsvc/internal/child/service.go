@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +19,9 @@ import (
 // dialLimit is how long the service may take to begin to listen.
 const dialLimit = 30 * time.Second
 
+// endLimit is how long the service may take to end after the context of Serve has ended.
+var endLimit = 10 * time.Second // a variable for the tests
+
 // Service is a service in a process of its own, as in real use. The driver cannot open some kinds of memory in the process that made the
 // memory.
 type Service struct {
@@ -25,7 +29,7 @@ type Service struct {
 	Guard  int // the guard of the service instead of the process that was started, which was killed
 	cmd    *exec.Cmd
 	stderr bytes.Buffer
-	ended  chan struct{} // closed when the process has ended; err says how it ended
+	ended  chan struct{} // closed when the process has ended, and each process that it started; err says how it ended
 	err    error
 }
 
@@ -33,16 +37,26 @@ type Service struct {
 // otherwise a service that dies would go unnoticed.
 func Serve(ctx context.Context, program, socket string, args ...string) (*Service, error) {
 	s := &Service{cmd: exec.CommandContext(ctx, program, append([]string{"serve", "--guard=false", "--socket", socket}, args...)...), Socket: socket, ended: make(chan struct{})}
-	s.cmd.Stderr = &s.stderr
-	s.cmd.Cancel = func() error { return s.cmd.Process.Signal(syscall.SIGTERM) } // a guard that is killed leaves its service behind
-	s.cmd.WaitDelay = 10 * time.Second                                           // then it is killed
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}         // the kernel ends the service if this process is killed
-	if err := s.cmd.Start(); err != nil {
+	stderr, writer, err := os.Pipe() // closed at its other end when the last process of the service has ended, also after its guard was killed
+	if err != nil {
 		return nil, fmt.Errorf("starting the service: %w", err)
 	}
+	defer writer.Close()
+	s.cmd.Stderr = writer
+	s.cmd.Cancel = func() error { return s.cmd.Process.Signal(syscall.SIGTERM) } // a guard that is killed leaves its service behind
+	s.cmd.WaitDelay = endLimit                                                   // then it is killed
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}         // the kernel ends the service if this process is killed
+	if err := s.cmd.Start(); err != nil {
+		stderr.Close()
+		return nil, fmt.Errorf("starting the service: %w", err)
+	}
+	limit := endLimit + time.Second
+	context.AfterFunc(ctx, func() { stderr.SetReadDeadline(time.Now().Add(limit)) })
 	go func() {
+		defer close(s.ended)
+		defer stderr.Close()
+		io.Copy(&s.stderr, stderr)
 		s.err = s.cmd.Wait()
-		close(s.ended)
 	}()
 	return s, nil
 }
