@@ -529,8 +529,10 @@ func (s *Session) didLocked(ctx context.Context, answer uint64) {
 func (s *Session) Answer(q uint32) (answer uint64, did bool) {
 	s.svc.mu.Lock()
 	defer s.svc.mu.Unlock()
-	answer, did = s.rec.Answers[q]
-	return answer, did
+	if a := s.rec.Answers[q]; a != nil {
+		return a.From, true
+	}
+	return 0, false
 }
 
 // Answered notes that the client has the answers to requests.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from poolbridge._session.session import Session
 from poolbridge._session.unconfirmed import Unconfirmed
 from poolbridge._wire.messages import Cancel, Get, GrantReply, Release, StatsRequest
 from poolbridge._wire.packet import decode, encode
+from poolbridge._wire.transport import Transport
 
 
 class Guarded(RealService):
@@ -212,7 +214,6 @@ def test_a_request_that_was_cancelled_is_cancelled_at_the_next_service() -> None
     core.unconfirmed.token = b"t"
     core.abandon(core.start(Get(name="nothing"), GrantReply, lambda: None))
     core.tell(Release(lease=1))
-    core.note_outbox()
     core.send_again(3)
     get, cancel = core.outbox
     assert decode(cancel, Cancel, checked=True).request == decode(get, Get, checked=True).number
@@ -278,15 +279,31 @@ def test_packets_are_kept_until_an_answer_confirms_them() -> None:
     kept = Unconfirmed()
     kept.token = b"t"
     waits, silent, asked = _packet(1), [encode(Cancel(request=n)) for n in range(1, 300)], _packet(2)
-    for packet in [waits, *silent, asked]:
-        kept.note(deque([packet]))
-        kept.noted = 0
+    kept.packets = [waits, *silent, asked]
     outbox: deque[bytes] = deque()
     kept.again(outbox, {id(waits): waits, id(asked): asked}, 100)
     assert list(outbox) == [waits, *silent[99:], asked]
-    kept.noted = 0
+    kept.keep(outbox)
     kept.latest = asked
     assert not kept.forget({id(waits)})
-    outbox.clear()
     kept.again(outbox, {id(waits): waits}, 500)
     assert list(outbox) == [waits]
+
+
+def test_each_packet_is_kept_once_if_the_socket_is_full_and_then_lost() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    transport, kept = Transport(ours), Unconfirmed()
+    outbox = deque(bytes([number]) * 1000 for number in range(200))
+    packets = list(outbox)
+    with theirs:
+        for _ in range(3):
+            assert not transport.send(outbox, kept.packets)
+        assert theirs.recv(2000) == packets[0]
+        transport.send(outbox, kept.packets)
+    with pytest.raises(poolbridge.ConnectionLostError):
+        transport.send(outbox, kept.packets)
+    kept.keep(outbox)
+    assert not outbox
+    assert kept.packets == packets
+    transport.close()

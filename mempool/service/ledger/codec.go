@@ -17,7 +17,11 @@ type codec struct {
 // number writes or reads a number that is not negative.
 func number[T ~uint8 | ~uint32 | ~int32 | ~int | ~uint64](c *codec, v *T) {
 	if !c.reads {
-		c.data = binary.AppendUvarint(c.data, uint64(*v))
+		if n := uint64(*v); n < 0x80 { // most are
+			c.data = append(c.data, byte(n))
+		} else {
+			c.data = binary.AppendUvarint(c.data, n)
+		}
 		return
 	}
 	n, size := binary.Uvarint(c.data)

@@ -68,7 +68,7 @@ type Session struct {
 	// Done is the number of the session's last packet that changed something. Answers has, by the number of a request that changed something,
 	// from what its answer is made again. The client may lack these answers.
 	Done      uint64
-	Answers   map[uint32]uint64
+	Answers   map[uint32]*Answer
 	forgotten bool            // see ForgetSession
 	holders   int             // how many timelines, and members of channels, refer to the session
 	tensor    *mempool.Tensor // the last tensor that the session described
@@ -89,8 +89,8 @@ func (l *Ledger) OpenSession(p mempool.Peer, owner bool, began time.Time) *Sessi
 func (l *Ledger) EndSession(s *Session) {
 	s.Ended = true
 	l.Touch(doneBy{s})
-	for q := range s.Answers {
-		l.Touch(answerTo{s, q})
+	for _, a := range s.Answers {
+		l.Touch(a)
 	}
 	s.Answers = nil
 	l.Sessions.Remove(s.ID)
@@ -117,6 +117,13 @@ func (l *Ledger) ForgetSession(s *Session) {
 	}
 }
 
+// Answer is from what the answer to a request is made again.
+type Answer struct {
+	session *Session
+	request uint32
+	From    uint64
+}
+
 // Did notes that the packet of this number, with the request q or with none, changed something, and from what the request's answer is made
 // again. A packet 0 is not noted: its request has waited, and later packets have been carried out.
 func (l *Ledger) Did(s *Session, packet uint64, q uint32, answer uint64) {
@@ -126,19 +133,20 @@ func (l *Ledger) Did(s *Session, packet uint64, q uint32, answer uint64) {
 	}
 	if q != 0 {
 		if s.Answers == nil {
-			s.Answers = make(map[uint32]uint64)
+			s.Answers = make(map[uint32]*Answer)
 		}
-		s.Answers[q] = answer
-		l.Touch(answerTo{s, q})
+		a := &Answer{session: s, request: q, From: answer}
+		s.Answers[q] = a
+		l.Touch(a)
 	}
 }
 
 // Answered notes that the client has the answers to requests.
 func (l *Ledger) Answered(s *Session, requests []uint32) {
 	for _, q := range requests {
-		if _, kept := s.Answers[q]; kept {
+		if a := s.Answers[q]; a != nil {
 			delete(s.Answers, q)
-			l.Touch(answerTo{s, q})
+			l.Touch(a)
 		}
 	}
 }

@@ -120,6 +120,7 @@ func (noFields) code(*codec) {}
 type changes struct {
 	noting  bool // somebody wants to know
 	touched []record
+	codec   codec // of AppendChanges
 }
 
 // NoteChanges makes the ledger note the records that change from now on, for [Ledger.AppendChanges].
@@ -141,15 +142,17 @@ func (l *Ledger) Touch(r record) {
 
 // AppendChanges appends what has changed since the last call. [Records.Apply] reads it.
 func (l *Ledger) AppendChanges(dst []byte) []byte {
-	c := codec{data: dst}
-	for i, r := range l.touched {
+	c := &l.codec
+	c.data = dst
+	for _, r := range l.touched {
 		c.record(r)
-		l.touched[i] = nil
 	}
+	clear(l.touched)
 	if l.touched = l.touched[:0]; cap(l.touched) > 1<<16 {
 		l.touched = nil
 	}
-	return c.data
+	dst, c.data = c.data, nil
+	return dst
 }
 
 func (c *codec) record(r record) {
@@ -207,8 +210,8 @@ func (l *Ledger) each(f func(record)) {
 				f(mapping{s, b})
 			}
 			f(doneBy{s})
-			for q := range s.Answers {
-				f(answerTo{s, q})
+			for _, a := range s.Answers {
+				f(a)
 			}
 		}
 	}
@@ -411,17 +414,11 @@ func (d doneBy) write(c *codec) {
 	}
 }
 
-type answerTo struct {
-	s *Session
-	q uint32
-}
+func (a *Answer) key() key { return key{table: inAnswers, a: a.session.ID, b: uint64(a.request)} }
 
-func (t answerTo) key() key { return key{table: inAnswers, a: t.s.ID, b: uint64(t.q)} }
-
-func (t answerTo) write(c *codec) {
-	answer, kept := t.s.Answers[t.q]
-	if c.lives(kept && !t.s.Ended) {
-		(&numberField{answer}).code(c)
+func (a *Answer) write(c *codec) {
+	if c.lives(a.session.Answers[a.request] == a) {
+		(&numberField{a.From}).code(c)
 	}
 }
 

@@ -181,11 +181,10 @@ class Core:
         """Whether the service has not answered an allocation that its caller has abandoned."""
         return any(call.abandoned and isinstance(call.request, Alloc) for call in list(self._calls.values()))
 
-    def note_outbox(self) -> None:
-        """Keep the packets of the outbox, which are about to be sent, so that they can be sent again."""
-        if self.unconfirmed.note(self.outbox) and self.unconfirmed.forget(self.awaited()):
+    def forget_confirmed(self) -> None:
+        """Forget the sent packets that need not be sent again."""
+        if self.unconfirmed.forget(self.awaited()):
             self.start(Cancel(request=0), Reply, _nothing)  # its answer confirms the packets before
-            self.unconfirmed.note(self.outbox)
 
     def awaited(self) -> set[int]:
         """Return the ids of the packets whose answers have not come."""

@@ -19,6 +19,7 @@ from poolbridge._order.captures import CAPTURES
 from poolbridge._session.calls import Waiter
 from poolbridge._session.resumption import Resumed, connect_again
 from poolbridge._session.session_members import SessionMembers
+from poolbridge._session.unconfirmed import MANY
 from poolbridge._sys import error_texts as _error_texts, process as _process
 from poolbridge._sys.log import LOG
 from poolbridge._wire import received_errors as _received_errors
@@ -166,13 +167,10 @@ class Session(SessionMembers):
             outbox.clear()
             return
         try:
-            lasting = self.core.unconfirmed if self.core.unconfirmed.token else None
-            if lasting is not None:
-                self.core.note_outbox()
-            sent = self.transport.send(outbox)
-            if lasting is not None:
-                lasting.noted = len(outbox)
-            if sent:
+            kept = self.core.unconfirmed
+            if len(kept.packets) > MANY:
+                self.core.forget_confirmed()
+            if self.transport.send(outbox, kept.packets if kept.token else None):
                 if self._all_said:
                     self.transport.end_sending()
             else:
@@ -182,8 +180,9 @@ class Session(SessionMembers):
                     self._driver.want_write()
         except ConnectionLostError:
             # Replies may still be in the socket. The driver reads these replies, and then finds the connection closed.
+            if self.core.unconfirmed.token:
+                self.core.unconfirmed.keep(outbox)
             outbox.clear()
-            self.core.unconfirmed.noted = 0
             if self._driver is None:
                 raise
         except ProtocolError as error:

@@ -10,7 +10,7 @@ from poolbridge._wire.messages import Envelope
 from poolbridge._wire.packet import decode
 
 # How many packets a session keeps before it looks which of them it needs.
-_MANY: Final = 256
+MANY: Final = 256
 
 
 class Unconfirmed:
@@ -22,53 +22,48 @@ class Unconfirmed:
         Proves that this client has the session; empty: the session ends with its connection.
     latest
         The packet of the latest request that was answered.
-    noted
-        How many packets of the outbox were noted.
+    packets
+        The packets that were sent. The last one may be the first of the outbox: then its sending failed.
     """
 
-    __slots__ = ("_early", "_first", "_packets", "latest", "noted", "token")
+    __slots__ = ("_early", "_first", "latest", "packets", "token")
 
     def __init__(self) -> None:
         self.token = b""
         self.latest: bytes | None = None
-        self.noted = 0
+        self.packets: list[bytes] = []
         self._early: list[bytes] = []  # confirmed packets whose answers have not come
-        self._first = 1  # the number of the first of `_packets`
-        self._packets: list[bytes] = []
+        self._first = 1  # the number of the first of `packets`
 
-    def note(self, outbox: deque[bytes]) -> bool:
-        """Keep the packets of the outbox, which are about to be sent. Return whether `forget` should be called."""
-        if len(outbox) - self.noted == 1:
-            self._packets.append(outbox[-1])
-        else:
-            self._packets.extend(islice(outbox, self.noted, None))
-        self.noted = len(outbox)
-        return len(self._packets) > _MANY
+    def keep(self, outbox: deque[bytes]) -> None:
+        """Take the packets from the outbox, as if they were sent, because the connection is lost."""
+        if self.packets and outbox and outbox[0] is self.packets[-1]:
+            del self.packets[-1]
+        # A C function: a signal handler runs before or after it.
+        self.packets.extend(islice(iter(outbox.popleft, None), len(outbox)))
 
     def forget(self, awaited: set[int]) -> bool:
         """Forget the packets that an answer confirms: those before its own that have no answers.
 
         `awaited` has the ids of the packets whose answers have not come. Return whether another answer is needed.
         """
-        packets = self._packets
+        packets = self.packets
         confirmed = next((at + 1 for at, packet in enumerate(packets) if packet is self.latest), 0)
         self._early = [packet for packet in self._early + packets[:confirmed] if id(packet) in awaited]
-        self._packets, self._first = packets[confirmed:], self._first + confirmed
-        return not confirmed and not any(id(packet) in awaited for packet in packets[-_MANY // 2 :])
+        self.packets, self._first = packets[confirmed:], self._first + confirmed
+        return not confirmed and not any(id(packet) in awaited for packet in packets[-MANY // 2 :])
 
     def again(self, outbox: deque[bytes], awaited: dict[int, bytes], done: int) -> None:
         """Put the packets into the outbox that a service needs whose last packet of this session was number `done`.
 
         `awaited` has the packets to send instead of those whose answers have not come, by the ids of these.
         """
-        self.note(outbox)
+        self.keep(outbox)
         left = [awaited[id(packet)] for packet in self._early if id(packet) in awaited]
         left += [
             awaited.get(id(packet), packet)
-            for number, packet in enumerate(self._packets, self._first)
+            for number, packet in enumerate(self.packets, self._first)
             if id(packet) in awaited or (number > done and not decode(packet, Envelope, checked=True).number)
         ]
-        self._early, self._first, self._packets = [], done + 1, left
-        outbox.clear()
+        self._early, self._first, self.packets = [], done + 1, []
         outbox.extend(left)
-        self.noted = len(left)

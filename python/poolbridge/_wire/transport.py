@@ -128,8 +128,10 @@ class Transport:
         """Return the socket's descriptor; -1 if the socket is closed."""
         return self._sock.fileno()
 
-    def send(self, packets: deque[bytes]) -> bool:
+    def send(self, packets: deque[bytes], kept: list[bytes] | None = None) -> bool:
         """Send packets, and remove the sent packets from `packets`.
+
+        Each one goes into `kept` first, if it is not the last one there: its sending failed before.
 
         Returns
         -------
@@ -142,13 +144,15 @@ class Transport:
             The service is gone.
         """
         while packets:
-            if not self._send_first(packets):
+            packet = packets[0]
+            if kept is not None and (not kept or kept[-1] is not packet):
+                kept.append(packet)
+            if not self._send_first(packets, packet):
                 return False
         return True
 
-    def _send_first(self, packets: deque[bytes]) -> bool:
+    def _send_first(self, packets: deque[bytes], packet: bytes) -> bool:
         """Send the first packet and remove it. Return False if the socket's buffer is full."""
-        packet = packets[0]
         # `next` is a C function, which removes and sends the packet in one call. So no packet is sent twice, even if a
         # signal handler raises an error.
         sending = map(self._sock.send, iter(packets.popleft, None), (_SEND_FLAGS,))
