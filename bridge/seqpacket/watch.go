@@ -10,9 +10,17 @@ import (
 // watch is an epoll with the socket of a connection as its only file. Go's poller watches the epoll, so a goroutine can wait for packets
 // which it leaves to others, and is not woken while the watch is off.
 type watch struct {
-	file *os.File
-	raw  syscall.RawConn
+	file   *os.File
+	raw    syscall.RawConn
+	socket int                        // of the call of SetWatched that runs
+	modify [len(events)]func(uintptr) // changes the epoll to these events; made once, because SetWatched runs twice in each request
+	with   [len(events)]func(uintptr) // calls modify with the socket
 }
+
+// events are those for which a watch that is off or on waits. The end of the connection is always one.
+var events = [2]unix.EpollEvent{{}, {Events: unix.EPOLLIN | unix.EPOLLRDHUP}}
+
+const off, on = 0, 1
 
 // Watch makes AwaitPacket possible. The caller calls it before other goroutines have the connection.
 func (c *Conn) Watch() error {
@@ -25,9 +33,16 @@ func (c *Conn) Watch() error {
 		return os.NewSyscallError("fcntl", err)
 	}
 	w := &watch{file: os.NewFile(uintptr(fd), "seqpacket watch")}
+	for to := range events {
+		w.modify[to] = func(epoll uintptr) { epollModify(int(epoll), w.socket, &events[to]) }
+		w.with[to] = func(socket uintptr) {
+			w.socket = int(socket)
+			_ = w.raw.Control(w.modify[to])
+		}
+	}
 	if w.raw, err = w.file.SyscallConn(); err == nil {
 		err = c.do(func(socket int) error {
-			return os.NewSyscallError("epoll_ctl", unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, socket, watched(true)))
+			return os.NewSyscallError("epoll_ctl", unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, socket, &events[on]))
 		})
 	}
 	if err != nil {
@@ -38,30 +53,23 @@ func (c *Conn) Watch() error {
 	return nil
 }
 
-// watched returns the events for which a watch that is on waits. The end of the connection is always one.
-func watched(on bool) *unix.EpollEvent {
-	if on {
-		return &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP}
+// SetWatched turns the watch on or off. If a packet waits when it is turned on, AwaitPacket returns. After Close it does nothing. One
+// goroutine at a time may call it.
+func (c *Conn) SetWatched(yes bool) {
+	to := off
+	if yes {
+		to = on
 	}
-	return &unix.EpollEvent{}
-}
-
-// SetWatched turns the watch on or off. If a packet waits when it is turned on, AwaitPacket returns. After Close it does nothing.
-func (c *Conn) SetWatched(on bool) {
-	_ = c.do(func(socket int) error {
-		return c.watch.raw.Control(func(fd uintptr) {
-			epollModify(int(fd), socket, watched(on))
-		})
-	})
+	_ = c.raw.Control(c.watch.with[to])
 }
 
 // AwaitPacket waits until the watch is on and a packet, or the end of the connection, can be received. Another goroutine may receive it first.
 // After Close the error is os.ErrClosed.
 func (c *Conn) AwaitPacket() error {
-	var events [1]unix.EpollEvent
+	var came [1]unix.EpollEvent
 	return c.usable(c.watch.raw.Read(func(fd uintptr) (done bool) {
 		for {
-			n, err := unix.EpollWait(int(fd), events[:], 0)
+			n, err := unix.EpollWait(int(fd), came[:], 0)
 			if err != unix.EINTR {
 				return n > 0 || err != nil
 			}

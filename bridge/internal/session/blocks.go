@@ -30,12 +30,55 @@ type Blocks struct {
 
 	session *Session
 
-	mu      sync.Mutex
+	mu      sync.Mutex // taken by lock
 	pools   map[uint64]*Pool
 	blocks  map[uint64]*block
 	leases  leases
 	closing bool
 	telling sync.WaitGroup // those that have unmapped a block, and have not told the service yet
+
+	arriving sync.Mutex
+	came     []arrival   // what the service has said, and lock has not applied yet
+	some     atomic.Bool // came is not empty
+}
+
+// arrival is what the service has said: it has granted a lease, or buffers have failed. A driver may work while mu is held, so whoever reads the
+// packets of all must not wait for mu.
+type arrival struct {
+	grant  wire.Grant
+	export *mempool.Export
+	failed []uint64
+}
+
+func (b *Blocks) arrive(a arrival) {
+	b.arriving.Lock()
+	defer b.arriving.Unlock()
+	b.came = append(b.came, a)
+	b.some.Store(true)
+}
+
+// lock locks mu, and applies what has arrived.
+func (b *Blocks) lock() {
+	b.mu.Lock()
+	if !b.some.Load() {
+		return
+	}
+	b.arriving.Lock()
+	came := b.came
+	b.came = nil
+	b.some.Store(false)
+	b.arriving.Unlock()
+	for _, a := range came {
+		if a.failed == nil {
+			b.countLocked(a.grant, a.export)
+		} else {
+			for l := range b.leases.all() {
+				if slices.Contains(a.failed, l.buffer) {
+					l.failed.Store(true)
+				}
+			}
+		}
+	}
 }
 
 // Pool is a pool of the service that the session has opened.
@@ -94,7 +137,7 @@ func (b *Blocks) openPool(ctx context.Context, try Attempt, r wire.Request, limi
 // importPool opens a pool of the service in this process. If the pool is open already, importPool returns the open pool.
 func (b *Blocks) importPool(came wire.PoolInfo, files []*os.File) (*Pool, error) {
 	info := convert.PoolInfo(came)
-	b.mu.Lock()
+	b.lock()
 	defer b.mu.Unlock()
 	if p := b.pools[info.ID]; p != nil {
 		return p, nil
@@ -116,7 +159,7 @@ func (b *Blocks) importPool(came wire.PoolInfo, files []*os.File) (*Pool, error)
 
 // Find returns the open pool with this id, or nil.
 func (b *Blocks) Find(id uint64) *Pool {
-	b.mu.Lock()
+	b.lock()
 	defer b.mu.Unlock()
 	return b.pools[id]
 }
@@ -144,8 +187,15 @@ func (b *Blocks) Describe(ctx context.Context, id uint64) (mempool.PoolInfo, err
 // arrived counts a lease on a block and keeps the export that came with the lease. arrived must run in the order of the service's replies,
 // because only the first lease on a block comes with an export, and a later lease may reach its caller before the first lease does.
 func (b *Blocks) arrived(l wire.Grant, fds *seqpacket.FDs) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	a := arrival{grant: l}
+	if l.Export != nil {
+		x := convert.Export(l.Export, TakeFiles(fds, l.Export.FDs))
+		a.export = &x
+	}
+	b.arrive(a)
+}
+
+func (b *Blocks) countLocked(l wire.Grant, export *mempool.Export) {
 	of := b.blocks[l.Block]
 	if of == nil {
 		of = new(block)
@@ -153,10 +203,11 @@ func (b *Blocks) arrived(l wire.Grant, fds *seqpacket.FDs) {
 	}
 	of.leases++
 	of.pool, of.bytes, of.use = l.Pool, l.BlockBytes, l.Generation
-	if l.Export != nil && of.mem == nil {
+	if export != nil && of.mem == nil {
 		of.forgetExport()
-		x := convert.Export(l.Export, TakeFiles(fds, l.Export.FDs))
-		of.export, of.data = &x, x.Data
+		of.export, of.data = export, export.Data
+	} else if export != nil {
+		CloseFiles(export.Files)
 	}
 }
 
@@ -170,7 +221,7 @@ func (b *block) forgetExport() {
 // mapped maps the block of a lease, unless the block is mapped already. It returns the mapped block and the block's memory. For a read
 // lease, the memory may be read-only.
 func (b *Blocks) mapped(p *Pool, l wire.Grant) (*mempool.ImportedBlock, mempool.Memory, error) {
-	b.mu.Lock()
+	b.lock()
 	defer b.mu.Unlock()
 	of := b.blocks[l.Block]
 	if b.closing || of == nil {
@@ -194,7 +245,7 @@ func (b *Blocks) Ended(id uint64, done ...mempool.Fence) error { return b.left(n
 
 // left is like Ended, and also removes the lease from the session's list.
 func (b *Blocks) left(l *Lease, id uint64, done ...mempool.Fence) error {
-	b.mu.Lock()
+	b.lock()
 	if l != nil {
 		b.leases.remove(l)
 	}
@@ -231,7 +282,7 @@ func (b *Blocks) dropLaterLocked(id uint64, of *block) {
 				return
 			}
 		}
-		b.mu.Lock()
+		b.lock()
 		again := b.closing || b.blocks[id] != of || of.leases > 0
 		var err error
 		if !again {
@@ -248,7 +299,7 @@ func (b *Blocks) dropLaterLocked(id uint64, of *block) {
 
 // doubt notes that work on a block may still be running: no fence marks the end of the work, and the client could not wait for the end.
 func (b *Blocks) doubt(id uint64, m mempool.Memory) {
-	b.mu.Lock()
+	b.lock()
 	defer b.mu.Unlock()
 	if of := b.blocks[id]; of != nil {
 		of.unsure = m
@@ -293,7 +344,7 @@ func (b *Blocks) dropped(ids []uint64) error {
 // ended.
 func (b *Blocks) recall(ids []uint64) {
 	var dropped []uint64
-	b.mu.Lock()
+	b.lock()
 	for _, id := range ids {
 		of := b.blocks[id]
 		if of != nil {
@@ -319,25 +370,30 @@ func (b *Blocks) recall(ids []uint64) {
 
 // MarkFailed marks the leases on buffers whose content will never be complete.
 func (b *Blocks) MarkFailed(buffers []uint64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for l := range b.leases.all() {
-		if slices.Contains(buffers, l.buffer) {
-			l.failed.Store(true)
-		}
+	if len(buffers) > 0 {
+		b.arrive(arrival{failed: buffers})
 	}
+}
+
+// hasFailed says whether the content of a lease will never be complete.
+func (b *Blocks) hasFailed(l *Lease) bool {
+	if b.some.Load() {
+		b.lock()
+		b.mu.Unlock()
+	}
+	return l.failed.Load()
 }
 
 // Leases returns the session's leases. A lease that has ended may be among them.
 func (b *Blocks) Leases() []*Lease {
-	b.mu.Lock()
+	b.lock()
 	defer b.mu.Unlock()
 	return slices.Collect(b.leases.all())
 }
 
 // BeginClose refuses new leases and mappings. It returns the session's leases.
 func (b *Blocks) BeginClose() []*Lease {
-	b.mu.Lock()
+	b.lock()
 	b.closing = true
 	b.mu.Unlock()
 	return b.Leases()
@@ -346,7 +402,7 @@ func (b *Blocks) BeginClose() []*Lease {
 // Close unmaps all blocks of a session that is being closed and has no leases. Before the connection ends, Close tells the service
 // which blocks are unmapped, so that the service can use them again while this process lives.
 func (b *Blocks) Close() error {
-	b.mu.Lock()
+	b.lock()
 	var errs []error
 	var dropped []uint64
 	for id, of := range b.blocks {

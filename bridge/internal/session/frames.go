@@ -67,7 +67,7 @@ func (b *Blocks) Adopt(ctx context.Context, l *Lease, channel, pool uint64, came
 
 // hold makes a lease on a block that the session has mapped. known is false if the session has not mapped the block.
 func (b *Blocks) hold(l *Lease, pool uint64, came *shmchannel.Frame) (known bool, err error) {
-	b.mu.Lock()
+	b.lock()
 	defer b.mu.Unlock()
 	of := b.blocks[came.Block]
 	switch {

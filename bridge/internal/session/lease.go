@@ -100,7 +100,7 @@ func (b *Blocks) ObtainUnmapped(ctx context.Context, try Attempt, r wire.Request
 	if err != nil {
 		return nil, nil, err
 	}
-	b.mu.Lock()
+	b.lock()
 	defer b.mu.Unlock()
 	if of := b.blocks[came.Grant.Block]; of != nil {
 		export = of.data
@@ -131,7 +131,7 @@ func (l *Lease) AllocatedLocked() bool { return l.allocated }
 // Renew makes l the write lease that `info` describes: a lease that came with its buffer, was published as a frame and has come back. It
 // returns false if the lease must be released instead.
 func (b *Blocks) Renew(l *Lease, info *mempool.Grant) bool {
-	b.mu.Lock()
+	b.lock()
 	defer b.mu.Unlock()
 	of := b.blocks[info.Block]
 	if b.closing || b.session.Over() != nil || of == nil || of.recalled || of.mem == nil {
@@ -170,7 +170,7 @@ func (b *Blocks) adopt(ctx context.Context, l *Lease, came wire.Grant) error {
 			return err
 		}
 	}
-	b.mu.Lock()
+	b.lock()
 	defer b.mu.Unlock()
 	if b.closing {
 		return ErrClientClosed
@@ -333,7 +333,7 @@ func (l *Lease) CheckLocked(ctx context.Context) error {
 	if o := l.order.Load(); o != nil {
 		err = o.Check(ctx)
 	}
-	if l.failed.Load() && !errors.Is(err, mempool.ErrContentFailed) {
+	if l.session.Blocks.hasFailed(l) && !errors.Is(err, mempool.ErrContentFailed) {
 		return typed.Errorf(mempool.ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", l.buffer)
 	}
 	return err

@@ -56,7 +56,7 @@ func (r *reader) end() {
 
 // readFor reads packets until the reply to c has come or ctx has ended, unless another goroutine reads. The caller has sent its request, so the
 // service does not wait for it to read while it waits to send. It also handles the packets of others, so handlers neither send nor wait for
-// other requests; a handler that waits for a mutex holds up the end of ctx.
+// other requests, or for a mutex that is held while a driver works.
 func (s *Session) readFor(ctx context.Context, c *Call) (err error, answered bool) {
 	select {
 	case s.reading <- struct{}{}:
@@ -70,7 +70,10 @@ func (s *Session) readFor(ctx context.Context, c *Call) (err error, answered boo
 	conn := s.Conn()
 	conn.SetWatched(false)
 	s.reader.begin(conn)
-	stop := context.AfterFunc(ctx, s.reader.wake)
+	stop := func() bool { return true }
+	if ctx.Done() != nil {
+		stop = context.AfterFunc(ctx, s.reader.wake)
+	}
 	defer func() { // also if a handler panics
 		stop()
 		s.reader.end()

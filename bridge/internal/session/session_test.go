@@ -196,7 +196,7 @@ func TestACallThatCannotBeSentEndsWithItsContext(t *testing.T) {
 
 func TestCloseWaitsUntilTheServiceIsToldOfABlockThatWasRecalled(t *testing.T) {
 	s, peer := unread(t)
-	s.Blocks.mu.Lock()
+	s.Blocks.lock()
 	s.Blocks.blocks[5] = new(block)
 	s.Blocks.mu.Unlock()
 	s.sending <- struct{}{} // another goroutine sends
@@ -204,7 +204,7 @@ func TestCloseWaitsUntilTheServiceIsToldOfABlockThatWasRecalled(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, peer.Send(packet, nil))
 	require.Eventually(t, func() bool {
-		s.Blocks.mu.Lock()
+		s.Blocks.lock()
 		defer s.Blocks.mu.Unlock()
 		return len(s.Blocks.blocks) == 0
 	}, time.Minute, time.Millisecond)
@@ -217,6 +217,25 @@ func TestCloseWaitsUntilTheServiceIsToldOfABlockThatWasRecalled(t *testing.T) {
 	assert.True(t, sent.Load())
 	_, m := request(t, peer)
 	assert.Equal(t, &wire.Dropped{Blocks: []uint64{5}}, m)
+}
+
+func TestACallEndsInTimeWhileADriverHoldsTheBlocks(t *testing.T) {
+	s, peer := unread(t)
+	s.Blocks.lock() // a driver works
+	ctx, cancel := context.WithCancel(t.Context())
+	_, ended := get(ctx, t, s, peer)
+	packet, err := wire.AppendNotice(nil, &wire.Failed{Buffers: []uint64{5}})
+	require.NoError(t, err)
+	require.NoError(t, peer.Send(packet, nil))
+	require.Eventually(t, s.Blocks.some.Load, time.Minute, time.Millisecond)
+	cancel()
+	assert.ErrorIs(t, <-ended, context.Canceled)
+
+	l := &Lease{buffer: 5}
+	s.Blocks.leases.last = l
+	s.Blocks.mu.Unlock()
+	assert.True(t, s.Blocks.hasFailed(l))
+	s.Blocks.leases.last = nil
 }
 
 // get asks for a name in a goroutine, and returns the number of the request when the peer has it.
