@@ -363,7 +363,7 @@ func (c *Clock) Quiesce(ctx context.Context) error {
 	return nil
 }
 
-// reached waits until fence t of queue q is reached. During the wait, it checks repeatedly whether the GPU of q is broken.
+// reached waits until fence t of queue q is reached. During the wait, it checks repeatedly whether q is ruined.
 func (c *Clock) reached(ctx context.Context, t Fence, q Queue) error {
 	for look := time.Millisecond; ; look = min(2*look, 100*time.Millisecond) {
 		short, cancel := context.WithTimeout(ctx, look)

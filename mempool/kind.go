@@ -23,7 +23,7 @@ type Kind string
 const (
 	// Device is memory of a GPU, from a CUDA memory pool. Processes share the pool by a POSIX file descriptor.
 	Device Kind = "device"
-	// Host is the memory of a memfd. Host needs no GPU and no driver.
+	// Host is memory of the CPU, in a memfd. It needs no GPU and no driver.
 	Host Kind = "host"
 )
 

@@ -8,7 +8,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/typed"
 )
 
-// streamQueue is a stream of a GPU.
+// streamQueue is the [Queue] of a CUDA stream: the stream itself waits for fences and reaches them, if its GPU can.
 type streamQueue struct {
 	ctx    *cuda.Context
 	stream *cuda.Stream
@@ -70,7 +70,7 @@ func (q *streamQueue) synchronize() error {
 	return deviceError("wait for the GPU", q.stream.Synchronize())
 }
 
-// ruined reports whether the stream will do no more work because its GPU is broken.
+// ruined reports whether the stream will never do the rest of its work: its context or its GPU is broken, or the driver has ended.
 func (q *streamQueue) ruined() bool {
 	_, err := q.stream.Query()
 	return cuda.Hopeless(err)

@@ -33,8 +33,8 @@ var (
 
 // Files are the open files of one model.
 type Files struct {
-	// Tensor describes a buffer for all tensors of the model, for [bridge.Pool.Allocate]. It has the metadata of the files; of a key that several
-	// files have, the value of the first file. A program may add metadata.
+	// Tensor describes one buffer that holds all tensors of the model, each of which is one of its arrays, for [bridge.Pool.Allocate]. It has the
+	// metadata of all files; of a key that several files have, the value of the first file. A program may add metadata.
 	Tensor mempool.Tensor
 	// Bytes is the number of bytes of all tensors.
 	Bytes uint64

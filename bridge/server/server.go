@@ -87,11 +87,12 @@ func Listen(path string, svc *service.Service, c Config) (*Server, error) {
 	})
 }
 
-// ListenFile serves svc until Close on a socket that listens already, for example a socket that systemd passes to a service. The socket
-// keeps its mode, and Close does not remove the socket's file. ListenFile closes `file`.
+// ListenFile starts a server for svc on a socket that listens already, for example one that systemd passes to a service, and returns at once.
+// The socket keeps its mode, and Close does not remove the socket's file. ListenFile always closes `file`.
 //
-// Errors: [seqpacket.ErrNotListening].
+// Errors: [seqpacket.ErrNotListening], and those of the system, such as no free descriptors.
 func ListenFile(file *os.File, svc *service.Service, c Config) (*Server, error) {
+	defer file.Close() // seqpacket has closed it, unless begin failed before
 	return begin(svc, c, func(config seqpacket.ListenConfig) (*seqpacket.Listener, error) {
 		return seqpacket.ListenFile(file, config)
 	})
@@ -99,6 +100,7 @@ func ListenFile(file *os.File, svc *service.Service, c Config) (*Server, error) 
 
 // ListenAgain is like [ListenFile] for a socket that [Listen] made in a process that has ended: Close removes the socket's file.
 func ListenAgain(file *os.File, svc *service.Service, c Config) (*Server, error) {
+	defer file.Close()
 	return begin(svc, c, func(config seqpacket.ListenConfig) (*seqpacket.Listener, error) {
 		return seqpacket.ListenAgain(file, config)
 	})
@@ -344,7 +346,8 @@ func (s *Server) turnAway(c *connection, peer mempool.Peer) {
 	s.mu.Unlock()
 }
 
-// Close sends a goodbye to every client, ends the sessions and removes the socket. Close does not close the service.
+// Close sends a goodbye to every client, ends the sessions, and removes the socket's file, unless the server is from ListenFile. It waits until
+// all connections are served. Close does not close the service.
 func (s *Server) Close() error {
 	err := s.listener.Close()
 	s.cancel(errServerClosed)

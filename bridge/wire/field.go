@@ -10,7 +10,7 @@ type field[T any] struct {
 	decode   func(*decoder, *T) error
 }
 
-// maybe returns the field as an optional field, which is not sent if it has the zero value.
+// maybe returns the field as an optional one: its zero value is not sent, and is what the receiver has if the field is missing.
 func (f field[T]) maybe() field[T] {
 	f.optional = true
 	return f

@@ -97,7 +97,7 @@ type fields interface {
 	decode(*decoder) error
 }
 
-// of returns the fields of m.
+// of binds the record to the message m, so that code which does not know its type can encode and decode it.
 func (r record[T]) of(m *T) fields { return bound[T]{r, m} }
 
 type bound[T any] struct {

@@ -138,7 +138,8 @@ func follow(progress *display.Progress, done *atomic.Uint64, total uint64, path 
 	}
 }
 
-// awaitEnd waits until a reader has a byte or ends, or the context ends.
+// awaitEnd waits until the standard input of `load --while-used` has a byte or ends, which says that the model is needed no longer, or the
+// context ends. Then the goroutine that reads stays.
 func awaitEnd(ctx context.Context, r io.Reader) {
 	ended := make(chan struct{})
 	go func() {
@@ -151,7 +152,7 @@ func awaitEnd(ctx context.Context, r io.Reader) {
 	}
 }
 
-// checkFree returns an error if the name exists, before a model is loaded for minutes.
+// checkFree returns an error if a buffer has the name, so that the command fails at once, and not after loading for minutes.
 func checkFree(ctx context.Context, get func(context.Context, string, bridge.LeaseOptions) (*bridge.Lease, error), name string) error {
 	l, err := get(ctx, name, bridge.LeaseOptions{})
 	switch {

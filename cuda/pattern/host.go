@@ -23,9 +23,10 @@ func Fill(mem []byte, p Pattern) error {
 	return nil
 }
 
-// Verify compares mem with the pattern. It uses all cores of the CPU. The CPU must be able to access mem.
+// Verify compares mem with the pattern, more than 4 MiB on all cores. The CPU must be able to access mem. Wrong elements are no error: the report
+// says how many there are, has the first ones, and makes an error of them ([Report.Err]).
 //
-// Errors: [ErrSize], and the errors of p.Validate. If elements are wrong, Verify does not return an error: the report has the wrong elements.
+// Errors: [ErrSize], and the errors of p.Validate.
 func Verify(mem []byte, p Pattern) (Report, error) {
 	n, err := elements(p, len(mem))
 	if err != nil {

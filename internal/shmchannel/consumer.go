@@ -182,7 +182,7 @@ func (c *Consumer) attempt(f *Frame) (ok bool, err error) {
 		}
 		switch {
 		case err == nil:
-		case errors.Is(err, errMoved):
+		case errors.Is(err, errAgain):
 			continue
 		case errors.Is(err, errDoubt):
 			if c.doubt.IsZero() {

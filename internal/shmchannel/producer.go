@@ -139,7 +139,7 @@ func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
 		n := t.number() + 1
 		s.enter(t)
 		f, err := p.room(t, n)
-		if errors.Is(err, errMoved) {
+		if errors.Is(err, errAgain) {
 			continue
 		}
 		if err == nil && !f.is {

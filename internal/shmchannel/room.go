@@ -34,9 +34,9 @@ func (f full) limit() time.Duration {
 }
 
 // room returns a `full` that says whether the channel has room for frame n. n is the number in tail t plus 1. If the channel is a full
-// queue whose policy is DropOldest or Latest, room drops a frame and returns errMoved.
+// queue whose policy is DropOldest or Latest, room drops a frame and returns errAgain.
 //
-// Errors: [ErrCorrupt]; errMoved if the caller must load the tail again.
+// Errors: [ErrCorrupt]; errAgain if the caller must load the tail again.
 func (p *Producer) room(t tail, n uint64) (full, error) {
 	if p.mode == Queue {
 		return p.roomInQueue(t, n)
@@ -103,10 +103,10 @@ func (p *Producer) roomInQueue(t tail, n uint64) (full, error) {
 	case s.loadTail() == t:
 		return full{}, corrupt("frame %d has an entry, and the newest is %d", r.number, t.number())
 	}
-	return full{}, errMoved
+	return full{}, errAgain
 }
 
-// drop acknowledges the frame that has waited longest, so that no consumer gets it. drop returns errMoved, so that the caller looks for
+// drop acknowledges the frame that has waited longest, so that no consumer gets it. drop returns errAgain, so that the caller looks for
 // room again.
 func (p *Producer) drop(b backlog) error {
 	s, first := &p.sequencer, b.first
@@ -115,18 +115,18 @@ func (p *Producer) drop(b backlog) error {
 		s.drops.Add(1)
 		s.freed.wake() // the producer of the dropped frame can get the frame's block back
 	}
-	return errMoved
+	return errAgain
 }
 
 // The caller calls skip if the slot of number n still has another frame. If any other slot is free, skip makes n a void number: no frame
 // gets this number. If no slot is free and the policy is DropOldest or Latest, skip drops the frame that has waited longest, if a frame
-// waits. In both cases, skip returns errMoved. Otherwise the result says that the channel is full.
+// waits. In both cases, skip returns errAgain. Otherwise the result says that the channel is full.
 func (p *Producer) skip(t tail, n uint64) (full, error) {
 	s := &p.sequencer
 	for i := range p.slots {
 		if s.resident(n+i, t).done() {
 			s.tail.CompareAndSwap(uint64(t), uint64(newTail(n, voidSlot, t.version())))
-			return full{}, errMoved
+			return full{}, errAgain
 		}
 	}
 	if !p.policy.blocks() {

@@ -172,8 +172,9 @@ func (s *sequencer) resident(number uint64, t tail) resident {
 	return r
 }
 
-// errMoved means that the tail has moved since it was loaded, so the caller must load the tail and look again.
-var errMoved = errors.New("shmchannel: the tail has moved")
+// errAgain means that what the caller has read of the channel is out of date: another member, or the caller itself, has moved the tail, claimed
+// a frame or dropped one. The caller loads the tail and looks again; users never get this error.
+var errAgain = errors.New("shmchannel: the channel has changed meanwhile")
 
 // backlog is the result of survey.
 type backlog struct {
@@ -186,12 +187,12 @@ type backlog struct {
 // frames; all frames that it has not counted then are newer. survey also moves the head past frames that are done. survey trusts the head:
 // a member that stores a wrong head can hide frames, and surveyAll finds them.
 //
-// Errors: errMoved if the caller must load the tail again.
+// Errors: errAgain if the caller must load the tail again.
 func (s *sequencer) survey(t tail, limit int) (backlog, error) {
 	head := s.head.Load()
 	if head > t.number()+1 {
 		if head <= s.loadTail().number()+1 {
-			return backlog{}, errMoved
+			return backlog{}, errAgain
 		}
 		return s.surveyAll(t, limit), nil
 	}

@@ -9,7 +9,7 @@ import (
 // takeFromBroadcast takes the next frame of a broadcast and stores it in f. It returns false if there is no frame to take. The caller holds
 // c.mu.
 //
-// Errors: those of Take; errMoved and errDoubt.
+// Errors: those of Take; errAgain and errDoubt.
 func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	newest := t.number()
 	if c.next > newest {
@@ -31,7 +31,7 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 		c.hold(h, n)
 		err := c.takesPart()
 		if err == nil && c.lost(n) {
-			err = errMoved
+			err = errAgain
 		}
 		if err != nil {
 			c.clearHold(h)
@@ -47,7 +47,7 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	}
 	err := c.read(n, t, f)
 	if err != nil && h >= 0 && c.lost(n) {
-		err = errMoved
+		err = errAgain
 	}
 	if err != nil && !errors.Is(err, ErrFrame) {
 		if h >= 0 {
@@ -89,7 +89,7 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	return true, nil
 }
 
-// lost reports whether a frame was dropped.
+// lost reports whether frame n is older than the oldest frame that the consumer can still take.
 func (c *Consumer) lost(n uint64) bool { return n < c.oldest(c.sequencer.loadTail().number()) }
 
 // read reads frame n into f. n is not greater than the number in tail t.
@@ -115,7 +115,7 @@ func (c *Consumer) read(n uint64, t tail, f *Frame) error {
 // takeFromQueue takes the frame that has waited longest in a queue, and stores it in f. It returns false if no frame waits. The caller
 // holds c.mu.
 //
-// Errors: those of Take; errMoved and errDoubt.
+// Errors: those of Take; errAgain and errDoubt.
 func (c *Consumer) takeFromQueue(t tail, f *Frame) (bool, error) {
 	s := &c.sequencer
 	b, err := s.survey(t, 1)
@@ -148,7 +148,7 @@ func (c *Consumer) takeFromQueue(t tail, f *Frame) (bool, error) {
 	}
 	if !s.claim(n).CompareAndSwap(uint64(b.first.claim), uint64(newClaim(n, c.tag()))) {
 		c.clearHold(h)
-		return false, errMoved
+		return false, errAgain
 	}
 	count := delivery(s.delivery(n).Load()).of(n)
 	switch {

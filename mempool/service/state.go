@@ -224,7 +224,8 @@ type awaited struct {
 	waiting int // requests that wait for the name
 }
 
-// changes has, by the id of a buffer, the signal for requests that wait until the buffer changes. Service.mu guards changes.
+// changes has, by the id of a buffer, the signal that wakes requests which wait to lease it: a lease may have become possible, or impossible. The
+// first who waits makes it, and broadcast removes it. Service.mu guards changes.
 type changes map[uint64]*signal
 
 // reclaimQueue has the memory that the service is about to free. Requests add memory to the queue with Service.mu held. When a request

@@ -121,8 +121,9 @@ PyObject *close_member(Member *m, PyObject *ignored) {
     if (m->open && !m->closing) {
         m->closing = true;
         if (m->waiting && !pb_forked(m->ch->life)) {
-            // Wake all threads that wait for this channel. A thread that waits in a method of this member finds that the member
-            // is closing, and returns. The threads of other members find no change, and sleep again.
+            // Threads wait in methods of this member: the last of them unmaps it. Wake all threads that wait for this channel,
+            // in all processes. Those of this member find that it is closing, and return; the others sleep again. Arm first,
+            // because pb_wake does nothing if nobody seems to sleep.
             pb_arm(pb_published(m->ch));
             pb_wake(pb_published(m->ch));
             pb_arm(pb_freed(m->ch));

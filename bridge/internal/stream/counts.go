@@ -21,7 +21,7 @@ type Wait struct {
 	Time  time.Duration
 }
 
-// Counts returns the counts of every channel.
+// Counts returns the counts of every channel of which the client is a member, and of those that it left and whose counts are kept (mostTallies).
 func (st *Streams) Counts() []Counts { return st.tallies.all() }
 
 // Loans returns how many loans the publishers have.
@@ -85,7 +85,8 @@ func (t *tallies) leave(m *member) {
 	}
 }
 
-// ofLocked returns the tally of a member's channel, or nil if the list has no such tally.
+// ofLocked returns the tally of a member's channel; nil if no member of it has joined, or if the tally made room for others (mostTallies). The
+// caller holds mu.
 func (t *tallies) ofLocked(m *member) *tally {
 	i := slices.IndexFunc(t.list, func(of *tally) bool { return of.channel == m.channel.ID })
 	if i < 0 {

@@ -25,7 +25,7 @@ func (s Status) Result() int32 { return int32(uint32(uint64(s))) }
 // Call returns the name of the driver call that failed.
 func (s Status) Call() string { return callName(int(uint64(s) >> 32)) }
 
-// Location is a CUmemLocation: the type and the id of a place that can have memory.
+// Location has the values of a CUmemLocation: its type, and its id (the ordinal of a GPU, or the number of a NUMA node).
 type Location struct{ Type, ID int32 }
 
 // PoolProps describes the memory pool that PoolCreate makes. The sizes are in bytes.

@@ -92,7 +92,8 @@ func (b *Buffer) Base() uint64 { return b.division().base }
 // Divided says whether the buffer has ranges.
 func (b *Buffer) Divided() bool { return b.division().ranges > 0 }
 
-// AddRange makes a range of n bytes of the buffer `whole`, which is no range.
+// AddRange makes a buffer that is a range: n bytes of the buffer `whole`, from its byte `base`. The buffer `whole` is no range, and the caller
+// has asked whether it may be divided.
 func (l *Ledger) AddRange(whole *Buffer, base uint64, t *mempool.Tensor, n uint64, made uint32) *Buffer {
 	l.Last.Buffer++
 	b := &Buffer{ID: l.Last.Buffer, Generation: whole.Generation, Block: whole.Block, Tensor: t, Bytes: n, Account: whole.Account, Made: made}
@@ -138,7 +139,7 @@ func (l *Ledger) AddBuffer(b *Block, a *Account, t *mempool.Tensor, n uint64, ma
 	return of
 }
 
-// putBuffer adds a buffer to the tables.
+// putBuffer adds a buffer to the table, and to what its pool has. A range uses no more bytes.
 func (t *buffers) putBuffer(b *Buffer) {
 	t.Buffers.Set(b.ID, b)
 	b.Block.Pool.Has.Buffers++
@@ -200,8 +201,8 @@ func (t *buffers) Incomplete(b *Buffer) error {
 	return typed.Errorf(mempool.ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", b.ID)
 }
 
-// Available returns nil if the buffer can be leased now, ErrBusy if a later lease may be possible, and another error if no lease will
-// ever be possible.
+// Available returns nil if the buffer can be leased now, for writing or for reading as `write` says; ErrBusy if such a lease may be possible
+// later; and another error if it never will be.
 func (t *buffers) Available(b *Buffer, write bool) error {
 	switch {
 	case b.Failed:
@@ -311,8 +312,8 @@ func (l *Ledger) putLease(of *Lease) {
 	l.addReferences(of.Session, of.Wait)
 }
 
-// Await notes that the session of a lease waits for more fences before it uses the memory of ranges, and no more for those that are over. It
-// returns the timelines that nobody can ask for any more, and removes them.
+// Await changes the fences for which the session of a write lease waits before it uses the memory of ranges again: it adds `more`, and removes
+// those for which `over` is true. It removes the timelines that nobody can ask for any more, and returns them.
 func (l *Ledger) Await(of *Lease, more Fences, over func(mempool.Fence) bool) (gone []*Timeline) {
 	before := of.Wait
 	of.Wait = before.Union(nil).Drop(over).Union(more)

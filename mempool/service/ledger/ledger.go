@@ -20,7 +20,8 @@ type Ledger struct {
 	Sessions Index[uint64, *Session] // sessions that have not ended
 	Ended    Index[uint64, *Session] // ended sessions for whose process something is still held
 	Pools    map[uint64]*Pool        // all pools, including those that are being destroyed
-	// PoolNames has the pools that are not being destroyed. A name is reserved before its pool is made: that pool has no id yet.
+	// PoolNames has, by its name, each pool that is not being destroyed, and those that are still being made: their Info.ID is 0, and they are not
+	// in Pools.
 	PoolNames map[string]*Pool
 	Blocks    Index[uint64, *Block] // blocks that are not freed
 	Exports   map[uint64][]byte     // by id of a block: what a successor of this process needs besides the descriptor

@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Pool is what is known of a pool. The file free.go handles its free blocks.
+// Pool is the record of a pool: its settings, its bytes by what they are used for, and its free blocks, which free.go handles.
 type Pool struct {
 	ledger *Ledger
 	Info   mempool.PoolInfo
@@ -51,7 +51,8 @@ func (l *Ledger) ReservePool(name string, maker uint32, access mempool.Access) *
 	return p
 }
 
-// AddPool completes a pool whose name is reserved. The argument `info` needs no id.
+// AddPool completes a pool of ReservePool: it gives the pool the next id, whatever id `info` has, and lists it in Pools. The number `file` is
+// that of the memory's descriptor in the store; 0: it has none.
 func (l *Ledger) AddPool(p *Pool, info mempool.PoolInfo, granularity, file uint64) {
 	l.Last.Pool++
 	info.ID = l.Last.Pool

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from poolbridge._wire.messages import ChannelIdentity
 
 FEATURE = "channels"
-# After the service has evicted a member, `Membership.evicted` waits this many seconds for the session to end.
+# How many seconds `Membership.evicted` waits for the end of the whole session, whose error says more.
 _END_SECONDS = 1.0
 
 
@@ -116,7 +116,7 @@ class Membership(ABC):
         return met
 
     def evicted(self) -> Flow[None]:
-        """Wait a second. Then raise the session's error if the session has ended, else a `ConnectionLostError`."""
+        """Raise the session's error if the session ends within a second, else a `ConnectionLostError`."""
         yield from hear(self.session, lambda: False, _END_SECONDS)
         self.session.check_usable()
         raise ConnectionLostError(f"the service has removed this client from channel {self.channel.name!r}")

@@ -69,8 +69,8 @@ class OwnedLock(RLock):  # type: ignore[misc] # for type checkers nobody inherit
         try:
             return self.acquire(timeout=timeout)
         except BaseException:
-            # A signal handler raised an exception, before or after `acquire` took the lock. So call `release`, which
-            # raises RuntimeError if `acquire` had not taken the lock.
+            # A signal handler raised an exception, before or after `acquire` took the lock. This thread did not own it
+            # before, so `release` undoes this `acquire`, or raises RuntimeError and touches no lock of another thread.
             try:
                 self.release()
             except RuntimeError:

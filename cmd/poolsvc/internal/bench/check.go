@@ -61,7 +61,7 @@ type Change struct {
 	Workload string `json:"workload"`
 	Kind     string `json:"kind"`
 	Bytes    uint64 `json:"bytes"`
-	// Verdict is "worse" or "better". A pair of which one figure got worse is worse.
+	// Verdict is "worse" if at least one figure got worse, else "better". Pairs that did not change are not listed.
 	Verdict string   `json:"verdict"`
 	Figures []Figure `json:"figures"`
 

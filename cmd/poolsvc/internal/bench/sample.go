@@ -76,8 +76,8 @@ func newStopwatch(limit time.Duration) *stopwatch {
 	return &stopwatch{limit: limit, begun: now, counted: now}
 }
 
-// more reports whether to measure another round. The warm-up of a slow operation is one round. The warm-up of a fast operation ends after a
-// quarter of s.limit, or after warmUpRounds rounds if they take less time.
+// more reports whether to run another round. First come rounds that warm up and are not counted: at least one, and more until a quarter of
+// s.limit has passed or warmUpRounds rounds have. Then rounds are counted.
 func (s *stopwatch) more() bool {
 	now := time.Now()
 	if s.rounds <= warmUpRounds && (s.rounds <= 1 || now.Sub(s.begun) < s.limit/4) {
