@@ -138,7 +138,7 @@ func connect(ctx context.Context, try session.Attempt, path string) (*seqpacket.
 		}
 		why, _ := errors.AsType[unix.Errno](err)
 		missing = fmt.Errorf("%w: nothing listens on %s (%w); start it with `poolsvc serve`, or set POOLBRIDGE_SOCKET", ErrNotRunning, path, why)
-		if try {
+		if try == session.Once {
 			return nil, missing
 		}
 		select {

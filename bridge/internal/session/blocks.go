@@ -30,7 +30,7 @@ type Blocks struct {
 
 	session *Session
 
-	mu      sync.Mutex // taken by lock
+	mu      sync.Mutex // taken by lockAndApply
 	pools   map[uint64]*Pool
 	blocks  map[uint64]*block
 	leases  leases
@@ -38,7 +38,7 @@ type Blocks struct {
 	telling sync.WaitGroup // those that have unmapped a block, and have not told the service yet
 
 	arriving sync.Mutex
-	came     []arrival   // what the service has said, and lock has not applied yet
+	came     []arrival   // what the service has said, and lockAndApply has not applied yet
 	some     atomic.Bool // came is not empty
 }
 
@@ -57,8 +57,8 @@ func (b *Blocks) arrive(a arrival) {
 	b.some.Store(true)
 }
 
-// lock locks mu, and applies what has arrived.
-func (b *Blocks) lock() {
+// lockAndApply locks mu, and applies what has arrived.
+func (b *Blocks) lockAndApply() {
 	b.mu.Lock()
 	if !b.some.Load() {
 		return
@@ -123,7 +123,7 @@ func (b *Blocks) Open(ctx context.Context, try Attempt, r wire.Request, limit *u
 }
 
 func (b *Blocks) openPool(ctx context.Context, try Attempt, r wire.Request, limit *uint64, reply *wire.PoolReply) (files []*os.File, err error) {
-	err = b.session.Wait(ctx, try, r, limit, Call{Into: reply, Files: func(fds *seqpacket.FDs) {
+	err = b.session.Wait(ctx, try, r, limit, Call{Into: reply, OnReply: func(fds *seqpacket.FDs) {
 		if reply.Pool.Export != nil {
 			files = TakeFiles(fds, reply.Pool.Export.FDs)
 		}
@@ -137,7 +137,7 @@ func (b *Blocks) openPool(ctx context.Context, try Attempt, r wire.Request, limi
 // importPool opens a pool of the service in this process. If the pool is open already, importPool returns the open pool.
 func (b *Blocks) importPool(came wire.PoolInfo, files []*os.File) (*Pool, error) {
 	info := convert.PoolInfo(came)
-	b.lock()
+	b.lockAndApply()
 	defer b.mu.Unlock()
 	if p := b.pools[info.ID]; p != nil {
 		return p, nil
@@ -159,7 +159,7 @@ func (b *Blocks) importPool(came wire.PoolInfo, files []*os.File) (*Pool, error)
 
 // Find returns the open pool with this id, or nil.
 func (b *Blocks) Find(id uint64) *Pool {
-	b.lock()
+	b.lockAndApply()
 	defer b.mu.Unlock()
 	return b.pools[id]
 }
@@ -184,8 +184,8 @@ func (b *Blocks) Describe(ctx context.Context, id uint64) (mempool.PoolInfo, err
 	return convert.PoolInfo(reply.Pool), nil
 }
 
-// arrived counts a lease on a block and keeps the export that came with the lease. arrived must run in the order of the service's replies,
-// because only the first lease on a block comes with an export, and a later lease may reach its caller before the first lease does.
+// arrived makes lockAndApply count a lease on a block and keep the export that came with the lease. arrived must run in the order of the service's
+// replies, because only the first lease on a block comes with an export, and a later lease may reach its caller before the first lease does.
 func (b *Blocks) arrived(l wire.Grant, fds *seqpacket.FDs) {
 	a := arrival{grant: l}
 	if l.Export != nil {
@@ -221,7 +221,7 @@ func (b *block) forgetExport() {
 // mapped maps the block of a lease, unless the block is mapped already. It returns the mapped block and the block's memory. For a read
 // lease, the memory may be read-only.
 func (b *Blocks) mapped(p *Pool, l wire.Grant) (*mempool.ImportedBlock, mempool.Memory, error) {
-	b.lock()
+	b.lockAndApply()
 	defer b.mu.Unlock()
 	of := b.blocks[l.Block]
 	if b.closing || of == nil {
@@ -245,7 +245,7 @@ func (b *Blocks) Ended(id uint64, done ...mempool.Fence) error { return b.left(n
 
 // left is like Ended, and also removes the lease from the session's list.
 func (b *Blocks) left(l *Lease, id uint64, done ...mempool.Fence) error {
-	b.lock()
+	b.lockAndApply()
 	if l != nil {
 		b.leases.remove(l)
 	}
@@ -254,7 +254,7 @@ func (b *Blocks) left(l *Lease, id uint64, done ...mempool.Fence) error {
 		of.leases--
 		of.busy = append(slices.DeleteFunc(of.busy, b.session.Timelines.Past), done...)
 	}
-	if of == nil || !of.recalled || of.leases > 0 { // nil: the session has been closed
+	if of == nil || !of.recalled || of.leases > 0 { // nil: the session has been closed, or the lease is of a frame that was not counted
 		b.mu.Unlock()
 		return nil
 	}
@@ -282,7 +282,7 @@ func (b *Blocks) dropLaterLocked(id uint64, of *block) {
 				return
 			}
 		}
-		b.lock()
+		b.lockAndApply()
 		again := b.closing || b.blocks[id] != of || of.leases > 0
 		var err error
 		if !again {
@@ -299,7 +299,7 @@ func (b *Blocks) dropLaterLocked(id uint64, of *block) {
 
 // doubt notes that work on a block may still be running: no fence marks the end of the work, and the client could not wait for the end.
 func (b *Blocks) doubt(id uint64, m mempool.Memory) {
-	b.lock()
+	b.lockAndApply()
 	defer b.mu.Unlock()
 	if of := b.blocks[id]; of != nil {
 		of.unsure = m
@@ -344,7 +344,7 @@ func (b *Blocks) dropped(ids []uint64) error {
 // ended.
 func (b *Blocks) recall(ids []uint64) {
 	var dropped []uint64
-	b.lock()
+	b.lockAndApply()
 	for _, id := range ids {
 		of := b.blocks[id]
 		if of != nil {
@@ -368,7 +368,7 @@ func (b *Blocks) recall(ids []uint64) {
 	_ = b.dropped(dropped) // dropped fails only if the connection is gone
 }
 
-// MarkFailed marks the leases on buffers whose content will never be complete.
+// MarkFailed makes lockAndApply mark the leases on buffers whose content will never be complete.
 func (b *Blocks) MarkFailed(buffers []uint64) {
 	if len(buffers) > 0 {
 		b.arrive(arrival{failed: buffers})
@@ -378,7 +378,7 @@ func (b *Blocks) MarkFailed(buffers []uint64) {
 // hasFailed says whether the content of a lease will never be complete.
 func (b *Blocks) hasFailed(l *Lease) bool {
 	if b.some.Load() {
-		b.lock()
+		b.lockAndApply()
 		b.mu.Unlock()
 	}
 	return l.failed.Load()
@@ -386,14 +386,14 @@ func (b *Blocks) hasFailed(l *Lease) bool {
 
 // Leases returns the session's leases. A lease that has ended may be among them.
 func (b *Blocks) Leases() []*Lease {
-	b.lock()
+	b.lockAndApply()
 	defer b.mu.Unlock()
 	return slices.Collect(b.leases.all())
 }
 
 // BeginClose refuses new leases and mappings. It returns the session's leases.
 func (b *Blocks) BeginClose() []*Lease {
-	b.lock()
+	b.lockAndApply()
 	b.closing = true
 	b.mu.Unlock()
 	return b.Leases()
@@ -402,7 +402,7 @@ func (b *Blocks) BeginClose() []*Lease {
 // Close unmaps all blocks of a session that is being closed and has no leases. Before the connection ends, Close tells the service
 // which blocks are unmapped, so that the service can use them again while this process lives.
 func (b *Blocks) Close() error {
-	b.lock()
+	b.lockAndApply()
 	var errs []error
 	var dropped []uint64
 	for id, of := range b.blocks {

@@ -17,7 +17,7 @@ import (
 // Call is a request that waits for its reply.
 type Call struct {
 	Into    wire.Reply
-	Files   func(*seqpacket.FDs) // takes the files of the reply, before the caller gets it; runs in the goroutine that receives it
+	OnReply func(*seqpacket.FDs) // runs in the goroutine that receives the reply, before the caller gets it, and takes its files
 	Undo    func()               // releases what the service granted to a caller that no longer waits; runs as a task
 	Closing bool                 // the call is allowed while the session is being closed
 
@@ -125,8 +125,8 @@ func (s *Session) answered(c *Call, fds *seqpacket.FDs, err error) error {
 	if refused {
 		err = &refusal{c.op, why}
 	}
-	if err == nil && c.Files != nil {
-		c.Files(fds)
+	if err == nil && c.OnReply != nil {
+		c.OnReply(fds)
 	}
 	switch {
 	case !c.abandoned: // abandoned cannot change any more, because the call was removed

@@ -30,7 +30,7 @@ const maxDescribed = 4096
 // uncounted is the Grant of a lease that does not count yet as a lease on its block.
 var uncounted mempool.Grant
 
-// InitFrame makes l the lease of a frame, whose content is complete after the fences in `ready`. Until [Blocks.Adopt] the lease has no memory.
+// InitFrame makes l the lease of a frame, whose content is complete after the fences in `ready`. Until [Blocks.AdoptFrame] the lease has no memory.
 func (l *Lease) InitFrame(s *Session, by Holder, ready []mempool.Fence) {
 	l.session, l.by, l.frame, l.info = s, by, true, &uncounted
 	if len(ready) > 0 {
@@ -40,8 +40,8 @@ func (l *Lease) InitFrame(s *Session, by Holder, ready []mempool.Fence) {
 	}
 }
 
-// Adopt gives the lease of a frame of a channel the frame's memory, which it maps if necessary.
-func (b *Blocks) Adopt(ctx context.Context, l *Lease, channel, pool uint64, came *shmchannel.Frame) error {
+// AdoptFrame gives the lease of a frame of a channel the frame's memory, which it maps if necessary.
+func (b *Blocks) AdoptFrame(ctx context.Context, l *Lease, channel, pool uint64, came *shmchannel.Frame) error {
 	if len(came.Event) > 0 {
 		p, err := b.Pool(ctx, pool)
 		if err != nil {
@@ -67,7 +67,7 @@ func (b *Blocks) Adopt(ctx context.Context, l *Lease, channel, pool uint64, came
 
 // hold makes a lease on a block that the session has mapped. known is false if the session has not mapped the block.
 func (b *Blocks) hold(l *Lease, pool uint64, came *shmchannel.Frame) (known bool, err error) {
-	b.lock()
+	b.lockAndApply()
 	defer b.mu.Unlock()
 	of := b.blocks[came.Block]
 	switch {
@@ -164,7 +164,7 @@ func (b *Blocks) mapBlock(ctx context.Context, channel, pool, id uint64) error {
 	var reply wire.MapReply
 	var came wire.Grant
 	err = b.session.Do(ctx, &wire.Map{Channel: channel, Block: id}, &Call{Into: &reply,
-		Files: func(fds *seqpacket.FDs) {
+		OnReply: func(fds *seqpacket.FDs) {
 			came = wire.Grant{Pool: pool, Block: id, BlockBytes: reply.BlockBytes, Generation: reply.Generation, Export: &reply.Export}
 			b.arrived(came, fds)
 		},

@@ -59,7 +59,7 @@ func (b *Blocks) Obtain(ctx context.Context, l *Lease, try Attempt, r wire.Reque
 		return err
 	}
 	l.version.Store(came.Version)
-	if err := b.adopt(ctx, l, came.Grant); err != nil {
+	if err := b.adoptGrant(ctx, l, came.Grant); err != nil {
 		return errors.Join(err, l.EndLocked(false)) // nobody else knows the lease yet
 	}
 	return nil
@@ -69,7 +69,7 @@ func (b *Blocks) Obtain(ctx context.Context, l *Lease, try Attempt, r wire.Reque
 func (b *Blocks) grant(ctx context.Context, try Attempt, r wire.Request, limit *uint64) (wire.GrantReply, error) {
 	var reply wire.GrantReply
 	err := b.session.Wait(ctx, try, r, limit, Call{Into: &reply,
-		Files: func(fds *seqpacket.FDs) { b.arrived(reply.Grant, fds) },
+		OnReply: func(fds *seqpacket.FDs) { b.arrived(reply.Grant, fds) },
 		Undo:  func() { _ = b.ReleaseGrant(convert.Grant(reply.Grant), false) }})
 	if err != nil {
 		return wire.GrantReply{}, err // do not read reply: the receiving goroutine may still write it
@@ -100,7 +100,7 @@ func (b *Blocks) ObtainUnmapped(ctx context.Context, try Attempt, r wire.Request
 	if err != nil {
 		return nil, nil, err
 	}
-	b.lock()
+	b.lockAndApply()
 	defer b.mu.Unlock()
 	if of := b.blocks[came.Grant.Block]; of != nil {
 		export = of.data
@@ -131,7 +131,7 @@ func (l *Lease) AllocatedLocked() bool { return l.allocated }
 // Renew makes l the write lease that `info` describes: a lease that came with its buffer, was published as a frame and has come back. It
 // returns false if the lease must be released instead.
 func (b *Blocks) Renew(l *Lease, info *mempool.Grant) bool {
-	b.lock()
+	b.lockAndApply()
 	defer b.mu.Unlock()
 	of := b.blocks[info.Block]
 	if b.closing || b.session.Over() != nil || of == nil || of.recalled || of.mem == nil {
@@ -146,8 +146,8 @@ func (b *Blocks) Renew(l *Lease, info *mempool.Grant) bool {
 	return true
 }
 
-// adopt makes l a lease that the service has granted, and maps its memory. If adopt fails, the caller ends the lease.
-func (b *Blocks) adopt(ctx context.Context, l *Lease, came wire.Grant) error {
+// adoptGrant makes l a lease that the service has granted, and maps its memory. If adoptGrant fails, the caller ends the lease.
+func (b *Blocks) adoptGrant(ctx context.Context, l *Lease, came wire.Grant) error {
 	l.session, l.info = b.session, convert.Grant(came)
 	if len(l.info.Wait) > 0 {
 		l.ordering().Begin(l.info.Wait, !came.Write)
@@ -170,7 +170,7 @@ func (b *Blocks) adopt(ctx context.Context, l *Lease, came wire.Grant) error {
 			return err
 		}
 	}
-	b.lock()
+	b.lockAndApply()
 	defer b.mu.Unlock()
 	if b.closing {
 		return ErrClientClosed

@@ -42,7 +42,7 @@ var Unasked = func() context.Context {
 // Forget removes the lease from the session's list. It must be the last step, because closing waits for leases that it finds in the list.
 func (l *Lease) Forget() {
 	b := &l.session.Blocks
-	b.lock()
+	b.lockAndApply()
 	defer b.mu.Unlock()
 	b.leases.remove(l)
 }

@@ -115,7 +115,7 @@ func (s *Session) Hello(ctx context.Context, program string, more ...string) err
 		s.unconfirmed.begin(reply.Token)
 	}
 	err := s.Do(ctx, &wire.Hello{Versions: []uint64{wire.Version}, Name: program,
-		Features: s.features}, &Call{Into: &reply, Files: begin})
+		Features: s.features}, &Call{Into: &reply, OnReply: begin})
 	if err == nil && reply.Version != wire.Version {
 		err = typed.Errorf(convert.ErrVersion, "the service chose version %d, which this client did not offer", reply.Version)
 	}

@@ -196,7 +196,7 @@ func TestACallThatCannotBeSentEndsWithItsContext(t *testing.T) {
 
 func TestCloseWaitsUntilTheServiceIsToldOfABlockThatWasRecalled(t *testing.T) {
 	s, peer := unread(t)
-	s.Blocks.lock()
+	s.Blocks.lockAndApply()
 	s.Blocks.blocks[5] = new(block)
 	s.Blocks.mu.Unlock()
 	s.sending <- struct{}{} // another goroutine sends
@@ -204,7 +204,7 @@ func TestCloseWaitsUntilTheServiceIsToldOfABlockThatWasRecalled(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, peer.Send(packet, nil))
 	require.Eventually(t, func() bool {
-		s.Blocks.lock()
+		s.Blocks.lockAndApply()
 		defer s.Blocks.mu.Unlock()
 		return len(s.Blocks.blocks) == 0
 	}, time.Minute, time.Millisecond)
@@ -221,7 +221,7 @@ func TestCloseWaitsUntilTheServiceIsToldOfABlockThatWasRecalled(t *testing.T) {
 
 func TestACallEndsInTimeWhileADriverHoldsTheBlocks(t *testing.T) {
 	s, peer := unread(t)
-	s.Blocks.lock() // a driver works
+	s.Blocks.lockAndApply() // a driver works
 	ctx, cancel := context.WithCancel(t.Context())
 	_, ended := get(ctx, t, s, peer)
 	packet, err := wire.AppendNotice(nil, &wire.Failed{Buffers: []uint64{5}})

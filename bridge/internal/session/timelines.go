@@ -90,7 +90,7 @@ func (t *Timelines) mapPage(ctx context.Context, id uint64) (uint64, *mempool.Pa
 	var reply wire.TimelineReply
 	var files []*os.File
 	err := t.session.Do(ctx, &wire.GetTimeline{Timeline: id}, &Call{Into: &reply,
-		Files: func(fds *seqpacket.FDs) { files = TakeFiles(fds, reply.Export.FDs) },
+		OnReply: func(fds *seqpacket.FDs) { files = TakeFiles(fds, reply.Export.FDs) },
 		Undo:  func() { CloseFiles(files) }})
 	if err != nil {
 		return 0, nil, err

@@ -29,7 +29,7 @@ const (
 func (s *Session) Wait(ctx context.Context, try Attempt, r wire.Request, limit *uint64, c Call) error {
 	for {
 		next, left, last := c, s.LongestWait, false
-		if !try {
+		if try == Waiting {
 			if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= left {
 				left, last = max(time.Until(deadline), 0), true
 			}
@@ -39,7 +39,7 @@ func (s *Session) Wait(ctx context.Context, try Attempt, r wire.Request, limit *
 		err := s.do(ctx, r, &next)
 		refused, isRefused := errors.AsType[*refusal](err)
 		switch {
-		case bool(try) || !isRefused || !refused.temporary() || time.Since(began) < left: // the time limit is not the cause of this answer
+		case try == Once || !isRefused || !refused.temporary() || time.Since(began) < left: // the time limit is not the cause of this answer
 			return s.explain(err)
 		case last:
 			return Late(ctx, s.explain(refused.late()))

@@ -192,7 +192,7 @@ func (s *Consumer) Adopt(ctx context.Context, l *session.Lease, hand *Hand, came
 	ready, err := s.ready(ctx, came)
 	l.InitFrame(s.session, hand, ready)
 	if err == nil {
-		err = s.session.Blocks.Adopt(ctx, l, s.channel.ID, s.channel.Pool, came)
+		err = s.session.Blocks.AdoptFrame(ctx, l, s.channel.ID, s.channel.Pool, came)
 	}
 	switch {
 	case err == nil:
@@ -244,12 +244,12 @@ func (s *Consumer) Leave() {
 		s.streams.forget(&s.member)
 		_ = s.native.Leave() // Leave fails only if the member is closed, and the member is open
 		s.sendLeave()
-		s.leaveNative()
+		s.dropUser()
 	})
 }
 
-// leaveNative subtracts 1 from s.users. If s.users is then 0, leaveNative unmaps the channel.
-func (s *Consumer) leaveNative() {
+// dropUser subtracts 1 from s.users. If s.users is then 0, dropUser unmaps the channel.
+func (s *Consumer) dropUser() {
 	if s.users.Add(-1) == 0 {
 		s.unwatch()
 		_ = s.native.Close() // Close only unmaps files, which does not fail

@@ -94,7 +94,7 @@ func (t *Hand) End(_ *session.Lease, incomplete bool, done []mempool.Fence) erro
 			released = s.native.Release(&t.hand, shmchannel.Fence{})
 		}
 	}
-	s.leaveNative()
+	s.dropUser()
 	if errors.Is(released, shmchannel.ErrReleased) {
 		released = typed.Errorf(mempool.ErrReleased, "the subscription of channel %q has given the frame up", s.channel.Name)
 	}

@@ -59,7 +59,7 @@ func (m *member) join(ctx context.Context, try session.Attempt, r *wire.Join, op
 	var reply wire.JoinReply
 	var files []*os.File
 	err = s.Wait(ctx, try, r, &r.Wait, session.Call{Into: &reply,
-		Files: func(fds *seqpacket.FDs) { files = session.TakeFiles(fds, reply.Export.FDs) },
+		OnReply: func(fds *seqpacket.FDs) { files = session.TakeFiles(fds, reply.Export.FDs) },
 		Undo: func() {
 			session.CloseFiles(files)
 			_ = s.Send(&wire.Leave{Channel: reply.Channel.ID, Member: reply.Member}) // Send fails only if the connection is gone
@@ -145,7 +145,7 @@ func (m *member) await(ctx context.Context, try session.Attempt, u *shmchannel.U
 			return broken == nil, broken
 		case answered:
 			return false, nil
-		case bool(try):
+		case try == session.Once:
 			_ = m.session.Call(ctx, &wire.AwaitConsumers{Channel: m.channel.ID, Count: 1}, &wire.EmptyReply{}) // the answer does not matter
 			if err := m.over(ctx); err != nil {
 				return false, err

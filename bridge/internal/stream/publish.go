@@ -159,7 +159,7 @@ func (p *Producer) publish(ctx context.Context, try session.Attempt, r *shmchann
 // publishInTime is like publish, but waits for room and for the files of new consumers.
 func (p *Producer) publishInTime(caller context.Context, try session.Attempt, r *shmchannel.Record) (uint64, error) {
 	send := func() (uint64, error) { return p.native.Publish(&patient{Context: caller, session: p.session}, r) }
-	if try {
+	if try == session.Once {
 		send = func() (uint64, error) { return p.native.TryPublish(r) }
 	}
 	for {
@@ -182,7 +182,7 @@ func (p *Producer) publishInTime(caller context.Context, try session.Attempt, r 
 				return 0, session.Late(caller, typed.Errorf(mempool.ErrLimit, "%s", absent))
 			}
 			return 0, fmt.Errorf("%s: %w", absent, err)
-		case isFull && (bool(try) || p.over(caller) == nil):
+		case isFull && (try == session.Once || p.over(caller) == nil):
 			return 0, p.behind(full)
 		case isFull && errors.Is(caller.Err(), context.DeadlineExceeded) && p.session.Over() == nil:
 			return 0, session.Late(caller, p.behind(full))

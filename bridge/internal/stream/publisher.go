@@ -163,7 +163,7 @@ func (p *Publisher) await(caller context.Context, try session.Attempt) (*slot, e
 				return true
 			}
 			p.grow(slots)
-			failed = bool(try) && len(p.making) == 0
+			failed = try == session.Once && len(p.making) == 0
 			if failed {
 				s = p.look() // the new arena may have come meanwhile
 			}
