@@ -6,12 +6,16 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
 )
 
 // newClock makes a clock. The clock's page is closed when the test ends.
 func newClock(t testing.TB) *Clock {
 	t.Helper()
-	page, file, err := NewPage(nil)
+	file, err := shmchannel.NewFile(PageName)
+	require.NoError(t, err)
+	page, err := NewPage(file)
 	require.NoError(t, err)
 	require.NoError(t, file.Close())
 	t.Cleanup(func() { assert.NoError(t, page.Close()) })

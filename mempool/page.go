@@ -43,19 +43,11 @@ type Page struct {
 // PageName is the name of the memfd of a timeline.
 const PageName = "poolbridge:timeline"
 
-// NewPage makes the memory of a timeline of an empty memfd, which it then owns, or of a new one if `f` is nil, and maps it for writing. It
-// also returns the file of the memory. No process can change the size of
-// the file, but each process that has the file can map it for writing: see [ReadOnly].
+// NewPage makes the memory of a timeline of an empty memfd, and maps it for writing. No process can change the size of the file, but each
+// process that has the file can map it for writing. If NewPage fails, it closes the file.
 //
 // Errors: [ErrOutOfMemory], [ErrLimit], [ErrUnavailable].
-func NewPage(f *os.File) (*Page, *os.File, error) {
-	if f == nil {
-		fd, err := unix.MemfdCreate(PageName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-		if err != nil {
-			return nil, nil, HostError("memfd_create", err)
-		}
-		f = os.NewFile(uintptr(fd), PageName)
-	}
+func NewPage(f *os.File) (*Page, error) {
 	err := f.Truncate(pageBytes)
 	if err == nil {
 		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
@@ -65,22 +57,9 @@ func NewPage(f *os.File) (*Page, *os.File, error) {
 		p, err = mapPage(f, true)
 	}
 	if err != nil {
-		return nil, nil, errors.Join(HostError("make a timeline", err), f.Close())
+		return nil, errors.Join(HostError("make a timeline", err), f.Close())
 	}
-	return p, f, nil
-}
-
-// ReadOnly opens a memfd again, so that the processes that get the new file can map it only for reading. Only a process of this user, or of
-// root, could open it for writing.
-func ReadOnly(f *os.File) (*os.File, error) {
-	if err := f.Chmod(0o600); err != nil {
-		return nil, HostError("fchmod", err)
-	}
-	again, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
-	if err != nil {
-		return nil, HostError("open a memfd again", err)
-	}
-	return again, nil
+	return p, nil
 }
 
 // AdoptPage maps the timeline of a process that is gone, and of which f is the file.

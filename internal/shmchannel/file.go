@@ -19,17 +19,23 @@ const (
 	TrackName     = "poolbridge:track"
 )
 
-// makeFile makes a memfd of fixed size of an empty one, or of a new one if `f` is nil. The memfd uses no memory until its pages are written.
-func makeFile(f *os.File, name string, bytes uint64) (*os.File, error) {
-	if f == nil {
-		fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-		if err != nil {
-			return nil, os.NewSyscallError("memfd_create", err)
-		}
-		f = os.NewFile(uintptr(fd), name)
+// NewFile makes an empty memfd.
+func NewFile(name string) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
 	}
-	err := f.Truncate(int64(bytes))
-	if err == nil {
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// makeFile makes a memfd of fixed size of an empty one, or of a new one if `f` is nil. The memfd uses no memory until its pages are written.
+func makeFile(f *os.File, name string, bytes uint64) (_ *os.File, err error) {
+	if f == nil {
+		if f, err = NewFile(name); err != nil {
+			return nil, err
+		}
+	}
+	if err = f.Truncate(int64(bytes)); err == nil {
 		err = seal(f, sizeSeals|unix.F_SEAL_SEAL)
 	}
 	if err != nil {
@@ -38,9 +44,9 @@ func makeFile(f *os.File, name string, bytes uint64) (*os.File, error) {
 	return f, nil
 }
 
-// openReadOnly opens a memfd again, so that the members that get the new file cannot map it for writing. Only a process of the host's user,
-// or of root, could open it for writing.
-func openReadOnly(f *os.File) (*os.File, error) {
+// ReadOnly opens a memfd again, so that the processes that get the new file cannot map it for writing. Only a process of this user, or of root,
+// could open it for writing.
+func ReadOnly(f *os.File) (*os.File, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return nil, err

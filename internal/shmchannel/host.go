@@ -72,7 +72,7 @@ func NewHost(spec Spec, roster, sequencer *os.File) (*Host, error) {
 
 // begin maps the files, and writes the fields of the roster that never change.
 func (h *Host) begin(anew bool) (err error) {
-	if h.rosterReader, err = openReadOnly(h.rosterFile); err != nil {
+	if h.rosterReader, err = ReadOnly(h.rosterFile); err != nil {
 		return err
 	}
 	if h.rosterRegion, err = mapFile(h.rosterFile, RosterBytes, true); err != nil {
@@ -183,7 +183,7 @@ func (m *Member) makeFile(empty *os.File, l geometry) (err error) {
 
 // mapFile maps the member's file.
 func (m *Member) mapFile(l geometry) (err error) {
-	if m.reader, err = openReadOnly(m.file); err != nil {
+	if m.reader, err = ReadOnly(m.file); err != nil {
 		return err
 	}
 	if m.Role == ConsumerRole {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/failpoint"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/books"
@@ -45,9 +46,8 @@ type descriptors struct {
 	held    atomic.Int64 // how many descriptors the store has
 	dropped []uint64     // descriptors that the records do not name any more; guarded by Service.mu
 
-	mu      sync.Mutex
-	unheld  []string      // names of the descriptors that the store is to close
-	telling chan struct{} // closed when the goroutine ends that tells the store so; nil: there is none
+	dropping atomic.Int64 // how many descriptors the store is to close
+	telling  sync.Mutex   // held while the store is told so
 }
 
 // maxHeld is how many descriptors a service gives to the store: their names must fit into a variable of the environment of its successor.
@@ -75,11 +75,10 @@ func (d *descriptors) keep(f *os.File) uint64 {
 	return number
 }
 
-// spare is an empty memfd that the store already has. The service makes memory of it later, with Service.mu held. A spare without a file means
-// that the service has no store; then the service makes a new file together with the memory.
+// spare is an empty memfd that the store already has. The service makes memory of it later, with Service.mu held.
 type spare struct {
-	file   *os.File
-	number uint64
+	file   *os.File // nil: it was used
+	number uint64   // 0: there is no store
 }
 
 // use returns the number of the file, which belongs to the memory now.
@@ -89,27 +88,32 @@ func (f *spare) use() uint64 {
 	return number
 }
 
-// spareLocked makes a spare file. It releases Service.mu meanwhile: the store may be stopped, and then only those wait who need it.
-func (s *Service) spareLocked(name string) (f spare, err error) {
-	if s.descriptors.store == nil {
-		return f, nil
+// sparesLocked makes spare files with these names. If there is a store, it releases Service.mu meanwhile: the store may be stopped, and then only
+// those wait who need it. So the caller checks again what it has checked before. It calls giveBack at its end, also after an error.
+func (s *Service) sparesLocked(names ...string) (all []*spare, err error) {
+	if s.descriptors.store != nil {
+		s.mu.Unlock()
+		defer s.mu.Lock()
 	}
-	s.mu.Unlock()
-	defer s.mu.Lock()
-	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return f, mempool.HostError("memfd_create", err)
+	for _, name := range names {
+		f, err := shmchannel.NewFile(name)
+		if err != nil {
+			return all, mempool.HostError("make a file", err)
+		}
+		all = append(all, &spare{f, s.descriptors.keep(f)})
 	}
-	f.file = os.NewFile(uintptr(fd), name)
-	f.number = s.descriptors.keep(f.file)
-	return f, nil
+	return all, nil
 }
 
-// giveBack closes a spare file that is not used, also in the store.
-func (d *descriptors) giveBack(f *spare) {
-	if f.file != nil {
-		_ = f.file.Close() // who could not use it may have closed it
-		d.dropNow(fileName(f.number))
+// giveBack closes the spare files that are not used, also in the store.
+func (d *descriptors) giveBack(all []*spare) {
+	for _, f := range all {
+		if f.file != nil {
+			_ = f.file.Close() // who could not use it may have closed it
+			if f.number != 0 {
+				d.dropNow(fileName(f.number))
+			}
+		}
 	}
 }
 
@@ -123,32 +127,14 @@ func (d *descriptors) drop(number uint64) {
 // dropNow closes a descriptor of the store, which the books do not name. It does not wait for the store, which may be stopped.
 func (d *descriptors) dropNow(name string) {
 	d.held.Add(-1)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.unheld = append(d.unheld, name); d.telling == nil {
-		d.telling = make(chan struct{})
-		go d.tell(d.telling)
-	}
-}
-
-// tell tells the store what to close, until there is nothing more.
-func (d *descriptors) tell(done chan struct{}) {
-	defer close(done)
-	for {
-		d.mu.Lock()
-		names := d.unheld
-		if d.unheld = nil; len(names) == 0 {
-			d.telling = nil
-		}
-		d.mu.Unlock()
-		if len(names) == 0 {
-			return
-		}
-		for _, name := range names {
-			d.store.Drop(name)
-			failpoint.At("drop/told")
-		}
-	}
+	d.dropping.Add(1)
+	go func() {
+		d.telling.Lock() // so that only one of many holds a thread while the store is stopped
+		defer d.telling.Unlock()
+		d.store.Drop(name)
+		failpoint.At("drop/told")
+		d.dropping.Add(-1)
+	}()
 }
 
 // end closes the books in the store, because a service that ends has no successor. It waits until the store has heard what to close, but not
@@ -158,15 +144,8 @@ func (d *descriptors) end() {
 		return
 	}
 	d.dropNow(BooksName)
-	d.mu.Lock()
-	telling := d.telling
-	d.mu.Unlock()
-	if telling == nil {
-		return
-	}
-	select {
-	case <-telling:
-	case <-time.After(5 * time.Second):
+	for began := time.Now(); d.dropping.Load() > 0 && time.Since(began) < 5*time.Second; {
+		time.Sleep(time.Millisecond)
 	}
 	failpoint.At("end/told")
 }

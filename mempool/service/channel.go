@@ -48,24 +48,17 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 		return err
 	}
 	err := may()
-	var roster, sequencer spare
-	var cursors []*spare // for consumers that wait for the channel
+	var files []*spare
 	if err == nil && old == nil {
-		roster, err = svc.spareLocked(shmchannel.RosterName)
-		defer svc.descriptors.giveBack(&roster)
-	}
-	if err == nil && old == nil {
-		sequencer, err = svc.spareLocked(shmchannel.SequencerName)
-		defer svc.descriptors.giveBack(&sequencer)
-	}
-	for n := svc.channels.awaitedLocked(spec); err == nil && old == nil && len(cursors) < n; {
-		var one spare
-		one, err = svc.spareLocked(shmchannel.CursorName)
-		cursors = append(cursors, &one)
-		defer svc.descriptors.giveBack(&one)
-	}
-	if err == nil {
-		err = may() // others may have changed something meanwhile
+		names := []string{shmchannel.RosterName, shmchannel.SequencerName}
+		for range svc.channels.awaitedLocked(spec) {
+			names = append(names, shmchannel.CursorName)
+		}
+		files, err = svc.sparesLocked(names...)
+		defer svc.descriptors.giveBack(files)
+		if err == nil {
+			err = may() // others may have changed something meanwhile
+		}
 	}
 	if err != nil {
 		return mempool.ChannelIdentity{}, err
@@ -73,14 +66,14 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 	if old != nil {
 		return old.Info, nil
 	}
-	stream, err := streams.Make(svc.ledger, &svc.timelines, spec, p.rec, s.rec.Peer.UID, roster.file, sequencer.file, svc.mu.note)
+	stream, err := streams.Make(svc.ledger, &svc.timelines, spec, p.rec, s.rec.Peer.UID, files[0].file, files[1].file, svc.mu.note)
 	if err != nil {
 		return mempool.ChannelIdentity{}, err
 	}
 	p.streams = true
-	stream.RosterFile, stream.SequencerFile = roster.use(), sequencer.use()
+	stream.RosterFile, stream.SequencerFile = files[0].use(), files[1].use()
 	s.didLocked(context.Background(), stream.Info.ID)
-	svc.channels.addLocked(&channel{Stream: stream, svc: svc}, cursors)
+	svc.channels.addLocked(&channel{Stream: stream, svc: svc}, files[2:])
 	e := s.rec.About(mempool.ChannelMade, "%s made channel %q in pool %q: %s, %d frames, %s when it is full", s.rec.Who(), spec.Name, p.rec.Info.Name, spec.Mode, spec.Capacity,
 		spec.Full)
 	e.Channel = spec.Name
@@ -127,42 +120,34 @@ func (s *Session) JoinChannel(ctx context.Context, name string, spec MemberSpec,
 	svc.mu.Lock()
 	defer svc.unlock()
 	p := &pendingJoin{session: s, spec: spec}
-	var file spare // a request that waits has none: it would keep a descriptor in the store
-	defer svc.descriptors.giveBack(&file)
-	var find func() (bool, error)
-	find = func() (bool, error) {
-		if p.done {
-			if p.err == nil {
-				s.didLocked(ctx, answerOf(p.joined))
+	var file []*spare // a request that waits has none: it would keep a descriptor in the store
+	defer func() { svc.descriptors.giveBack(file) }()
+	err := svc.channels.awaitLocked(ctx, s, name, wait, func() (bool, error) {
+		for !p.done {
+			rec, err := svc.channels.namedLocked(s.rec, name, Consumer)
+			if err != nil {
+				return false, err
 			}
-			return true, p.err
-		}
-		rec, err := svc.channels.namedLocked(s.rec, name, Consumer)
-		if err != nil {
-			return false, err
-		}
-		if rec == nil {
-			if wait > 0 {
-				svc.channels.addPendingLocked(name, p)
+			if rec == nil {
+				if wait > 0 {
+					svc.channels.addPendingLocked(name, p)
+				}
+				return false, nil
 			}
-			return false, nil
-		}
-		if file.file == nil && svc.descriptors.store != nil {
-			if file, err = svc.spareLocked(memberFile(Consumer)); err != nil {
+			if file != nil {
+				p.joined, p.err = svc.channels.of(rec).joinLocked(s, p.spec, file[0])
+				break
+			}
+			file, err = svc.sparesLocked(memberFile(Consumer)) // and then again: others may have changed something meanwhile
+			if err = cmp.Or(err, s.rec.Alive()); err != nil {
 				return true, err
 			}
-			if err := s.rec.Alive(); err != nil {
-				return true, err
-			}
-			return find() // others may have changed something meanwhile
 		}
-		p.joined, err = svc.channels.of(rec).joinLocked(s, p.spec, &file)
-		if err == nil {
+		if p.err == nil {
 			s.didLocked(ctx, answerOf(p.joined))
 		}
-		return true, err
-	}
-	err := svc.channels.awaitLocked(ctx, s, name, wait, find)
+		return true, p.err
+	})
 	svc.channels.removePendingLocked(name, p) // with the lock that decided the result: who gives up gets no place
 	if err != nil {
 		return Joined{}, err

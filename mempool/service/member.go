@@ -67,16 +67,16 @@ func (c Channel) Join(spec MemberSpec) (Joined, error) {
 	if _, err := svc.ledger.Channel(s.rec, c.id); err != nil { // the caller gets this error without waiting for the store
 		return Joined{}, err
 	}
-	file, err := svc.spareLocked(memberFile(spec.Role))
+	file, err := svc.sparesLocked(memberFile(spec.Role))
+	defer svc.descriptors.giveBack(file)
 	if err != nil {
 		return Joined{}, err
 	}
-	defer svc.descriptors.giveBack(&file)
 	rec, err := svc.ledger.Channel(s.rec, c.id)
 	if err != nil {
 		return Joined{}, err
 	}
-	j, err := svc.channels.of(rec).joinLocked(s, spec, &file)
+	j, err := svc.channels.of(rec).joinLocked(s, spec, file[0])
 	if err == nil {
 		s.didLocked(context.Background(), answerOf(j))
 	}

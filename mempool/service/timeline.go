@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"slices"
@@ -37,21 +38,17 @@ func (s *Session) Timeline() (uint64, mempool.Export, error) {
 		return 0, mempool.Export{}, err
 	}
 	if s.rec.Timeline == nil {
-		file, err := svc.spareLocked(mempool.PageName)
-		defer svc.descriptors.giveBack(&file)
-		if err == nil {
-			err = s.rec.Alive()
-		}
-		made := err == nil && s.rec.Timeline == nil // another call may have made it meanwhile
-		if made {
-			err = svc.timelines.Make(svc.ledger, s.rec, file.file)
-		}
-		if err != nil {
+		file, err := svc.sparesLocked(mempool.PageName)
+		defer svc.descriptors.giveBack(file)
+		if err = cmp.Or(err, s.rec.Alive()); err != nil {
 			return 0, mempool.Export{}, err
 		}
-		if made {
+		if s.rec.Timeline == nil { // otherwise another call has made it meanwhile
+			if err := svc.timelines.Make(svc.ledger, s.rec, file[0].file); err != nil {
+				return 0, mempool.Export{}, err
+			}
 			s.didLocked(context.Background(), s.rec.Timeline.ID)
-			s.rec.Timeline.File = file.use()
+			s.rec.Timeline.File = file[0].use()
 		}
 	}
 	file := svc.timelines.File

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
@@ -26,18 +27,22 @@ type timeline struct {
 
 // Probe returns an error if this machine cannot make timelines.
 var Probe = sync.OnceValue(func() error {
-	page, file, err := mempool.NewPage(nil)
+	file, err := shmchannel.NewFile(mempool.PageName)
+	if err != nil {
+		return mempool.HostError("make a timeline", err)
+	}
+	page, err := mempool.NewPage(file)
 	if err != nil {
 		return err
 	}
 	return errors.Join(page.Close(), file.Close())
 })
 
-// Make makes the timeline of a session that has none. `empty` is that of [mempool.NewPage].
+// Make makes the timeline of a session that has none, of an empty memfd. It owns the file.
 //
 // Errors: [mempool.ErrUnavailable], [mempool.ErrOutOfMemory].
-func (ts *Timelines) Make(l *ledger.Ledger, s *ledger.Session, empty *os.File) error {
-	page, file, err := mempool.NewPage(empty)
+func (ts *Timelines) Make(l *ledger.Ledger, s *ledger.Session, file *os.File) error {
+	page, err := mempool.NewPage(file)
 	if err != nil {
 		return err
 	}
@@ -54,9 +59,9 @@ func (ts *Timelines) Adopt(t *ledger.Timeline, file *os.File) error {
 }
 
 func (ts *Timelines) add(page *mempool.Page, file *os.File, of func() *ledger.Timeline) error {
-	readOnly, err := mempool.ReadOnly(file)
+	readOnly, err := shmchannel.ReadOnly(file)
 	if err != nil {
-		return errors.Join(err, page.Close(), file.Close())
+		return errors.Join(mempool.HostError("open a timeline again", err), page.Close(), file.Close())
 	}
 	if ts.all == nil {
 		ts.all = make(map[uint64]timeline)
