@@ -240,18 +240,11 @@ func (g *Guard) listen() error {
 		return os.NewSyscallError("socket", err)
 	}
 	g.socket = os.NewFile(uintptr(fd), "NOTIFY_SOCKET")
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprint(addressBegins, os.Getpid(), "-", time.Now().UnixNano())}); err != nil {
+	g.name = fmt.Sprint(addressBegins, os.Getpid(), "-", time.Now().UnixNano())
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: g.name}); err != nil {
 		return os.NewSyscallError("bind", err)
 	}
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
-		return os.NewSyscallError("setsockopt", err)
-	}
-	name, err := unix.Getsockname(fd)
-	if err != nil {
-		return os.NewSyscallError("getsockname", err)
-	}
-	g.name = name.(*unix.SockaddrUnix).Name
-	return nil
+	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1))
 }
 
 // receive handles the messages of the service.
@@ -315,16 +308,12 @@ func (g *Guard) handle(from unix.Ucred, text string, files []*os.File) (others [
 	defer g.mu.Unlock()
 	defer func() { closeAll(files) }() // that of BARRIER=1, too: its sender notices
 	switch {
-	case g.child == nil || program == "" && int(from.Pid) != g.child.Pid:
-		go closeAll(files) // of strangers: it may block
-		files = nil
-		return nil
-	case program != "" && len(files) == 1 && mayUpgrade(from):
+	case program != "" && g.child != nil && len(files) == 1 && mayUpgrade(from):
 		go g.upgrade(program, files[0], g.Held[service.BooksName])
 		files = nil
 		return nil
-	case program != "":
-		go closeAll(files)
+	case program != "" || g.child == nil || int(from.Pid) != g.child.Pid:
+		go closeAll(files) // of strangers: it may block
 		files = nil
 		return nil
 	case slices.Contains(lines, "FDSTORE=1") && len(files) == 1:
