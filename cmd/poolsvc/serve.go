@@ -174,7 +174,7 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 	upkeep.Run(ctx, r.svc, looks.C)
 	log.Info("shutting down")
 	r.systemd.tell(daemon.SdNotifyStopping)
-	took.end()
+	r.svc.Unkeep(socketName)
 	failpoint.At("serve/ending")
 	return srv.Close()
 }

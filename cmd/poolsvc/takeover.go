@@ -20,7 +20,6 @@ import (
 	"github.com/poolbridge/poolbridge/internal/failpoint"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
-	"github.com/poolbridge/poolbridge/mempool/service/books"
 )
 
 // The names of a listening socket in the descriptor store: one that the service made, and one that systemd made.
@@ -100,7 +99,7 @@ func (r *running) begin(config service.Config) (*takeover, error) {
 	}()
 	if f := held[service.BooksName]; f != nil {
 		began := time.Now()
-		if r.svc, err = adopt(config, f, held); err == nil {
+		if r.svc, err = service.Adopt(config, held); err == nil {
 			failpoint.At("begin/adopted")
 			_ = f.Close() // these books were only read: the service has new ones
 			r.adopted = true
@@ -124,14 +123,6 @@ func (r *running) begin(config service.Config) (*takeover, error) {
 	return t, nil
 }
 
-func adopt(config service.Config, f *os.File, held map[string]*os.File) (*service.Service, error) {
-	content, err := books.Read(f)
-	if err != nil {
-		return nil, err
-	}
-	return service.Adopt(config, content, held)
-}
-
 // listen serves clients on the socket of the service before this one, or on a new one.
 func (t *takeover) listen(socket string, p *plan, l life, svc *service.Service, config server.Config) (*server.Server, error) {
 	if t.store != nil && t.held[unitSocket] == nil {
@@ -148,22 +139,6 @@ func (t *takeover) listen(socket string, p *plan, l life, svc *service.Service, 
 		files = []*os.File{f}
 	}
 	return listen(files, socket, p, l, svc, config)
-}
-
-// end tells the store that the service ends, and has no successor. It does not wait long for a store that is stopped.
-func (t *takeover) end() {
-	if t.store == nil {
-		return
-	}
-	told := make(chan struct{})
-	go func() {
-		defer close(told)
-		t.store.Drop(socketName)
-	}()
-	select {
-	case <-told:
-	case <-time.After(5 * time.Second):
-	}
 }
 
 func newUpgrade() *cobra.Command {

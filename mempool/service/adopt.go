@@ -137,17 +137,17 @@ func (d *descriptors) dropNow(name string) {
 	}()
 }
 
-// end closes the books in the store, because a service that ends has no successor. It waits until the store has heard what to close, but not
-// long for a store that is stopped.
-func (d *descriptors) end() {
+// Unkeep closes a descriptor of the store, because a service that ends has no successor. It waits until the store has heard what to close, but
+// not long for a store that is stopped.
+func (s *Service) Unkeep(name string) {
+	d := &s.descriptors
 	if d.store == nil {
 		return
 	}
-	d.dropNow(BooksName)
+	d.dropNow(name)
 	for began := time.Now(); d.dropping.Load() > 0 && time.Since(began) < 5*time.Second; {
 		time.Sleep(time.Millisecond)
 	}
-	failpoint.At("end/told")
 }
 
 // flush closes the descriptors that the books do not name any more. The caller holds Service.mu.
@@ -235,17 +235,22 @@ func (s *Service) TookOver(took time.Duration) {
 		count.Of(st.Leases, "lease"), count.Of(s.ledger.Channels.Len(), "channel"))}, nil)
 }
 
-// Adopt makes a service of what its predecessor has left: the content of its books, and the descriptors in the store by their names. Adopt
-// closes the descriptors that the service does not need, also in the store. The predecessor's process is gone. The sessions of the books wait
+// Adopt makes a service of what its predecessor has left: the descriptors in the store by their names, with the books. Adopt closes the
+// descriptors of memory that the service does not need, also in the store. The predecessor's process is gone. The sessions of the books wait
 // until their clients call [Service.Resume].
 //
-// Errors: [mempool.ErrInvalid] if the books contradict themselves or the memory, [mempool.ErrUnavailable] for memory that ended with the predecessor.
-func Adopt(c Config, from *books.Content, files map[string]*os.File) (*Service, error) {
-	s := newStopped(c)
+// Errors: those of [books.Read]; [mempool.ErrInvalid] if the books contradict themselves or the memory, [mempool.ErrUnavailable] for memory that
+// ended with the predecessor.
+func Adopt(c Config, files map[string]*os.File) (*Service, error) {
+	from, err := books.Read(files[BooksName])
+	if err != nil {
+		return nil, err
+	}
 	l, err := ledger.Read(&from.Records, c.Limits)
 	if err != nil {
 		return nil, err
 	}
+	s := newStopped(c)
 	s.ledger, s.epoch, s.began = l, from.Epoch, from.Began
 	s.journal.Continue(l.Last.Event)
 	s.descriptors.held.Store(int64(len(files)))

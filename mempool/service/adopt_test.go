@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service/books"
 )
 
 // shelf is a Store that keeps descriptors for the next service of a test.
@@ -79,14 +78,12 @@ func newSuccession(t *testing.T) *succession {
 func (s *succession) takeOver() error {
 	s.Helper()
 	files := s.shelf.taken(s.T)
-	content, err := books.Read(files[BooksName])
-	require.NoError(s, err)
 	was := s.svc
 	was.mu.Lock()
 	was.descriptors.store, was.mu.commit, was.mu.check = &shelf{files: make(map[string]*os.File)}, nil, nil
 	was.mu.Unlock()
 	s.Cleanup(was.Close)
-	next, err := Adopt(Config{Store: s.shelf, ResumeTime: time.Minute}, content, files)
+	next, err := Adopt(Config{Store: s.shelf, ResumeTime: time.Minute}, files)
 	if err == nil {
 		s.svc = next
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/poolbridge/poolbridge/internal/failpoint"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 	"github.com/poolbridge/poolbridge/mempool/service/books"
@@ -230,7 +231,8 @@ func (s *Service) Close() {
 		<-p.closed
 	}
 	s.drains.Wait()
-	s.descriptors.end()
+	s.Unkeep(BooksName)
+	failpoint.At("end/told")
 	s.journal.Close()
 	s.memory.Close()
 }
