@@ -399,17 +399,13 @@ func (a *adoption) sessions() {
 	for rec := range a.ledger.Ended.All() {
 		s := a.Service.sessions[rec.ID]
 		close(s.over)
-		s.ending = &ending{Session: s, how: mempool.SessionLost, at: time.Now(), lingers: true}
+		s.ending = &ending{Session: s, how: mempool.SessionLost, at: time.Now()}
 		for b := range a.ledger.Blocks.All() {
 			if slices.Contains(slices.Collect(b.AllLeft()), rec) {
 				s.ending.held = append(s.ending.held, b)
 			}
 		}
-		if rec.Consumes() {
-			s.swept = make(chan struct{})
-		}
-		swept, gone := s.swept, a.processGone(rec.Peer, s.reclaimed)
-		a.background.Go(func() { s.ending.linger(gone, swept) })
+		s.ending.lingerLocked(a.processGone(rec.Peer, s.reclaimed))
 	}
 	for rec := range a.ledger.Sessions.All() {
 		s := a.Service.sessions[rec.ID]
@@ -595,15 +591,8 @@ func (s *Service) Resume(p mempool.Peer, id uint64, token mempool.Epoch, notify 
 	of.tellLocked(Recall{Blocks: recalled})
 	of.tellLocked(Failed{Buffers: failed})
 	for m := range of.rec.Members { // the notices about other members may be lost
-		role := Consumer
-		if m.Role == Consumer {
-			role = Producer
-		}
-		ch := s.channels.of(m.Channel)
-		for _, o := range ch.MembersOf(role) {
-			if o.Entered {
-				of.tellLocked(ch.came(o))
-			}
+		for _, o := range m.Others() {
+			of.tellLocked(s.channels.of(m.Channel).came(o))
 		}
 	}
 	failpoint.At("resume/session")
@@ -614,38 +603,33 @@ func (s *Service) Resume(p mempool.Peer, id uint64, token mempool.Epoch, notify 
 // A process of another PID namespace counts as gone after resumeTime.
 func (s *Service) processGone(p mempool.Peer, stop <-chan struct{}) <-chan struct{} {
 	gone := make(chan struct{})
+	var f *os.File
+	var late <-chan time.Time
 	if p.PID == 0 { // the kernel does not say which process it is
+		late = time.After(s.resumeTime)
+	} else {
+		fd, err := unix.PidfdOpen(int(p.PID), unix.O_NONBLOCK)
+		f = os.NewFile(uintptr(fd), "pidfd") // nil: there is no process
+		var st unix.Stat_t
+		if err != nil || unix.Fstat(fd, &st) != nil || p.Process != 0 && p.Process != st.Ino && p.Process != uint64(p.PID) {
+			_ = f.Close()
+			close(gone)
+			return gone
+		}
 		s.drains.Go(func() {
-			select {
-			case <-time.After(s.resumeTime):
+			ended := func(fd uintptr) bool {
+				n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+				return err == nil && n > 0
+			}
+			if raw, err := f.SyscallConn(); err == nil && raw.Read(ended) == nil {
 				close(gone)
-			case <-stop:
-			case <-s.closing:
 			}
 		})
-		return gone
 	}
-	fd, err := unix.PidfdOpen(int(p.PID), unix.O_NONBLOCK)
-	var st unix.Stat_t
-	if err != nil || unix.Fstat(fd, &st) != nil || p.Process != 0 && p.Process != st.Ino && p.Process != uint64(p.PID) {
-		if err == nil {
-			_ = unix.Close(fd)
-		}
-		close(gone)
-		return gone
-	}
-	f := os.NewFile(uintptr(fd), "pidfd")
-	s.drains.Go(func() {
-		ended := func(fd uintptr) bool {
-			n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
-			return err == nil && n > 0
-		}
-		if raw, err := f.SyscallConn(); err == nil && raw.Read(ended) == nil {
-			close(gone)
-		}
-	})
 	s.drains.Go(func() {
 		select {
+		case <-late:
+			close(gone)
 		case <-gone:
 		case <-stop:
 		case <-s.closing:

@@ -50,13 +50,18 @@ func (s *Session) End(how mempool.SessionEnding, why string, gone <-chan struct{
 		s.ending.reclaimLocked()
 		return s.reclaimed
 	}
-	if s.rec.Consumes() {
-		s.swept = make(chan struct{})
-	}
-	swept := s.swept
-	s.ending.lingers = true
-	svc.background.Go(func() { s.ending.linger(gone, swept) })
+	s.ending.lingerLocked(gone)
 	return s.reclaimed
+}
+
+// lingerLocked starts linger.
+func (e *ending) lingerLocked(gone <-chan struct{}) {
+	if e.rec.Consumes() {
+		e.swept = make(chan struct{})
+	}
+	swept := e.swept
+	e.lingers = true
+	e.svc.background.Go(func() { e.linger(gone, swept) })
 }
 
 // holdsLocked says whether the service holds something for the process of the session.

@@ -173,14 +173,7 @@ func (of Member) Enter() ([]MemberCame, error) {
 // introduceLocked announces a new member to the sessions of the members of the other role, and returns these members.
 func (ch *channel) introduceLocked(m *ledger.Member) (others []MemberCame) {
 	told := make(map[*ledger.Session]struct{})
-	role := Consumer
-	if m.Role == Consumer {
-		role = Producer
-	}
-	for _, o := range ch.MembersOf(role) {
-		if !o.Entered {
-			continue
-		}
+	for _, o := range m.Others() {
 		others = append(others, ch.came(o))
 		if o.Timeline != nil {
 			o.Timeline.Show(m.Session)

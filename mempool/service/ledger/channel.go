@@ -351,6 +351,15 @@ func (ch *Channel) MembersOf(role MemberRole) (members []*Member) {
 	return members
 }
 
+// Others returns the members of the other role that have entered.
+func (m *Member) Others() []*Member {
+	role := Consumer
+	if m.Role == Consumer {
+		role = Producer
+	}
+	return slices.DeleteFunc(m.Channel.MembersOf(role), func(o *Member) bool { return !o.Entered })
+}
+
 // Consumed says whether the channel has a consumer that may still take frames or use frames.
 func (ch *Channel) Consumed() bool {
 	for _, m := range ch.Members {
