@@ -173,17 +173,12 @@ func (k Kind) CanAdopt() bool {
 	return err == nil && b.Adopt != nil
 }
 
-// AdoptArena makes the arena of a pool whose process is gone, and its allocations. AdoptArena owns the file, which the arena's Export had.
+// AdoptArena makes the arena of a pool whose process is gone, and its allocations. AdoptArena owns the file, which the arena's Export had. The
+// kind is one that CanAdopt.
 //
-// Errors: [ErrInvalid] if there cannot be allocations at these places, [ErrUnavailable] if the memory of the kind ended with its process.
+// Errors: [ErrInvalid] if there cannot be allocations at these places.
 func AdoptArena(k Kind, f *os.File, at []Place, memory *hostmem.Memory) (Arena, []Allocation, error) {
-	b, err := k.backend()
-	if err == nil && b.Adopt == nil {
-		err = typed.Errorf(ErrUnavailable, "the memory of kind %q ended with its process", k)
-	}
-	if err != nil {
-		return nil, nil, errors.Join(err, f.Close())
-	}
+	b, _ := k.backend() // CanAdopt has found it
 	return b.Adopt(f, at, memory)
 }
 

@@ -98,7 +98,7 @@ func (l *Ledger) keeper(p mempool.Peer) *Keeper {
 	key := keeperKey{p.Process, p.UID}
 	k := l.keepers[key]
 	if k == nil {
-		k = newKeeper(p)
+		k = &Keeper{uid: p.UID, process: p.Process, kept: make(map[*Pool]uint64)}
 		if p.Process != 0 {
 			l.keepers[key] = k
 		}
@@ -107,8 +107,11 @@ func (l *Ledger) keeper(p mempool.Peer) *Keeper {
 	return k
 }
 
-func newKeeper(p mempool.Peer) *Keeper {
-	return &Keeper{uid: p.UID, process: p.Process, kept: make(map[*Pool]uint64)}
+// dropKeeper notes that the service holds nothing more for a session of the process.
+func (l *Ledger) dropKeeper(k *Keeper) {
+	if k.sessions--; k.sessions == 0 && k.process != 0 {
+		delete(l.keepers, keeperKey{k.process, k.uid})
+	}
 }
 
 // keeping says which processes keep a free block.

@@ -112,10 +112,7 @@ func (l *Ledger) ForgetSession(s *Session) {
 	l.Ended.Remove(s.ID)
 	s.forgotten = true
 	l.Touch(s)
-	k := s.Keeper
-	if k.sessions--; k.sessions == 0 && k.process != 0 {
-		delete(l.keepers, keeperKey{k.process, k.uid})
-	}
+	l.dropKeeper(s.Keeper)
 }
 
 // Answer is from what the answer to a request is made again.

@@ -15,7 +15,7 @@ import (
 // Errors: [mempool.ErrInvalid] for records that contradict each other.
 func Read(rs *Records, limits Limits) (*Ledger, error) {
 	r := &reader{Ledger: New(limits), accounts: make(map[[2]uint64]*Account), forgotten: make(map[uint64]*Session), removed: make(map[uint64]*Pool),
-		members: make(map[[2]uint64]*Member), processes: make(map[keeperKey]*Keeper), last: new(mempool.Tensor)}
+		members: make(map[[2]uint64]*Member), last: new(mempool.Tensor)}
 	r.Last = rs.last
 	keys := make([]key, 0, len(rs.all))
 	for k := range rs.all {
@@ -43,7 +43,6 @@ type reader struct {
 	*Ledger
 	accounts  map[[2]uint64]*Account // of sessions that are forgotten, by pool and session
 	forgotten map[uint64]*Session
-	processes map[keeperKey]*Keeper // of sessions that are forgotten
 	removed   map[uint64]*Pool
 	members   map[[2]uint64]*Member // by channel and id
 	last      *mempool.Tensor       // successive buffers with equal tensors share one copy
@@ -138,17 +137,16 @@ func (r *reader) readPair(k key) {
 func (r *reader) readSession(id uint64, e *sessionFields) {
 	s := &Session{ID: id, Peer: e.Peer, Owner: e.Owner, Program: e.Program, Began: e.Began, Token: e.Token, Ended: e.Ended, forgotten: e.Forgotten, Leases: make(map[uint64]*Lease),
 		Names: make(map[string]*Name), Mapped: make(map[uint64]*Block), Accounts: make(map[*Pool]*Account)}
+	s.Keeper = r.keeper(s.Peer)
 	switch {
 	case s.forgotten:
 		r.forgotten[id] = s
-		return // its process is found when all others are known
 	case s.Ended:
 		r.Ended.Set(id, s)
 	default:
 		r.Sessions.Set(id, s)
 		r.sessionsOf.add(s.Peer.UID, 1)
 	}
-	s.Keeper = r.keeper(s.Peer)
 }
 
 func (r *reader) readPool(id uint64, e *poolFields) {
@@ -204,14 +202,7 @@ func (r *reader) readBlock(id uint64, e *blockFields) {
 // charge finds out which processes keep the free blocks, and lists these blocks.
 func (r *reader) charge() {
 	for _, s := range r.forgotten {
-		k := keeperKey{s.Peer.Process, s.Peer.UID}
-		if s.Keeper = r.keepers[k]; s.Keeper == nil {
-			s.Keeper = r.processes[k]
-		}
-		if s.Keeper == nil || k.process == 0 {
-			s.Keeper = newKeeper(s.Peer)
-			r.processes[k] = s.Keeper
-		}
+		r.dropKeeper(s.Keeper)
 	}
 	var free []*Block
 	for b := range r.Blocks.All() {
