@@ -40,8 +40,7 @@ const BooksName = "books"
 
 // descriptors are the descriptors of the service that its Store has. They have numbers, which are also in the records of the ledger.
 type descriptors struct {
-	store   Store  // nil: there is none
-	full    func() // hears that the store does not get a descriptor, because it has too many
+	store   Store // nil: there is none
 	last    atomic.Uint64
 	held    atomic.Int64 // how many descriptors the store has
 	dropped []uint64     // descriptors that the records do not name any more; guarded by Service.mu
@@ -61,13 +60,18 @@ func fileName(number uint64) string { return fmt.Sprint(filePrefix, number) }
 // keep gives a descriptor to the store, and returns its number; 0: there is no store. It waits for a store that is stopped, so the caller does
 // not hold Service.mu. A successor notices it if the store did not take the descriptor. Numbers never come again, also not in a successor,
 // because clients know some: they begin with the milliseconds since the machine has started.
-func (d *descriptors) keep(f *os.File) uint64 {
+func (s *Service) keep(f *os.File) uint64 {
+	d := &s.descriptors
 	if d.store == nil {
 		return 0
 	}
 	number := d.last.Add(1)
-	if d.held.Add(1) > maxHeld {
-		d.full()
+	if d.held.Add(1) > maxHeld { // a successor would lack it
+		s.mu.Lock()
+		defer s.unlock()
+		if !s.unkept {
+			s.unkeptLocked(fmt.Sprintf("its guard would have to keep more than %d descriptors; make fewer channels, members and pools, and restart the service", maxHeld))
+		}
 		return number
 	}
 	_ = d.store.Keep(fileName(number), f)
@@ -100,7 +104,7 @@ func (s *Service) sparesLocked(names ...string) (all []*spare, err error) {
 		if err != nil {
 			return all, mempool.HostError("make a file", err)
 		}
-		all = append(all, &spare{f, s.descriptors.keep(f)})
+		all = append(all, &spare{f, s.keep(f)})
 	}
 	return all, nil
 }
@@ -171,8 +175,7 @@ func (s *Service) keepBooks() {
 		s.books, err = b, store.Keep(BooksName, b.File())
 	}
 	if err != nil {
-		s.unkept = true
-		s.unguardedLocked(fmt.Sprintf("the service does not outlive its process: its books cannot be kept: %v", err))
+		s.unkeptLocked(fmt.Sprintf("its books cannot be kept: %v", err))
 		return
 	}
 	failpoint.At("books/kept")
@@ -184,8 +187,7 @@ func (s *Service) keepBooks() {
 			s.ledger.Touch(&s.ledger.Last)
 		}
 		if err := b.Commit(s.ledger); err != nil {
-			s.unkept = true
-			s.unguardedLocked(fmt.Sprintf("the service does not outlive its process any more: its books cannot be written: %v", err))
+			s.unkeptLocked(fmt.Sprintf("its books cannot be written: %v", err))
 		}
 		failpoint.At("commit/written")
 		s.descriptors.flush()
@@ -199,15 +201,10 @@ func (s *Service) Unguarded(text string) {
 	s.unguardedLocked(text)
 }
 
-// storeFull notes that the service does not outlive its process any more, because a successor would lack a descriptor.
-func (s *Service) storeFull() {
-	s.mu.Lock()
-	defer s.unlock()
-	if !s.unkept {
-		s.unkept = true
-		s.unguardedLocked(fmt.Sprintf("the service does not outlive its process any more: its guard would have to keep more than %d descriptors; "+
-			"make fewer channels, members and pools, and restart the service", maxHeld))
-	}
+// unkeptLocked notes that the guard of the service is of no use any more; why says what it lacks.
+func (s *Service) unkeptLocked(why string) {
+	s.unkept = true
+	s.unguardedLocked("the service does not outlive its process any more: " + why)
 }
 
 // Guarded notes which process is the guard of the service now.

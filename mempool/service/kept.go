@@ -63,7 +63,7 @@ func (p *Pool) keepBlock(mem mempool.Allocation, arena mempool.Arena, number uin
 	switch {
 	case err != nil: // whoever leases the block gets the error
 	case len(x.Files) > 0:
-		b.place = p.svc.descriptors.keep(x.Files[0])
+		b.place = p.svc.keep(x.Files[0])
 	case number != 0:
 		b.place, b.export = number, x.Data
 		if p.aged {
@@ -84,7 +84,7 @@ func exportOf(data []byte, number uint64, f *os.File) mempool.Export {
 // keepArena gives the store the descriptor of an arena, and returns its number; 0: there is none.
 func (s *Service) keepArena(arena mempool.Arena) uint64 {
 	if files := arena.Export().Files; len(files) > 0 {
-		return s.descriptors.keep(files[0])
+		return s.keep(files[0])
 	}
 	return 0
 }

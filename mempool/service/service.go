@@ -76,7 +76,7 @@ func newStopped(c Config) *Service {
 	if s.mayCreate == nil {
 		s.mayCreate = func(p mempool.Peer) bool { return p.UID == s.uid }
 	}
-	s.descriptors.store, s.descriptors.full, s.takeovers = c.Store, s.storeFull, c.Takeovers
+	s.descriptors.store, s.takeovers = c.Store, c.Takeovers
 	var up unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &up) // never fails
 	s.descriptors.last.Store(uint64(up.Nano() / 1e6))

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/activation"
 	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/internal/failpoint"
@@ -57,23 +58,16 @@ func Held() (*Store, map[string]*os.File, error) {
 
 // handed returns the descriptors that this process was given, by their names, and the process that gave them; nil: it is systemd.
 func handed() (held map[string]*os.File, from *os.Process) {
-	held = make(map[string]*os.File)
-	who, ours := strings.CutPrefix(os.Getenv("LISTEN_PID"), fromUs)
-	if ours {
+	if who, ours := strings.CutPrefix(os.Getenv("LISTEN_PID"), fromUs); ours {
 		pid, _ := strconv.Atoi(who)
-		from, _ = os.FindProcess(pid) // it does not fail, also if the process has died
+		from, _ = os.FindProcess(pid)                          // it does not fail, also if the process has died
+		_ = os.Setenv("LISTEN_PID", strconv.Itoa(os.Getpid())) // as systemd says, which knows the process before the process runs
 	}
-	if ours || who == strconv.Itoa(os.Getpid()) {
-		names := strings.Split(os.Getenv("LISTEN_FDNAMES"), ":")
-		n, _ := strconv.Atoi(os.Getenv("LISTEN_FDS"))
-		for i := range min(n, len(names)) {
-			unix.CloseOnExec(3 + i)
-			held[names[i]] = os.NewFile(uintptr(3+i), names[i])
-		}
-		for _, name := range []string{"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "FDSTORE"} {
-			_ = os.Unsetenv(name)
-		}
+	held = make(map[string]*os.File)
+	for _, f := range activation.Files(true) {
+		held[f.Name()] = f
 	}
+	_ = os.Unsetenv("FDSTORE")
 	return held, from
 }
 
@@ -87,11 +81,9 @@ func launch(program string, held map[string]*os.File, sys *syscall.SysProcAttr, 
 		return nil, fmt.Errorf("this process had no room for copies of its descriptors (LimitNOFILE, ulimit -n): %w", unix.EMFILE)
 	}
 	env = append(env, fmt.Sprint("LISTEN_PID=", fromUs, os.Getpid()), fmt.Sprint("LISTEN_FDS=", len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"))
-	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "NOTIFY_SOCKET=") && !strings.HasPrefix(v, "WATCHDOG_PID=") { // these are of this process
-			env = append(env, v)
-		}
-	}
+	env = append(env, slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "NOTIFY_SOCKET=") || strings.HasPrefix(v, "WATCHDOG_PID=") // these are of this process
+	})...)
 	pid, err := syscall.ForkExec(cmp.Or(program, "/proc/self/exe"), os.Args, &syscall.ProcAttr{Env: env, Files: files, Sys: sys})
 	if err != nil {
 		return nil, os.NewSyscallError("fork and exec", err)
