@@ -25,9 +25,8 @@ func AdoptHost(spec Spec, rosterFile, sequencerFile *os.File, lastID, first uint
 	h := &Host{channel: &channel{geometry: geometryFor(spec.Capacity), mode: spec.Mode, policy: spec.Policy, delivers: uint64(spec.MaxDeliveries)},
 		rosterFile: rosterFile, sequencerFile: sequencerFile, lastID: lastID, first: first}
 	for _, one := range members {
-		m := &Member{Role: one.Role, Peer: Peer{Slot: one.Slot, ID: one.ID, Timeline: one.Timeline, PID: one.PID}, policy: one.Policy, oldest: one.Oldest, file: one.File,
-			reserved: one.Reserved, left: one.Left, said: one.SaidLeft}
-		all = append(all, m)
+		all = append(all, &Member{Role: one.Role, Peer: Peer{Slot: one.Slot, ID: one.ID, Timeline: one.Timeline, PID: one.PID}, policy: one.Policy, oldest: one.Oldest,
+			file: one.File, reserved: one.Reserved, left: one.Left, said: one.SaidLeft})
 	}
 	defer func() {
 		if err != nil {
@@ -38,10 +37,7 @@ func AdoptHost(spec Spec, rosterFile, sequencerFile *os.File, lastID, first uint
 		return nil, nil, err
 	}
 	for i, m := range all {
-		slots := h.consumers[:]
-		if m.Role == ProducerRole {
-			slots = h.producers[:]
-		}
+		slots := h.seats(m.Role)
 		if m.Slot < 0 || m.Slot >= len(slots) || slots[m.Slot] != nil {
 			return nil, nil, invalid("two members have slot %d, or there is none", m.Slot)
 		}

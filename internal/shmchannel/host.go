@@ -144,12 +144,17 @@ func (h *Host) admits(role Role) bool {
 	return state == channelOpen || state == channelClosed && h.mode == Queue && role == ConsumerRole
 }
 
+// seats returns the members of a role by their slots. A producer that left keeps its slot while the channel keeps its frames.
+func (h *Host) seats(role Role) []*Member {
+	if role == ProducerRole {
+		return h.producers[:]
+	}
+	return h.consumers[:]
+}
+
 // place finds a free slot for a new member.
 func (h *Host) place(m *Member) (**Member, error) {
-	slots := h.consumers[:]
-	if m.Role == ProducerRole {
-		slots = h.producers[:] // a producer that left keeps its slot while the channel keeps its frames
-	}
+	slots := h.seats(m.Role)
 	for i := range slots {
 		if slots[i] == nil {
 			m.Slot = i
@@ -229,11 +234,7 @@ func (h *Host) slot(m *Member) *slot {
 
 // Members appends the members of a role to the slice `to`, including members that left and still have a slot. It returns the new slice.
 func (h *Host) Members(to []*Member, role Role) []*Member {
-	slots := h.consumers[:]
-	if role == ProducerRole {
-		slots = h.producers[:]
-	}
-	for _, m := range slots {
+	for _, m := range h.seats(role) {
 		if m != nil {
 			to = append(to, m)
 		}

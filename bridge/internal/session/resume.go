@@ -128,10 +128,7 @@ func (s *Session) resume(goodbye error) bool {
 		conn, err := s.Redial(ctx)
 		if err == nil {
 			var done uint64
-			if err = conn.Watch(); err == nil { // before the service gives the session to this connection
-				done, err = s.helloAgain(ctx, conn)
-			}
-			if err == nil {
+			if done, err = s.helloAgain(ctx, conn); err == nil {
 				s.conn.Store(conn)
 				go s.sendAgain(conn, s.unconfirmed.again(done))
 				if s.hung.Err() != nil { // HangUp may have closed the old connection
@@ -159,12 +156,15 @@ const helloQuery = wire.MaxQuery
 // helloAgain takes the session up on a new connection.
 func (s *Session) helloAgain(ctx context.Context, conn *seqpacket.Conn) (done uint64, err error) {
 	packet, err := wire.AppendRequest(nil, helloQuery, &wire.Hello{Versions: []uint64{wire.Version}, Features: s.features, Resume: s.ID, Token: s.unconfirmed.lasts()})
-	if err != nil {
-		return 0, err
-	}
 	deadline, _ := ctx.Deadline()
 	_ = conn.SetReadDeadline(deadline)
-	if err := conn.Send(packet, nil); err != nil {
+	if err == nil {
+		err = conn.Watch() // before the service gives the session to this connection
+	}
+	if err == nil {
+		err = conn.Send(packet, nil)
+	}
+	if err != nil {
 		return 0, err
 	}
 	for {
@@ -187,9 +187,7 @@ func (s *Session) helloAgain(ctx context.Context, conn *seqpacket.Conn) (done ui
 			return reply.Done, err
 		}
 		var goodbye error
-		if err == nil {
-			err = s.handle(packet.Data, fds, &goodbye)
-		}
+		err = s.handle(packet.Data, fds, &goodbye)
 		packet.Free()
 		if err = errors.Join(err, goodbye, fds.Close()); err != nil {
 			return 0, err
