@@ -45,8 +45,8 @@ type descriptors struct {
 	held    atomic.Int64 // how many descriptors the store has
 	dropped []uint64     // descriptors that the records do not name any more; guarded by Service.mu
 
-	dropping atomic.Int64 // how many descriptors the store is to close
-	telling  sync.Mutex   // held while the store is told so
+	mu   sync.Mutex
+	told chan struct{} // closed when the store has heard of all that it is to close; nil: there was nothing yet
 }
 
 // maxHeld is how many descriptors a service gives to the store: their names must fit into a variable of the environment of its successor.
@@ -131,13 +131,17 @@ func (d *descriptors) drop(number uint64) {
 // dropNow closes a descriptor of the store, which the books do not name. It does not wait for the store, which may be stopped.
 func (d *descriptors) dropNow(name string) {
 	d.held.Add(-1)
-	d.dropping.Add(1)
+	d.mu.Lock()
+	before, told := d.told, make(chan struct{})
+	d.told = told
+	d.mu.Unlock()
 	go func() {
-		d.telling.Lock() // so that only one of many holds a thread while the store is stopped
-		defer d.telling.Unlock()
+		defer close(told)
+		if before != nil {
+			<-before // only one of many holds a thread while the store is stopped
+		}
 		d.store.Drop(name)
 		failpoint.At("drop/told")
-		d.dropping.Add(-1)
 	}()
 }
 
@@ -149,8 +153,12 @@ func (s *Service) Unkeep(name string) {
 		return
 	}
 	d.dropNow(name)
-	for began := time.Now(); d.dropping.Load() > 0 && time.Since(began) < 5*time.Second; {
-		time.Sleep(time.Millisecond)
+	d.mu.Lock()
+	told := d.told
+	d.mu.Unlock()
+	select {
+	case <-told:
+	case <-time.After(5 * time.Second):
 	}
 }
 
