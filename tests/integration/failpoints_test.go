@@ -158,7 +158,11 @@ func play(t *testing.T, program string, kind mempool.Kind, point string, how dea
 	}()
 	d.s = guarded(t, kind, "env", "POOLBRIDGE_FAILPOINTS="+root, program)
 	d.guarded()
-	before := d.open()
+	var before map[string]int
+	require.Eventually(t, func() bool {
+		before = d.open()
+		return before["guard has socket:[]"] == 2
+	}, time.Minute, time.Millisecond, "the guard has its own socket, and soon that of the service")
 	h := d.hold()
 	if !how.start {
 		d.arm(point, how.steps)

@@ -35,6 +35,7 @@ type Blocks struct {
 	blocks  map[uint64]*block
 	leases  leases
 	closing bool
+	closed  bool
 	telling sync.WaitGroup // those that have unmapped a block, and have not told the service yet
 
 	arriving sync.Mutex
@@ -345,6 +346,12 @@ func (b *Blocks) dropped(ids []uint64) error {
 func (b *Blocks) recall(ids []uint64) {
 	var dropped []uint64
 	b.lockAndApply()
+	if b.closed { // Close has told the service that it unmapped all
+		b.mu.Unlock()
+		return
+	}
+	b.telling.Add(1)
+	defer b.telling.Done()
 	for _, id := range ids {
 		of := b.blocks[id]
 		if of != nil {
@@ -357,11 +364,7 @@ func (b *Blocks) recall(ids []uint64) {
 			of.recalled = true
 			b.dropLaterLocked(id, of)
 		case b.dropLocked(id) == nil:
-			dropped = append(dropped, id)
-			if of != nil {
-				b.telling.Add(1)
-				defer b.telling.Done()
-			}
+			dropped = append(dropped, id) // also if it is unknown: the service may have lost the packet that said so
 		}
 	}
 	b.mu.Unlock()
@@ -416,6 +419,7 @@ func (b *Blocks) Close() error {
 		errs = append(errs, p.mem.Close())
 		delete(b.pools, id)
 	}
+	b.closed = true
 	b.mu.Unlock()
 	b.telling.Wait() // the caller ends the connection next
 	if err := b.dropped(dropped); err != nil && !errors.Is(err, ErrDisconnected) && !errors.Is(err, ErrClientClosed) {

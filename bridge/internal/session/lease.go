@@ -70,7 +70,7 @@ func (b *Blocks) grant(ctx context.Context, try Attempt, r wire.Request, limit *
 	var reply wire.GrantReply
 	err := b.session.Wait(ctx, try, r, limit, Call{Into: &reply,
 		OnReply: func(fds *seqpacket.FDs) { b.arrived(reply.Grant, fds) },
-		Undo:  func() { _ = b.ReleaseGrant(convert.Grant(reply.Grant), false) }})
+		Undo:    func() { _ = b.ReleaseGrant(convert.Grant(reply.Grant), false) }})
 	if err != nil {
 		return wire.GrantReply{}, err // do not read reply: the receiving goroutine may still write it
 	}

@@ -195,28 +195,33 @@ func TestACallThatCannotBeSentEndsWithItsContext(t *testing.T) {
 }
 
 func TestCloseWaitsUntilTheServiceIsToldOfABlockThatWasRecalled(t *testing.T) {
-	s, peer := unread(t)
-	s.Blocks.lockAndApply()
-	s.Blocks.blocks[5] = new(block)
-	s.Blocks.mu.Unlock()
-	s.sending <- struct{}{} // another goroutine sends
-	packet, err := wire.AppendNotice(nil, &wire.Recall{Blocks: []uint64{5}})
-	require.NoError(t, err)
-	require.NoError(t, peer.Send(packet, nil))
-	require.Eventually(t, func() bool {
-		s.Blocks.lockAndApply()
-		defer s.Blocks.mu.Unlock()
-		return len(s.Blocks.blocks) == 0
-	}, time.Minute, time.Millisecond)
-	var sent atomic.Bool
-	time.AfterFunc(10*time.Millisecond, func() {
-		sent.Store(true)
-		<-s.sending
-	})
-	require.NoError(t, s.Blocks.Close())
-	assert.True(t, sent.Load())
-	_, m := request(t, peer)
-	assert.Equal(t, &wire.Dropped{Blocks: []uint64{5}}, m)
+	for name, known := range map[string]bool{"mapped": true, "unknown, because the service lost what it was told": false} {
+		t.Run(name, func(t *testing.T) {
+			s, peer := unread(t)
+			if known {
+				s.Blocks.lockAndApply()
+				s.Blocks.blocks[5] = new(block)
+				s.Blocks.mu.Unlock()
+			}
+			s.sending <- struct{}{} // another goroutine sends
+			packet, err := wire.AppendNotice(nil, &wire.Recall{Blocks: []uint64{5}})
+			require.NoError(t, err)
+			require.NoError(t, peer.Send(packet, nil))
+			require.Eventually(t, func() bool {
+				stacks := make([]byte, 1<<20)
+				return strings.Contains(string(stacks[:runtime.Stack(stacks, true)]), "(*Blocks).dropped")
+			}, time.Minute, time.Millisecond)
+			var sent atomic.Bool
+			time.AfterFunc(10*time.Millisecond, func() {
+				sent.Store(true)
+				<-s.sending
+			})
+			require.NoError(t, s.Blocks.Close())
+			assert.True(t, sent.Load())
+			_, m := request(t, peer)
+			assert.Equal(t, &wire.Dropped{Blocks: []uint64{5}}, m)
+		})
+	}
 }
 
 func TestACallEndsInTimeWhileADriverHoldsTheBlocks(t *testing.T) {

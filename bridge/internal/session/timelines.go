@@ -91,7 +91,7 @@ func (t *Timelines) mapPage(ctx context.Context, id uint64) (uint64, *mempool.Pa
 	var files []*os.File
 	err := t.session.Do(ctx, &wire.GetTimeline{Timeline: id}, &Call{Into: &reply,
 		OnReply: func(fds *seqpacket.FDs) { files = TakeFiles(fds, reply.Export.FDs) },
-		Undo:  func() { CloseFiles(files) }})
+		Undo:    func() { CloseFiles(files) }})
 	if err != nil {
 		return 0, nil, err
 	}
