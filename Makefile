@@ -66,7 +66,7 @@ verify-simulated: bin/poolsvc $(VENV)/installed simcuda ## run `poolsvc verify` 
 # Tests that need a CUDA driver run on the simulated driver. On a machine with a GPU, tests/gpu/run uses the real driver.
 ON_SIMCUDA := -exec $(abspath tests/simcuda/machine)
 # A program with the race detector sleeps for a second before it ends, for late reports. Tests start thousands of such programs.
-GOTEST := GORACE=atexit_sleep_ms=10 $(GO) test -race -timeout 20m -ldflags '$(LDFLAGS)'
+GOTEST := GORACE=atexit_sleep_ms=10 $(GO) test -race -timeout 45m -ldflags '$(LDFLAGS)'
 
 # Two parts run at a time, because most parts wait for other processes more than they compute. The longest parts come first.
 AT_A_TIME := $(PYTHON) tests/parts "$(MAKE)"
@@ -95,7 +95,7 @@ test-go: simcuda
 	$(GO) vet ./...
 	mkdir -p build/coverage
 	$(GOTEST) -short $(ON_SIMCUDA) ./bridge/... ./internal/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts
-	$(GO) test $(ON_SIMCUDA) $(COUNTED) -coverprofile=build/coverage/tests.out -timeout 20m ./tests/anomaly ./mempool/... ./cuda/...
+	$(GO) test $(ON_SIMCUDA) $(COUNTED) -coverprofile=build/coverage/tests.out -timeout 45m ./tests/anomaly ./mempool/... ./cuda/...
 	tests/coverage/report 85 build/coverage/tests.out
 	cd bridge/oteltrace && $(GO) vet ./... && $(GO) test -race ./...
 	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # with more CPUs, copiers poll for work before they sleep

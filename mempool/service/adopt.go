@@ -190,7 +190,7 @@ func (s *Service) keepBooks() {
 	s.guard = mempool.GuardWatches
 	s.mu.commit = func() {
 		failpoint.At("commit/changed")
-		if last := s.journal.Last(); last != s.ledger.Last.Event {
+		if last := s.eventLog.Last(); last != s.ledger.Last.Event {
 			s.ledger.Last.Event = last
 			s.ledger.Touch(&s.ledger.Last)
 		}
@@ -257,7 +257,7 @@ func Adopt(c Config, files map[string]*os.File) (*Service, error) {
 	}
 	s := newStopped(c)
 	s.ledger, s.epoch, s.began = l, from.Epoch, from.Began
-	s.journal.Continue(l.Last.Event)
+	s.eventLog.Continue(l.Last.Event)
 	s.descriptors.held.Store(int64(len(files)))
 	for name := range files { // a predecessor may have made more than one in each millisecond
 		digits, ours := strings.CutPrefix(name, filePrefix)
@@ -314,7 +314,7 @@ func (a *adoption) undo() error {
 	for _, ch := range a.Service.channels.all {
 		ch.Free()
 	}
-	a.journal.Close()
+	a.eventLog.Close()
 	a.Service.memory.Close()
 	return errors.Join(errs...)
 }

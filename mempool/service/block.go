@@ -4,7 +4,7 @@ import (
 	"sync"
 
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/eventlog"
 )
 
 // blockMemory is the memory of a block. It makes the block's export once and keeps it. A service may have a million blocks, so this struct
@@ -17,12 +17,12 @@ type blockMemory struct {
 }
 
 // exportOnce makes the block's export on the first call, and returns the same export in later calls.
-func (m *blockMemory) exportOnce(events *journal.Journal) (mempool.Export, error) {
+func (m *blockMemory) exportOnce(events *eventlog.Events) (mempool.Export, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.exported {
 		x, err := m.Export()
-		if events.Called(journal.ExportBlock, err) != nil {
+		if events.Called(eventlog.ExportBlock, err) != nil {
 			return mempool.Export{}, err
 		}
 		m.export, m.exported = x, true

@@ -372,7 +372,7 @@ func (c Channel) MapBlock(id uint64) (MappedBlock, error) {
 	}
 	memory, info := svc.memoryOf(b), MappedBlock{Generation: b.Generation, Bytes: b.Size}
 	svc.unlock()
-	if info.Export, err = memory.exportOnce(svc.journal); err == nil {
+	if info.Export, err = memory.exportOnce(svc.eventLog); err == nil {
 		return info, nil
 	}
 	svc.mu.Lock()

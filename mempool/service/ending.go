@@ -139,7 +139,7 @@ func (e *ending) reclaimLocked() {
 // ended the session, or the service ended the session because of an error.
 func (e *ending) noteLocked(why string) {
 	s := e.Session
-	s.svc.journal.CountEnding(e.how)
+	s.svc.eventLog.CountEnding(e.how)
 	if !s.told && e.how != mempool.SessionFailed && e.how != mempool.SessionClosed {
 		return
 	}
@@ -165,7 +165,7 @@ func (e *ending) noteLocked(why string) {
 // blocks when it ended, noteReclaimedLocked also notes an event.
 func (e *ending) noteReclaimedLocked() {
 	took := time.Since(e.at)
-	e.svc.journal.CountReclaim(took)
+	e.svc.eventLog.CountReclaim(took)
 	if len(e.held) == 0 {
 		return
 	}

@@ -6,11 +6,11 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/eventlog"
 )
 
 // tells says whether the session may see an event.
-func (v View) tells(e *journal.Entry) bool {
+func (v View) tells(e *eventlog.Entry) bool {
 	switch {
 	case v.session.rec.Owner:
 		return true
@@ -26,7 +26,7 @@ func (v View) tells(e *journal.Entry) bool {
 //
 // Errors: [mempool.ErrClosed] if the service is closed and has no event with a number greater than `after`, the context's error.
 func (s *Service) Events(ctx context.Context, after uint64, most int) (mempool.EventPage, error) {
-	page, over, err := s.journal.Await(ctx, after, most, func(*journal.Entry) bool { return true }, nil, s.done)
+	page, over, err := s.eventLog.Await(ctx, after, most, func(*eventlog.Entry) bool { return true }, nil, s.done)
 	if over {
 		err = errShutdown
 	}
@@ -34,7 +34,7 @@ func (s *Service) Events(ctx context.Context, after uint64, most int) (mempool.E
 }
 
 // LastEvent returns the number of the newest event, or 0 if there is no event yet.
-func (s *Service) LastEvent() uint64 { return s.journal.Last() }
+func (s *Service) LastEvent() uint64 { return s.eventLog.Last() }
 
 // Events does the same as [Service.Events], but returns only events that the session may see. A session of the user that the service runs
 // as may see all events. Every other session may see the events of its own user's sessions, and the events of pools that its user may use
@@ -54,7 +54,7 @@ func (v View) Events(ctx context.Context, after uint64, most int, wait time.Dura
 	default:
 	}
 	if wait == 0 {
-		return s.svc.journal.Read(after, most, v.tells), nil
+		return s.svc.eventLog.Read(after, most, v.tells), nil
 	}
 	if s.eventWaits.Add(1) > MaxEventWaits {
 		s.eventWaits.Add(-1)
@@ -64,7 +64,7 @@ func (v View) Events(ctx context.Context, after uint64, most int, wait time.Dura
 	defer s.eventWaits.Add(-1)
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
-	page, over, err := s.svc.journal.Await(ctx, after, most, v.tells, timer.C, s.over)
+	page, over, err := s.svc.eventLog.Await(ctx, after, most, v.tells, timer.C, s.over)
 	if over {
 		err = s.rec.HasEnded()
 	}

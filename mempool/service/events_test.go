@@ -18,13 +18,13 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/ration"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/eventlog"
 )
 
 // happened returns the events of a kind.
 func happened(t testing.TB, svc *Service, kind mempool.EventKind) (events []mempool.HistoryEvent) {
 	t.Helper()
-	page := svc.journal.Read(0, journal.Kept, func(e *journal.Entry) bool { return e.Kind == kind })
+	page := svc.eventLog.Read(0, eventlog.Kept, func(e *eventlog.Entry) bool { return e.Kind == kind })
 	return page.Events
 }
 
@@ -301,7 +301,7 @@ func TestARefusalForWantOfRoomIsToldOfOnceInAWhile(t *testing.T) {
 		assert.Equal(t, p.rec.Info.Name, e.Pool)
 		assert.Equal(t, s.rec.ID, e.Session)
 		assert.Contains(t, e.Text, `"hog"`, "it says who has the most")
-		time.Sleep(journal.Rest)
+		time.Sleep(eventlog.Rest)
 		refuse()
 		again := happened(t, svc, mempool.PoolFull)
 		require.Len(t, again, 2)
@@ -771,7 +771,7 @@ func TestOneUserCannotFillTheHistoryOrTheLog(t *testing.T) {
 		events, count := ended(2)
 		assert.Equal(t, []int{3, 3}, []int{events, count}, "other users are heard")
 
-		time.Sleep(journal.Rest)
+		time.Sleep(eventlog.Rest)
 		synctest.Wait()
 		events, count = ended(1)
 		assert.Equal(t, []int{ration.Burst + 1, 5000}, []int{events, count}, "one more event stands for the rest")

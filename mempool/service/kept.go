@@ -10,7 +10,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/eventlog"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
@@ -98,7 +98,7 @@ func (p *Pool) present() (mempool.Arena, uint64, error) {
 	}
 	svc, of := p.svc, p.rec.Info
 	arena, err := mempool.NewArena(mempool.PoolSpec{Name: of.Name, Kind: of.Kind, Device: of.Device.UUID, MaxBytes: of.MaxBytes}, svc.memory)
-	if svc.journal.Called(journal.CreateArena, err) != nil {
+	if svc.eventLog.Called(eventlog.CreateArena, err) != nil {
 		return nil, 0, err
 	}
 	number := svc.keepArena(arena)

@@ -120,7 +120,7 @@ func (l Lease) Export() (x mempool.Export, first bool, err error) {
 	if memory == nil { // the lease has ended, and its block is freed
 		return mempool.Export{}, false, l.rec.Released()
 	}
-	if x, err = memory.exportOnce(svc.journal); err != nil {
+	if x, err = memory.exportOnce(svc.eventLog); err != nil {
 		return mempool.Export{}, false, err
 	}
 	svc.mu.Lock()

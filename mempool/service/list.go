@@ -10,7 +10,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/eventlog"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
@@ -195,7 +195,7 @@ func (s *Session) waitsForLocked(to *ledger.Session) (what string, since time.Ti
 			}
 		}
 	}
-	return journal.Cut(what, maxWaitText), since
+	return eventlog.Cut(what, maxWaitText), since
 }
 
 // maxWaitText limits the bytes of the text that says what a session waits for, so that it fits into a page.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/ration"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/eventlog"
 )
 
 // uncheckedService makes a service that keeps no copy of its ledger, which would count as its memory.
@@ -48,7 +48,7 @@ func TestWhatIsGoneTakesNoRoomInTheService(t *testing.T) {
 	const most = 64 << 10
 	svc := uncheckedService(t)
 	owner := open(t, svc)
-	for i := range journal.Kept { // fill the journal, which keeps its events
+	for i := range eventlog.Kept { // fill the event log, which keeps its events
 		svc.mu.Lock()
 		svc.mu.note(mempool.HistoryEvent{UID: uint32(i / ration.Burst), Text: strings.Repeat("an event with many words ", 10)}, nil)
 		svc.mu.Unlock()

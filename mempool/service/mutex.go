@@ -4,7 +4,7 @@ import (
 	"sync"
 
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/eventlog"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
@@ -13,28 +13,28 @@ import (
 // immediately. Unlock also writes events to the log after it has unlocked the mutex, because the log may block.
 type mutex struct {
 	sync.Mutex
-	woken   []chan struct{}
-	noted   bool // the journal has events for the log
-	journal *journal.Journal
-	commit  func()                // writes the changes of the ledger to the books; nil: there are none
-	check   func() (fault string) // looks for faults in the state; nil: nothing looks for them
+	woken    []chan struct{}
+	noted    bool // the event log has events for the log
+	eventLog *eventlog.Events
+	commit   func()                // writes the changes of the ledger to the books; nil: there are none
+	check    func() (fault string) // looks for faults in the state; nil: nothing looks for them
 }
 
 // wake makes the next Unlock close ch. The caller holds the lock.
 func (b *mutex) wake(ch chan struct{}) { b.woken = append(b.woken, ch) }
 
-// note adds an event to the journal, which the next Unlock logs. The parameter `pool` is the pool that the event concerns, or nil. The
+// note adds an event to the event log, which the next Unlock logs. The parameter `pool` is the pool that the event concerns, or nil. The
 // caller holds the lock.
 func (b *mutex) note(e mempool.HistoryEvent, pool *ledger.Pool) {
-	one := journal.Entry{HistoryEvent: e}
+	one := eventlog.Entry{HistoryEvent: e}
 	if pool != nil {
 		one.Pool, one.Maker, one.Access = pool.Info.Name, pool.Maker, pool.Access
 	}
-	b.journal.Note(one)
+	b.eventLog.Note(one)
 	b.noted = true
 }
 
-// Unlock unlocks the mutex, and then closes the channels that callers have passed to the method wake, and has the journal log the noted events.
+// Unlock unlocks the mutex, and then closes the channels that callers have passed to the method wake, and has the event log log the noted events.
 func (b *mutex) Unlock() {
 	if b.commit != nil {
 		b.commit() // before anybody can see the changes
@@ -53,6 +53,6 @@ func (b *mutex) Unlock() {
 		close(ch)
 	}
 	if noted {
-		b.journal.Log()
+		b.eventLog.Log()
 	}
 }

@@ -6,7 +6,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/eventlog"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
@@ -44,7 +44,7 @@ func (s *Service) flush() error {
 		s.mu.Unlock()
 		failed := make([]error, len(d.blocks))
 		for i, b := range d.blocks {
-			if err := s.journal.Called(journal.FreeBlock, free[i]()); err != nil {
+			if err := s.eventLog.Called(eventlog.FreeBlock, free[i]()); err != nil {
 				failed[i] = fmt.Errorf("block %d of pool %q, %s: %w", b.ID, b.Pool.Info.Name, bytesize.Text(b.Size), err)
 			}
 		}
@@ -52,7 +52,7 @@ func (s *Service) flush() error {
 			if p.arena == nil {
 				continue
 			}
-			if err := s.journal.Called(journal.CloseArena, p.arena.Close()); err != nil {
+			if err := s.eventLog.Called(eventlog.CloseArena, p.arena.Close()); err != nil {
 				errs = append(errs, fmt.Errorf("pool %q: %w", p.rec.Info.Name, err))
 			}
 		}

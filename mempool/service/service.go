@@ -18,7 +18,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 	"github.com/poolbridge/poolbridge/mempool/service/books"
-	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/eventlog"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
@@ -61,12 +61,12 @@ func New(c Config) *Service {
 }
 
 func newStopped(c Config) *Service {
-	events := journal.New(c.Log)
+	events := eventlog.New(c.Log)
 	s := &Service{
 		began: time.Now(), uid: mempool.Self().UID, mayCreate: c.MayCreate, ledger: ledger.New(c.Limits), memory: hostmem.New(),
 		closing: make(chan struct{}), done: make(chan struct{}), pools: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
 		changed: make(changes), awaited: make(map[string]*awaited), broken: make(broken), waiting: make(map[string]int),
-		mu: mutex{journal: events}, journal: events, patience: cmp.Or(c.Patience, usualPatience),
+		mu: mutex{eventLog: events}, eventLog: events, patience: cmp.Or(c.Patience, usualPatience),
 	}
 	s.channels = channels{svc: s, all: make(map[uint64]*channel), pending: make(map[string][]*pendingJoin)}
 	s.draining = draining{svc: s, next: make(map[*ledger.Block]func())}
@@ -233,6 +233,6 @@ func (s *Service) Close() {
 	s.drains.Wait()
 	s.Unkeep(BooksName)
 	failpoint.At("end/told")
-	s.journal.Close()
+	s.eventLog.Close()
 	s.memory.Close()
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/bytesize"
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/eventlog"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
@@ -37,7 +37,7 @@ func (s *Session) makePool(ctx context.Context, rec *ledger.Pool, spec mempool.P
 	svc := s.svc
 	defer svc.background.Done()
 	arena, err := mempool.NewArena(spec, svc.memory)
-	err = svc.journal.Called(journal.CreateArena, err)
+	err = svc.eventLog.Called(eventlog.CreateArena, err)
 	file := uint64(0)
 	if err == nil {
 		file = svc.keepArena(arena)

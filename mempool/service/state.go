@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 	"github.com/poolbridge/poolbridge/mempool/service/books"
-	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/eventlog"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 	"github.com/poolbridge/poolbridge/mempool/service/streams"
 )
@@ -43,7 +43,7 @@ type Service struct {
 	viewing     sync.Mutex                      // held while a view is made; locked before mu
 	most        struct{ sessions, awaited int } // the greatest lengths of these maps
 
-	journal    *journal.Journal
+	eventLog   *eventlog.Events
 	waiting    map[string]int // how many requests wait, for each kind of thing that they wait for
 	patience   time.Duration
 	resumeTime time.Duration
@@ -72,15 +72,15 @@ type Session struct {
 	request    Request       // that the goroutine of the session carries out now; only this goroutine uses it
 	absent     chan struct{} // not nil: a session of a predecessor, whose client has not come back; closed when it comes
 	watches    bool          // it only asks for statistics, lists and events
-	told       bool          // the journal has an event that the session began
+	told       bool          // the event log has an event that the session began
 	over       chan struct{} // closed when the session has ended
 	// reclaimed is closed when the session has ended and the service holds nothing for the session's process any more.
 	reclaimed chan struct{}
 
 	swept chan struct{} // closed when no consumer of the ended session has a slot any more
 
-	ending   *ending     // nil until the session ends
-	blocking journal.Gap // long waits of other sessions for leases of this session
+	ending   *ending      // nil until the session ends
+	blocking eventlog.Gap // long waits of other sessions for leases of this session
 }
 
 // sessionOf returns the service's state of a session that has not ended, or of an ended session for whose process something is still held.
@@ -136,7 +136,7 @@ type Pool struct {
 	closed          chan struct{} // closed when the arena is closed
 	room            roomQueue     // allocations that wait for room
 	relief          countedSignal // blocks became free, or were freed
-	refused, failed journal.Gap   // refused: allocations that found no room; failed: allocations that the driver refused
+	refused, failed eventlog.Gap  // refused: allocations that found no room; failed: allocations that the driver refused
 
 	streams  bool                  // the pool has had a channel
 	dividers map[*Session]struct{} // sessions that have made ranges

@@ -9,7 +9,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/eventlog"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
@@ -274,7 +274,7 @@ func (p *Pool) allocate(ctx context.Context, size uint64) (b newBlock, err error
 		return b, err
 	}
 	mem, err := arena.Allocate(ctx, size)
-	if p.svc.journal.Called(journal.AllocateBlock, err) != nil {
+	if p.svc.eventLog.Called(eventlog.AllocateBlock, err) != nil {
 		return b, err
 	}
 	return p.keepBlock(mem, arena, number), nil

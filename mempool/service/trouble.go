@@ -25,7 +25,7 @@ type refusal struct {
 
 func (r *refusal) Unwrap() error { return r.error }
 
-// Refused counts a request of the session that failed with [mempool.ErrLimit], and makes an event, but at most one in [journal.Rest] for
+// Refused counts a request of the session that failed with [mempool.ErrLimit], and makes an event, but at most one in [eventlog.Rest] for
 // each limit and each full pool; the event has the number of refusals since the last one. After a failed attempt, the server may wait and
 // try the request again. So the server calls Refused only when it sends the error to the client.
 func (s *Session) Refused(err error) {
@@ -65,7 +65,7 @@ func (s *Service) refused(err error) (count int, now bool) {
 	if limit := (*ledger.LimitError)(nil); errors.As(err, &limit) {
 		name = limit.Limit
 	}
-	return s.journal.Refused(name)
+	return s.eventLog.Refused(name)
 }
 
 // noteFullLocked notes an event that a session finds no room in the pool.

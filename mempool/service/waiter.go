@@ -72,7 +72,7 @@ func (w *waiter) leave() {
 
 // Counts returns the numbers of events and of driver calls since the service started, and the number of requests that wait now.
 func (s *Service) Counts() mempool.Counts {
-	c := s.journal.Counts()
+	c := s.eventLog.Counts()
 	c.Waiting = make(map[string]int)
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -36,7 +36,7 @@ type Ledger struct {
 // LastIDs has the greatest id of each kind.
 type LastIDs struct {
 	Session, Pool, Block, Buffer, Lease, Timeline, Channel uint64
-	Event                                                  uint64 // of the journal
+	Event                                                  uint64 // of the event log
 }
 
 // New makes a ledger without records.

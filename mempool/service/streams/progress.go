@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/eventlog"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
@@ -170,7 +170,7 @@ func (st *Stream) Watch(patience time.Duration) {
 func (st *Stream) watchUntaken(patience time.Duration) {
 	info := st.Describe()
 	if !info.Untaken {
-		st.untaken, st.wanted = journal.Lag{}, info.Dropped
+		st.untaken, st.wanted = eventlog.Lag{}, info.Dropped
 		return
 	}
 	if st.untaken.Look(1, 1); st.untaken.Told || info.Dropped <= st.wanted || time.Since(st.untaken.Since) < patience {

@@ -11,7 +11,7 @@ import (
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service/journal"
+	"github.com/poolbridge/poolbridge/mempool/service/eventlog"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
@@ -23,13 +23,13 @@ type Stream struct {
 	note      func(mempool.HistoryEvent)
 	host      *shmchannel.Host
 	ends      map[uint64]*end // by id of a member that has a slot
-	doubts    journal.Gap     // frames whose records contradicted themselves
-	spent     journal.Gap     // frames that were delivered too often
+	doubts    eventlog.Gap    // frames whose records contradicted themselves
+	spent     eventlog.Gap    // frames that were delivered too often
 	lost      uint64          // the number of these frames
-	full      journal.Lag     // since when a queue is full
+	full      eventlog.Lag    // since when a queue is full
 	dropped   uint64          // how many frames the channel had dropped when one was seen to be dropped last
 	droppedAt time.Time       // when this was
-	untaken   journal.Lag     // since when a queue drops frames because no consumer takes them
+	untaken   eventlog.Lag    // since when a queue drops frames because no consumer takes them
 	taken     uint64          // how many frames the consumers of a queue had taken
 	idle      time.Time       // when this was, or they had frames in hand; zero: the queue does not want room
 	wanted    uint64          // how many frames a queue had dropped before that
@@ -38,8 +38,8 @@ type Stream struct {
 // end is the service's end of a member's memory.
 type end struct {
 	*shmchannel.Member
-	behind   journal.Lag // since when this consumer of a broadcast leaves the channel no room for another frame
-	reserved time.Time   // when Reserve was called
+	behind   eventlog.Lag // since when this consumer of a broadcast leaves the channel no room for another frame
+	reserved time.Time    // when Reserve was called
 }
 
 var (

@@ -1,4 +1,4 @@
-package journal
+package eventlog
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Kept is the greatest number of events that a journal keeps.
+// Kept is the greatest number of events that an event log keeps.
 const Kept = 4096
 
 // Entry is an event, with the users who may use the event's pool: they may see the event too.
@@ -24,9 +24,9 @@ type Entry struct {
 	Access *mempool.Access
 }
 
-// Journal keeps the newest events of an epoch, and counts all of them. Several goroutines may call its methods at the same time. A method
-// locks nothing but the journal, so a caller may hold other locks; Log must be called without locks, because the log may block.
-type Journal struct {
+// Events keeps the newest events of an epoch, and counts all of them. Several goroutines may call its methods at the same time. A method
+// locks nothing but the event log, so a caller may hold other locks; Log must be called without locks, because the log may block.
+type Events struct {
 	log   *slog.Logger
 	calls [calls]struct{ made, failed atomic.Uint64 }
 
@@ -42,25 +42,25 @@ type Journal struct {
 	refused  map[string]*Gap    // refused requests, by the limit that they exceeded
 }
 
-// New makes a journal that writes its events to `log`. If `log` is nil, it logs nothing.
-func New(log *slog.Logger) *Journal {
+// New makes an event log that writes its events to `log`. If `log` is nil, it logs nothing.
+func New(log *slog.Logger) *Events {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Journal{log: log, watchers: make(map[*watcher]struct{}), counts: newCounts(), leftOut: make(map[cause]*leftOut), refused: make(map[string]*Gap)}
+	return &Events{log: log, watchers: make(map[*watcher]struct{}), counts: newCounts(), leftOut: make(map[cause]*leftOut), refused: make(map[string]*Gap)}
 }
 
-// Continue makes the numbers of events go on after `last`. The journal has no event yet.
-func (j *Journal) Continue(last uint64) {
+// Continue makes the numbers of events go on after `last`. The event log has no event yet.
+func (j *Events) Continue(last uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.before, j.last = last, last
 }
 
 // Note adds an event. The next call of Log logs the event: as a warning if [mempool.EventKind].Trouble returns true for its kind. The
-// event's time is when the journal records it, so events are in the order of their times. If too many events of this kind come from one
+// event's time is when the event log records it, so events are in the order of their times. If too many events of this kind come from one
 // user, Note counts the event instead.
-func (j *Journal) Note(one Entry) {
+func (j *Events) Note(one Entry) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	one.Count = max(one.Count, 1)
@@ -83,7 +83,7 @@ func (j *Journal) Note(one Entry) {
 	out.last = one
 }
 
-// cause is the key by which the journal limits events: no user can fill the journal and the log. The events of a user's sessions, and the
+// cause is the key by which the event log limits events: no user can fill the event log and the log. The events of a user's sessions, and the
 // events that concern no session, are limited by kind.
 type cause struct {
 	uid     uint32
@@ -91,7 +91,7 @@ type cause struct {
 	kind    mempool.EventKind
 }
 
-// leftOut stands for events that came too fast. After Rest, the journal records one event for all of them.
+// leftOut stands for events that came too fast. After Rest, the event log records one event for all of them.
 type leftOut struct {
 	events int
 	count  int // the sum of their counts
@@ -100,7 +100,7 @@ type leftOut struct {
 }
 
 // recordLeftOut records one event for all events that were left out for a cause.
-func (j *Journal) recordLeftOut(key cause) {
+func (j *Events) recordLeftOut(key cause) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	out := j.leftOut[key]
@@ -118,7 +118,7 @@ func (j *Journal) recordLeftOut(key cause) {
 }
 
 // Close records and logs the events that were left out.
-func (j *Journal) Close() {
+func (j *Events) Close() {
 	j.mu.Lock()
 	keys := make([]cause, 0, len(j.leftOut))
 	for key := range j.leftOut {
@@ -132,7 +132,7 @@ func (j *Journal) Close() {
 }
 
 // record adds an event to the ring, counts it, and wakes the callers that wait for it. The caller holds j.mu.
-func (j *Journal) record(one Entry) {
+func (j *Events) record(one Entry) {
 	j.last++
 	one.Number, one.At = j.last, time.Now()
 	j.unlogged = append(j.unlogged, one)
@@ -152,7 +152,7 @@ func (j *Journal) record(one Entry) {
 }
 
 // Log logs the events that were noted since the last call. The caller holds no lock, because the log may block.
-func (j *Journal) Log() {
+func (j *Events) Log() {
 	j.mu.Lock()
 	unlogged := j.unlogged
 	j.unlogged = nil

@@ -1,4 +1,4 @@
-package journal
+package eventlog
 
 import (
 	"strings"
@@ -27,7 +27,7 @@ func (g *Gap) Tell() (count int, now bool) {
 }
 
 // Refused does the same as [Gap.Tell], for a request that exceeded a limit. The parameter `limit` is the limit's name, or "" if it has none.
-func (j *Journal) Refused(limit string) (count int, now bool) {
+func (j *Events) Refused(limit string) (count int, now bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	g := j.refused[limit]

@@ -1,4 +1,4 @@
-package journal
+package eventlog
 
 import (
 	"maps"
@@ -14,7 +14,7 @@ import (
 // reclaimBuckets are the upper bounds of the buckets of [mempool.Counts].Reclaims.
 var reclaimBuckets = []time.Duration{time.Millisecond, 10 * time.Millisecond, 100 * time.Millisecond, time.Second, 10 * time.Second, time.Minute, 10 * time.Minute}
 
-// counts counts events. Journal.mu guards the counts.
+// counts counts events. Events.mu guards the counts.
 type counts struct {
 	kinds    map[mempool.EventKind]uint64
 	endings  map[mempool.SessionEnding]uint64
@@ -37,14 +37,14 @@ func newCounts() counts {
 }
 
 // CountEnding counts a session that has ended, even if no event is noted for this end. The parameter `how` says how the session ended.
-func (j *Journal) CountEnding(how mempool.SessionEnding) {
+func (j *Events) CountEnding(how mempool.SessionEnding) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.counts.endings[how]++
 }
 
 // CountReclaim counts how long the service held memory, a timeline or a slot for the process of an ended session.
-func (j *Journal) CountReclaim(took time.Duration) {
+func (j *Events) CountReclaim(took time.Duration) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	c := &j.counts.reclaims
@@ -73,7 +73,7 @@ const (
 var callNames = [calls]string{"create", "allocate", "export", "free", "close"}
 
 // Called counts a call with the result err, and returns err.
-func (j *Journal) Called(what Call, err error) error {
+func (j *Events) Called(what Call, err error) error {
 	j.calls[what].made.Add(1)
 	if err != nil {
 		j.calls[what].failed.Add(1)
@@ -82,7 +82,7 @@ func (j *Journal) Called(what Call, err error) error {
 }
 
 // Counts returns the numbers of events and of driver calls so far.
-func (j *Journal) Counts() mempool.Counts {
+func (j *Events) Counts() mempool.Counts {
 	c := mempool.Counts{DriverCalls: make(map[string]uint64), DriverErrors: make(map[string]uint64)}
 	j.mu.Lock()
 	c.Events, c.Endings, c.Reclaims = maps.Clone(j.counts.kinds), maps.Clone(j.counts.endings), j.counts.reclaims

@@ -1,4 +1,4 @@
-package journal
+package eventlog
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 func everything(*Entry) bool { return true }
 
 // fill notes n events, each of which is recorded: no cause has more of them than ration.Burst.
-func fill(j *Journal, n int) {
+func fill(j *Events, n int) {
 	for i := range n {
 		j.Note(Entry{HistoryEvent: mempool.HistoryEvent{Kind: mempool.LimitMet, UID: uint32(i / ration.Burst)}})
 	}

@@ -1,4 +1,4 @@
-package journal
+package eventlog
 
 import (
 	"context"
@@ -15,22 +15,22 @@ type watcher struct {
 }
 
 // Last returns the number of the newest event, or 0 if there is no event yet.
-func (j *Journal) Last() uint64 {
+func (j *Events) Last() uint64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.last
 }
 
 // Read returns the oldest events that have a number greater than `after` and for which the function `may` returns true. The oldest event
-// comes first. Read returns at most `most` events. It calls `may` with the journal locked, so `may` must not call the journal.
-func (j *Journal) Read(after uint64, most int, may func(*Entry) bool) mempool.EventPage {
+// comes first. Read returns at most `most` events. It calls `may` with the event log locked, so `may` must not call the event log.
+func (j *Events) Read(after uint64, most int, may func(*Entry) bool) mempool.EventPage {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.page(after, most, may)
 }
 
 // page does the same as Read. The caller holds j.mu.
-func (j *Journal) page(after uint64, most int, may func(*Entry) bool) (page mempool.EventPage) {
+func (j *Events) page(after uint64, most int, may func(*Entry) bool) (page mempool.EventPage) {
 	if forgotten := j.last - uint64(len(j.ring)); after < forgotten {
 		page.Lost, after = forgotten-after, forgotten
 	}
@@ -43,7 +43,7 @@ func (j *Journal) page(after uint64, most int, may func(*Entry) bool) (page memp
 }
 
 // watch does the same as Read. If Read would return no event, watch also returns a watcher for the next event.
-func (j *Journal) watch(after uint64, most int, may func(*Entry) bool) (mempool.EventPage, *watcher) {
+func (j *Events) watch(after uint64, most int, may func(*Entry) bool) (mempool.EventPage, *watcher) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	page := j.page(after, most, may)
@@ -55,7 +55,7 @@ func (j *Journal) watch(after uint64, most int, may func(*Entry) bool) (mempool.
 	return page, w
 }
 
-func (j *Journal) unwatch(w *watcher) {
+func (j *Events) unwatch(w *watcher) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	delete(j.watchers, w)
@@ -65,7 +65,7 @@ func (j *Journal) unwatch(w *watcher) {
 // the channel `late` or from the channel `ended`. The result `over` is true if Await has received from `ended`.
 //
 // Errors: the context's error.
-func (j *Journal) Await(ctx context.Context, after uint64, most int, may func(*Entry) bool, late <-chan time.Time,
+func (j *Events) Await(ctx context.Context, after uint64, most int, may func(*Entry) bool, late <-chan time.Time,
 	ended <-chan struct{}) (page mempool.EventPage, over bool, err error) {
 	page, w := j.watch(after, most, may)
 	if w == nil {
