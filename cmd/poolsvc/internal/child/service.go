@@ -55,7 +55,7 @@ func Serve(ctx context.Context, program, socket string, args ...string) (*Servic
 	go func() {
 		defer close(s.ended)
 		defer stderr.Close()
-		io.Copy(&s.stderr, stderr)
+		_, _ = io.Copy(&s.stderr, stderr) // it ends at the deadline at the latest
 		s.err = s.cmd.Wait()
 	}()
 	return s, nil
