@@ -383,7 +383,8 @@ def test_a_publisher_of_a_broadcast_gives_free_arenas_at_once_to_a_client_that_n
         sender.start()
         assert waits.wait(60)
     with poolbridge.connect(service.path, timeout=60) as third:
-        third.allocate(1024 * KIB, "uint8", pool=third.open_pool("small"), timeout=60)
+        # The arena with the loan is anywhere, and so may leave less than 1,024 KiB in one piece.
+        third.allocate(704 * KIB, "uint8", pool=third.open_pool("small"), timeout=60)
         if state == "on loan":
             assert publisher.loan() is array
             publisher.publish()
