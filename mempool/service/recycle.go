@@ -14,12 +14,12 @@ func (p *Pool) recycle(b *ledger.Block) {
 		p.svc.draining.await(b, func() { p.endHoldLocked(b) })
 	}
 	if b.TakeBack() {
-		p.kept()
+		p.blockBecameFree()
 	}
 }
 
-// kept is called when a block became free for use. The caller holds Service.mu.
-func (p *Pool) kept() {
+// blockBecameFree is called when a block became free for use. The caller holds Service.mu.
+func (p *Pool) blockBecameFree() {
 	p.room.broadcast()
 	p.relief.broadcast()
 	if p.rec.Closing {
@@ -32,7 +32,7 @@ func (p *Pool) kept() {
 func (p *Pool) endHoldLocked(b *ledger.Block) {
 	b.SetFences(p.svc.timelines.Pending(b.Fences))
 	if b.EndHold() {
-		p.kept()
+		p.blockBecameFree()
 	}
 }
 

@@ -40,7 +40,7 @@ func (s *Session) makePool(ctx context.Context, rec *ledger.Pool, spec mempool.P
 	err = svc.eventLog.Called(eventlog.CreateArena, err)
 	file := uint64(0)
 	if err == nil {
-		file = svc.keepArena(arena)
+		file = svc.storeArena(arena)
 	}
 	svc.mu.Lock()
 	defer svc.unlock()

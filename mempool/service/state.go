@@ -124,7 +124,7 @@ type Pool struct {
 	rec    *ledger.Pool
 	making sync.Mutex           // held while the arena is made; locked before Service.mu
 	arena  mempool.Arena        // nil: the pool is of a predecessor, and this process has allocated nothing; written with `making` held, too
-	aged   bool                 // predecessors have allocated blocks, which this process keeps: see kept.go
+	aged   bool                 // predecessors have allocated blocks, which this process has: see predecessor.go
 	files  map[uint64]*keptFile // their descriptors, by number
 	lost   bool                 // there were blocks whose memory is lost
 

@@ -269,7 +269,7 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*ledger.Block
 func (p *Pool) allocate(ctx context.Context, size uint64) (b newBlock, err error) {
 	p.svc.mu.Unlock()
 	defer p.svc.mu.Lock()
-	arena, number, err := p.present()
+	arena, number, err := p.ensureArena()
 	if err != nil {
 		return b, err
 	}
@@ -277,5 +277,5 @@ func (p *Pool) allocate(ctx context.Context, size uint64) (b newBlock, err error
 	if p.svc.eventLog.Called(eventlog.AllocateBlock, err) != nil {
 		return b, err
 	}
-	return p.keepBlock(mem, arena, number), nil
+	return p.storeBlock(mem, arena, number), nil
 }

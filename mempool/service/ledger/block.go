@@ -181,7 +181,7 @@ func (b *Block) TakeBack() bool {
 		b.Charge()
 		return false
 	}
-	b.keep()
+	b.makeFree()
 	return true
 }
 
@@ -197,7 +197,7 @@ func (b *Block) EndHold() bool {
 		return false
 	}
 	b.Pool.Held -= b.Size
-	b.keep()
+	b.makeFree()
 	return true
 }
 

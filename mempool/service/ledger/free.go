@@ -29,8 +29,8 @@ func (e entry) of(k *Keeper) bool { return !e.stale() && slices.Contains(e.block
 // Pending says whether b is free and work on b was under way at the last check.
 func (b *Block) Pending() bool { return b.kept != nil && b.kept.since > 0 }
 
-// keep makes a block available that is not in use. The caller of the methods that call keep has removed the fences that are reached.
-func (b *Block) keep() {
+// makeFree makes a block available that is not in use. The callers have removed the fences that are reached.
+func (b *Block) makeFree() {
 	b.State = BlockCached
 	b.touch()
 	b.Pool.Cached += b.Size

@@ -30,7 +30,7 @@ const (
 	freeDeaths = 3
 	maxDeaths  = 20
 	maxFDs     = 253 // descriptors in a message, as the kernel allows
-	// fromUs begins the value of LISTEN_PID if not systemd gives the descriptors; the process that does follows.
+	// LISTEN_PID is fromUs and the id of a process of poolsvc if that gave the descriptors; from systemd it is the id of who gets them.
 	fromUs        = "from-"
 	addressBegins = "@poolbridge-guard-" // of the guard's socket; its process follows
 	answerName    = "answer"             // of the pipe to which a new guard writes its address
@@ -38,10 +38,10 @@ const (
 	TakeoversVariable = "POOLBRIDGE_TAKEOVERS"
 )
 
-// Guard holds descriptors for a service.
+// Guard runs a service, starts the next one when it dies, and holds the descriptors that the next one takes over.
 type Guard struct {
 	Log *slog.Logger
-	// Quick is the time in which a service that dies has served too little.
+	// Quick is how long a service must serve so that its death is not one more of several in a row.
 	Quick time.Duration
 	// Held are the descriptors for the first service, by their names.
 	Held map[string]*os.File
@@ -51,9 +51,9 @@ type Guard struct {
 	given   *os.Process // a service whose guard died
 	mu      sync.Mutex
 	program *os.File    // of the next service; nil: that of the guard. It is open, because another program may have its path later
-	before  *os.File    // of services before an upgrade
+	before  *os.File    // the program before the upgrade; it runs again if Held still has the books `read` when the next one fails
 	asked   *os.File    // the pipe of who asked for the upgrade, and waits
-	read    *os.File    // the books before it
+	read    *os.File    // the books when the upgrade began
 	child   *os.Process // the service; nil: there was none
 	ready   bool        // this service has served
 }

@@ -49,8 +49,8 @@ type newBlock struct {
 	export []byte
 }
 
-// keepBlock gives the store what a successor needs to have the memory, and says where the memory is.
-func (p *Pool) keepBlock(mem mempool.Allocation, arena mempool.Arena, number uint64) newBlock {
+// storeBlock gives the store what a successor needs to have the memory, and says where the memory is.
+func (p *Pool) storeBlock(mem mempool.Allocation, arena mempool.Arena, number uint64) newBlock {
 	b := newBlock{memory: &blockMemory{Allocation: mem}}
 	if a, ok := mem.(mempool.Adoptable); ok {
 		b.place = a.Place()
@@ -81,16 +81,16 @@ func exportOf(data []byte, number uint64, f *os.File) mempool.Export {
 	return mempool.Export{Data: data, Files: []*os.File{f}}
 }
 
-// keepArena gives the store the descriptor of an arena, and returns its number; 0: there is none.
-func (s *Service) keepArena(arena mempool.Arena) uint64 {
+// storeArena gives the store the descriptor of an arena, and returns its number; 0: there is none.
+func (s *Service) storeArena(arena mempool.Arena) uint64 {
 	if files := arena.Export().Files; len(files) > 0 {
 		return s.keep(files[0])
 	}
 	return 0
 }
 
-// present returns the arena from which the pool allocates, and the number of its descriptor. It makes the arena if there is none.
-func (p *Pool) present() (mempool.Arena, uint64, error) {
+// ensureArena returns the arena from which the pool allocates, and the number of its descriptor. It makes the arena if there is none.
+func (p *Pool) ensureArena() (mempool.Arena, uint64, error) {
 	p.making.Lock()
 	defer p.making.Unlock()
 	if p.arena != nil {
@@ -101,7 +101,7 @@ func (p *Pool) present() (mempool.Arena, uint64, error) {
 	if svc.eventLog.Called(eventlog.CreateArena, err) != nil {
 		return nil, 0, err
 	}
-	number := svc.keepArena(arena)
+	number := svc.storeArena(arena)
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
 	p.arena, p.rec.File = arena, number
