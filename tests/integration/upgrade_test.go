@@ -131,14 +131,14 @@ func TestAProgramThatDoesNotServeIsNotTheNextOne(t *testing.T) {
 	require.NoError(t, err)
 	l := filled(t, p, 4096, 7)
 	for branch, why := range map[string]string{
-		"exit 0":                          "it did not say that it serves",
-		"exit 1":                          "exit status 1",
-		"exec sleep 300":                  "signal: killed", // after a time limit
-		rig.Poolsvc(t) + ` "$@"; exit $?`: "exit status 1",  // the service would not be the child of the guard
+		"exit 0":                          "ended before it served: it did not say that it serves",
+		"exit 1":                          "ended before it served: exit status 1",
+		"exec sleep 300":                  "did not serve within 5s",
+		rig.Poolsvc(t) + ` "$@"; exit $?`: "ended before it served: exit status 1", // the service would not be the child of the guard
 	} {
 		said, err := upgrade(t, s, script(t, "serve) "+branch+";;"))
 		require.Error(t, err, branch)
-		assert.Contains(t, said, "the other program ended before it served: "+why)
+		assert.Contains(t, said, "the other program "+why)
 		stats, err := c.Stats(t.Context())
 		require.NoError(t, err)
 		assert.Equal(t, 1, stats.Leases)

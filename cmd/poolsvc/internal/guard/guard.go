@@ -119,7 +119,11 @@ func (g *Guard) Run(ctx context.Context) error {
 		if deaths > freeDeaths {
 			pause = min(20*time.Millisecond<<(deaths-freeDeaths), time.Second)
 		}
-		g.Log.Error("the service died, and another takes over", "death", err, "served", time.Since(began).Round(time.Millisecond), "pause", pause)
+		if upgraded {
+			g.Log.Info("the guard has ended the service for an upgrade, and the other program takes over", "served", time.Since(began).Round(time.Millisecond))
+		} else {
+			g.Log.Error("the service died, and another takes over", "death", err, "served", time.Since(began).Round(time.Millisecond), "pause", pause)
+		}
 		select {
 		case s := <-signals:
 			if s != unix.SIGHUP {
@@ -185,7 +189,8 @@ func (g *Guard) upgrade(path string, asked, books *os.File) {
 		said, err = check.CombinedOutput()
 	}
 	if err != nil || !strings.HasPrefix(string(said), "ok: ") {
-		_, _ = fmt.Fprintf(asked, "the service goes on: %s cannot take over: %s", path, strings.TrimSpace(fmt.Sprint(cmp.Or(err, errNoPoolsvc), ": ", string(said))))
+		why := strings.TrimSuffix(fmt.Sprint(cmp.Or(err, errNoPoolsvc), ": ", strings.TrimSpace(string(said))), ": ")
+		_, _ = fmt.Fprintf(asked, "the service goes on: %s cannot take over: %s", path, why)
 		closeAll([]*os.File{asked, program})
 		return
 	}
@@ -200,6 +205,7 @@ func (g *Guard) upgrade(path string, asked, books *os.File) {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		if g.asked == asked && !g.ready { // clients wait for 10 s
+			g.answer(fmt.Sprintf("the other program did not serve within %v", answerTime))
 			_ = g.child.Kill()
 		}
 	})
