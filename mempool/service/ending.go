@@ -150,7 +150,10 @@ func (e *ending) noteLocked(why string) {
 		mempool.SessionFailed:   "the service ended it",
 		mempool.SessionShutdown: "the service is shutting down",
 	}[e.how]
-	if why != "" {
+	switch {
+	case why != "" && e.how == mempool.SessionLost: // which needs no guess then
+		text = why
+	case why != "":
 		text += ": " + why
 	}
 	ended := s.rec.About(mempool.SessionEnded, "")
