@@ -396,3 +396,25 @@ func TestBlocksOfAnOldPoolAreUsedAgainAndGivenBackTogether(t *testing.T) {
 	require.Eventually(t, func() bool { return !s.shelf.has(last) }, time.Minute, time.Millisecond)
 	assert.Empty(t, s.svc.Stats().Pools)
 }
+
+func TestASessionThatEndsWhileItsPoolIsMadeLeavesNoAnswer(t *testing.T) {
+	s := newSuccession(t)
+	session, err := s.svc.OpenSession(mempool.Self(), "a", func(Notice) {})
+	require.NoError(t, err)
+	other, err := s.svc.OpenSession(mempool.Self(), "b", func(Notice) {})
+	require.NoError(t, err)
+	store := stopped{s.shelf, make(chan struct{}, 8), make(chan struct{})}
+	s.svc.descriptors.store = store
+	session.Begin(Request{Packet: 3, Query: 5})
+	made := make(chan error, 1)
+	go func() {
+		_, err := session.CreatePool(mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 20})
+		made <- err
+	}()
+	<-store.asked
+	session.End(mempool.SessionLost, "", nil)
+	close(store.on)
+	<-made
+	require.NoError(t, s.takeOver())
+	s.resume(other)
+}

@@ -129,7 +129,8 @@ func (s *Session) JoinChannel(ctx context.Context, name string, spec MemberSpec,
 				return false, err
 			}
 			if rec == nil {
-				if wait > 0 {
+				svc.descriptors.giveBack(file)
+				if file = nil; wait > 0 {
 					svc.channels.addPendingLocked(name, p)
 				}
 				return false, nil

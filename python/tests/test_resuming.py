@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -307,3 +307,55 @@ def test_each_packet_is_kept_once_if_the_socket_is_full_and_then_lost() -> None:
     assert not outbox
     assert kept.packets == packets
     transport.close()
+
+
+class _Driver:
+    """Drives nothing."""
+
+    def want_write(self) -> None:
+        pass
+
+    def reconnect(self, change: Callable[[], None]) -> None:
+        change()
+
+    def away(self) -> None:
+        pass
+
+    def background(self, work: Callable[[], None]) -> None:
+        work()
+
+
+def _session(ours: socket.socket) -> Session:
+    session = Session(Transport(ours))
+    session.carried_by(_Driver())
+    session.core.unconfirmed.token = b"t"
+    return session
+
+
+@pytest.mark.parametrize("backlog", [0, 1000])
+def test_one_request_confirms_what_waits_for_a_slow_service(backlog: int) -> None:
+    ours, reader = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with reader:
+        session = _session(ours)
+        for lease in range(1500 + backlog):
+            with session.lock:
+                session.core.tell(Release(lease=lease + 1))
+                session._flush()
+            if not 100 <= lease < 400 + backlog:  # meanwhile the service reads nothing
+                reader.recv(4096)
+        assert session.core.unanswered == 1
+        session.transport.close()
+
+
+def test_a_service_that_reads_nothing_loses_its_connection_and_no_packet_is_lost_before() -> None:
+    ours, reader = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with reader:
+        session = _session(ours)
+        packets = [encode(Release(lease=lease + 1)) for lease in range(70_000)]
+        session.core.outbox.extend(packets)
+        session.flush()
+        assert not session.core.outbox
+        assert session.core.unconfirmed.packets == packets
+        while reader.recv(4096):  # until the end of the connection
+            pass
+        session.transport.close()

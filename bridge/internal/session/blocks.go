@@ -34,6 +34,7 @@ type Blocks struct {
 	pools   map[uint64]*Pool
 	blocks  map[uint64]*block
 	leases  leases
+	failed  map[uint64]struct{} // buffers that have failed, of leases that are granted and not in the list yet
 	closing bool
 	closed  bool
 	telling sync.WaitGroup // those that have unmapped a block, and have not told the service yet
@@ -67,18 +68,38 @@ func (b *Blocks) lockAndApply() {
 	b.arriving.Lock()
 	came := b.came
 	b.came = nil
-	b.some.Store(false)
 	b.arriving.Unlock()
 	for _, a := range came {
 		if a.failed == nil {
 			b.countLocked(a.grant, a.export)
 		} else {
-			for l := range b.leases.all() {
-				if slices.Contains(a.failed, l.buffer) {
-					l.failed.Store(true)
-				}
+			b.markLocked(a.failed)
+		}
+	}
+	b.arriving.Lock()
+	defer b.arriving.Unlock()
+	b.some.Store(len(b.came) > 0) // not before: hasFailed does not lock mu when there is nothing
+}
+
+// markLocked marks the leases on buffers that have failed. Those that are not in the list yet are marked when they come there.
+func (b *Blocks) markLocked(buffers []uint64) {
+	for _, id := range buffers {
+		b.failed[id] = struct{}{}
+		for l := range b.leases.all() {
+			if l.buffer == id {
+				l.failed.Store(true)
+				delete(b.failed, id)
 			}
 		}
+	}
+}
+
+// addLocked adds a lease that the service has granted.
+func (b *Blocks) addLocked(l *Lease) {
+	b.leases.add(l)
+	if _, failed := b.failed[l.buffer]; failed {
+		l.failed.Store(true)
+		delete(b.failed, l.buffer)
 	}
 }
 
@@ -108,6 +129,7 @@ type block struct {
 
 func (b *Blocks) start(s *Session) {
 	b.session, b.pools, b.blocks = s, make(map[uint64]*Pool), make(map[uint64]*block)
+	b.failed = make(map[uint64]struct{})
 }
 
 // Open asks the service for a pool and opens it in this process. If the request can wait, `limit` points to the request's field for the

@@ -175,7 +175,7 @@ func (b *Blocks) adoptGrant(ctx context.Context, l *Lease, came wire.Grant) erro
 	if b.closing {
 		return ErrClientClosed
 	}
-	b.leases.add(l)
+	b.addLocked(l)
 	return nil
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/seqpacket"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
+	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/tests/harness"
 )
 
@@ -222,6 +223,22 @@ func TestCloseWaitsUntilTheServiceIsToldOfABlockThatWasRecalled(t *testing.T) {
 			assert.Equal(t, &wire.Dropped{Blocks: []uint64{5}}, m)
 		})
 	}
+}
+
+func TestANoticeThatABufferHasFailedMayComeBeforeItsLeaseIsInTheList(t *testing.T) {
+	s, _ := unread(t)
+	b := &s.Blocks
+	b.MarkFailed([]uint64{5, 6})
+	require.Nil(t, b.Find(1), "somebody applies what has come")
+	l := &Lease{info: &mempool.Grant{Buffer: 5}}
+	b.lockAndApply()
+	b.addLocked(l)
+	b.mu.Unlock()
+	assert.True(t, b.hasFailed(l))
+	b.lockAndApply()
+	defer b.mu.Unlock()
+	b.leases.remove(l)
+	assert.Len(t, b.failed, 1)
 }
 
 func TestACallEndsInTimeWhileADriverHoldsTheBlocks(t *testing.T) {

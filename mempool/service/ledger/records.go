@@ -417,7 +417,7 @@ func (d doneBy) write(c *codec) {
 func (a *Answer) key() key { return key{table: inAnswers, a: a.session.ID, b: uint64(a.request)} }
 
 func (a *Answer) write(c *codec) {
-	if c.lives(a.session.Answers[a.request] == a) {
+	if c.lives(a.session.Answers[a.request] == a && !a.session.Ended) {
 		(&numberField{a.From}).code(c)
 	}
 }

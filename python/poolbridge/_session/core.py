@@ -129,6 +129,7 @@ class Core:
         self._number = 0
         self._all_issued = False  # whether every request number was used at least once
         self.unconfirmed = Unconfirmed()
+        self._asking: Call | None = None
         self._answered: deque[tuple[Any, type[Reply]]] = deque(maxlen=_REMEMBERED)
 
     # Sending
@@ -183,8 +184,8 @@ class Core:
 
     def forget_confirmed(self) -> None:
         """Forget the sent packets that need not be sent again."""
-        if self.unconfirmed.forget(self.awaited()):
-            self.start(Cancel(request=0), Reply, _nothing)  # its answer confirms the packets before
+        if self.unconfirmed.forget(self.awaited()) and (self._asking is None or self._asking.done):
+            self._asking = self.start(Cancel(request=0), Reply, _nothing)  # its answer confirms the packets before
 
     def awaited(self) -> set[int]:
         """Return the ids of the packets whose answers have not come."""

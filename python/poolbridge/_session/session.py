@@ -175,6 +175,7 @@ class Session(SessionMembers):
                     self.transport.end_sending()
             else:
                 if len(outbox) > _OUTBOX_MAX:
+                    self.transport.shutdown()
                     raise ConnectionLostError(f"the service reads no packets, and {len(outbox)} wait to be sent")
                 if self._driver is not None:
                     self._driver.want_write()
