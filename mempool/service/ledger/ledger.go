@@ -6,8 +6,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Ledger has the records of a service. Records refer to each other by pointers, and each of them is in the table of its kind. A caller of
-// the ledger's methods holds the lock that guards the ledger, if it needs one.
+// Ledger has the records of a service. Records refer to each other by pointers, and each of them is in the table of its kind. The ledger has no
+// lock: goroutines that share it hold one lock for all its methods.
 type Ledger struct {
 	buffers
 	names
@@ -66,8 +66,8 @@ type Session struct {
 	Keeper   *Keeper
 	// Token proves that a client which connects again has the session.
 	Token mempool.Epoch
-	// Done is the number of the session's last packet that changed something. Answers has, by the number of a request that changed something,
-	// from what its answer is made again. The client may lack these answers.
+	// Done is the number of the session's last packet that changed something. Answers has, by the numbers of requests, what a successor needs to
+	// build the answers again that the client may not have received.
 	Done      uint64
 	Answers   map[uint32]*Answer
 	forgotten bool            // see ForgetSession
@@ -86,7 +86,7 @@ func (l *Ledger) OpenSession(p mempool.Peer, owner bool, began time.Time) *Sessi
 	return s
 }
 
-// EndSession moves a session to the ended ones.
+// EndSession moves a session to the ended ones. Its answers are dropped, and timelines are not shown to it any more.
 func (l *Ledger) EndSession(s *Session) {
 	s.Ended = true
 	l.Touch(doneBy{s})
@@ -115,11 +115,11 @@ func (l *Ledger) ForgetSession(s *Session) {
 	l.dropKeeper(s.Keeper)
 }
 
-// Answer is from what the answer to a request is made again.
+// Answer has what a successor needs to build the answer to a request again.
 type Answer struct {
 	session *Session
 	request uint32
-	From    uint64
+	From    uint64 // the id of what the request has made, or another number; the kind of the request says which
 }
 
 // Did notes that the packet of this number, with the request q or with none, changed something, and from what the request's answer is made
