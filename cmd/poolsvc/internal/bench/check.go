@@ -82,7 +82,7 @@ type Figure struct {
 }
 
 // Spread has the value of a figure in the best round, and the median of the rounds. Other work on the machine makes rounds only slower, so the
-// best rounds of two runs differ least. How far the median is from the best round is how far chance may move the best round.
+// best rounds of two runs differ least. How many times the best round the median is says by which factor chance may move the best round.
 type Spread struct {
 	Best   float64 `json:"best"`
 	Median float64 `json:"median"`
@@ -197,11 +197,11 @@ func (r Result) since(before Result) Change {
 		{"mean_us", Round.mean},
 	} {
 		was, is := spread(before.Rounds, figure.of), spread(r.Rounds, figure.of)
-		by := is.Best - was.Best
-		if max(by, -by) <= max(was.Median-was.Best, is.Median-is.Best, smallest*was.Best) {
+		by := is.Best / was.Best
+		if !(max(by, 1/by) > max(was.Median/was.Best, is.Median/is.Best, 1+smallest)) { // also if a figure is missing
 			continue
 		}
-		if by > 0 {
+		if by > 1 {
 			c.Verdict = worse
 		}
 		c.Figures = append(c.Figures, Figure{figure.name, was, is})
