@@ -173,12 +173,14 @@ func (k Kind) CanAdopt() bool {
 	return err == nil && b.Adopt != nil
 }
 
-// AdoptArena makes the arena of a pool whose process is gone, and its allocations. AdoptArena owns the file, which the arena's Export had. The
-// kind is one that CanAdopt.
+// AdoptArena makes the arena of a pool whose process is gone, and its allocations. AdoptArena owns the file, which the arena's Export had.
 //
-// Errors: [ErrInvalid] if there cannot be allocations at these places.
+// Errors: [ErrInvalid] if there cannot be allocations at these places, [ErrUnavailable] if the kind cannot be adopted.
 func AdoptArena(k Kind, f *os.File, at []Place, memory *hostmem.Memory) (Arena, []Allocation, error) {
-	b, _ := k.backend() // CanAdopt has found it
+	b, err := k.backend()
+	if err != nil || b.Adopt == nil {
+		return nil, nil, errors.Join(typed.Errorf(ErrUnavailable, "the memory of kind %q ended with its process", k), err, f.Close())
+	}
 	return b.Adopt(f, at, memory)
 }
 

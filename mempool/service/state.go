@@ -225,7 +225,7 @@ type awaited struct {
 }
 
 // changes has, by the id of a buffer, the signal that wakes requests which wait to lease it: a lease may have become possible, or impossible. The
-// first who waits makes it, and broadcast removes it. Service.mu guards changes.
+// first request that waits makes the signal, and broadcast removes it. Service.mu guards changes.
 type changes map[uint64]*signal
 
 // reclaimQueue has the memory that the service is about to free. Requests add memory to the queue with Service.mu held. When a request

@@ -44,8 +44,8 @@ type Blocks struct {
 	some     atomic.Bool // came is not empty
 }
 
-// arrival is what the service has said: it has granted a lease, or buffers have failed. A driver may work while mu is held, so whoever reads the
-// packets of all must not wait for mu.
+// arrival is what a packet of the service says: the service has granted a lease, or buffers have failed. The goroutine that reads the packets
+// does not wait for mu, under which a driver may work.
 type arrival struct {
 	grant  wire.Grant
 	export *mempool.Export
@@ -81,9 +81,15 @@ func (b *Blocks) lockAndApply() {
 	b.some.Store(len(b.came) > 0) // not before: hasFailed does not lock mu when there is nothing
 }
 
+// mostFailed bounds how many failed buffers without a lease a session remembers: their leases may have just ended.
+const mostFailed = 1024
+
 // markLocked marks the leases on buffers that have failed. Those that are not in the list yet are marked when they come there.
 func (b *Blocks) markLocked(buffers []uint64) {
 	for _, id := range buffers {
+		if len(b.failed) >= mostFailed {
+			clear(b.failed)
+		}
 		b.failed[id] = struct{}{}
 		for l := range b.leases.all() {
 			if l.buffer == id {

@@ -30,7 +30,7 @@ const (
 	freeDeaths = 3
 	maxDeaths  = 20
 	maxFDs     = 253 // descriptors in a message, as the kernel allows
-	// LISTEN_PID is fromUs and the id of a process of poolsvc if that gave the descriptors; from systemd it is the id of who gets them.
+	// A process of poolsvc that gives descriptors sets LISTEN_PID to fromUs and its own id. Systemd sets it to the id of the process that gets them.
 	fromUs        = "from-"
 	addressBegins = "@poolbridge-guard-" // of the guard's socket; its process follows
 	answerName    = "answer"             // of the pipe to which a new guard writes its address
