@@ -211,7 +211,7 @@ fuzz: ## fuzz the packet checker and decoder, and shared memory, about a minute 
 test-gpu: ## on a machine with a GPU: run `poolsvc verify` and the integration tests there, with CuPy
 	@$(PYTHON) tests/gpu/missing.py $(PY)
 	@$(MAKE) --no-print-directory bin/poolsvc $(VENV)/installed
-	LIMIT=1200 PYTHON=$(PY) tests/gpu/run verify tests-integration
+	LIMIT=1200 PYTHON=$(PY) tests/gpu/run verify tests-integration stress-python survive
 
 gpu-bundle: bin/poolsvc $(VENV)/installed ## collect the files that a machine with a GPU needs to run the GPU tests
 	tests/gpu/bundle $(PY) build/gpu
