@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"math"
+	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
 func (c *connection) timeline(q uint32, r *wire.GetTimeline) {
@@ -27,29 +29,25 @@ func (c *connection) timeline(q uint32, r *wire.GetTimeline) {
 	c.reply(q, &wire.TimelineReply{Timeline: id, Words: wire.TimelineWords, Export: *out}, files)
 }
 
-func (c *connection) makeChannel(q uint32, r *wire.MakeChannel) {
-	info, err := c.session.MakeChannel(mempool.ChannelSpec{Name: r.Name, Pool: r.Pool, Mode: mempool.ChannelMode(r.Mode),
+func makeChannel(s *service.Session, r *wire.MakeChannel) (wire.Reply, error) {
+	info, err := s.MakeChannel(mempool.ChannelSpec{Name: r.Name, Pool: r.Pool, Mode: mempool.ChannelMode(r.Mode),
 		Capacity: int(min(r.Capacity, math.MaxInt32)), Full: mempool.FullPolicy(r.Full), MaxDeliveries: int(min(r.MaxDeliveries, math.MaxInt32))})
-	c.replyChannel(q, info, err)
-}
-
-func (c *connection) replyChannel(q uint32, info mempool.ChannelIdentity, err error) {
-	if err != nil {
-		c.fail(q, err)
-		return
-	}
-	c.reply(q, &wire.ChannelReply{Channel: convert.WireChannelIdentity(info)}, nil)
+	return &wire.ChannelReply{Channel: convert.WireChannelIdentity(info)}, err
 }
 
 func (c *connection) find(q uint32, r *wire.Find) {
-	info, err := c.session.FindChannel(c.ctx, r.Name, 0)
+	found := func(ctx context.Context, wait time.Duration) (wire.Reply, error) {
+		info, err := c.session.FindChannel(ctx, r.Name, wait)
+		return &wire.ChannelReply{Channel: convert.WireChannelIdentity(info)}, err
+	}
+	reply, err := found(c.ctx, 0)
 	if r.Wait == 0 || q == 0 || !errors.Is(err, mempool.ErrNotFound) {
-		c.replyChannel(q, info, err)
+		c.answer(q, reply, err)
 		return
 	}
 	c.waitFor(q, err, func(ctx context.Context) func() {
-		info, err := c.session.FindChannel(ctx, r.Name, milliseconds(r.Wait))
-		return func() { c.replyChannel(q, info, err) }
+		reply, err := found(ctx, milliseconds(r.Wait))
+		return func() { c.answer(q, reply, err) }
 	})
 }
 

@@ -44,12 +44,12 @@ func (c *connection) replyJoined(q uint32, m service.Joined, err error) {
 	}
 	x, files := convert.WireExport(m.Export)
 	reply := &wire.JoinReply{Channel: convert.WireChannelIdentity(m.Channel), Slot: uint64(m.Slot), Member: m.ID, Export: *x}
-	sent := c.unanswered.answer(q)
+	sent := c.timings.end(q)
 	err = c.send(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, reply) })
 	if err != nil {
 		_ = c.session.Channel(m.Channel.ID).Member(m.ID).Leave() // this fails only if the member is gone
 	}
-	c.answered(q, sent, err)
+	c.replySent(q, sent, err)
 }
 
 // enter lets a member take part in its channel. Before the reply, enter sends the client the files of those other members that the new
