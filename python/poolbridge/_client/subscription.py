@@ -150,7 +150,7 @@ class BaseSubscription(Uncopied):
         without closing the client. ``"closed"``: an operator ended it. ``"error"``: the service did. If another
         producer got the place of one that left, that one is missing. Once the subscription has ended, the list stays.
         """
-        return [] if self._consumer is None else list(self._consumer.producers())
+        return [] if self._consumer is None else list(self._consumer.presence.producers())
 
     def _close(self) -> None:
         if self._consumer is not None:

@@ -41,10 +41,6 @@ if TYPE_CHECKING:
 
 _OUTBOX_MAX = 65_536
 _PATIENCE = 10.0
-# A block keeps arrays for at most `_MOST_PLACES` places: each is a part of its memory and a description of it. It keeps
-# at most `_MOST_ARRAYS` for each place.
-_MOST_PLACES = 4096
-_MOST_ARRAYS = 8
 
 
 class Driver(Protocol):
@@ -437,22 +433,6 @@ class Session(SessionMembers):
         self.lease_states[lender.grant.id] = ref(lender)
         lender.released, lender.owed, lender.sent = False, True, False
         self.unown(lender)
-
-    def keep_array(self, grant: Grant, place: tuple[Any, ...], made: tuple[Any, Any]) -> None:
-        """Keep an array in `arrays` of its block, for later frames; `place` is the key in `arrays`.
-
-        The last item of `place` has the arrays of a frame of several arrays.
-        """
-        with self.lock:
-            block = self.core.blocks.get(grant.block)
-            if block is None or block.recalled:
-                return
-            if len(block.arrays) >= _MOST_PLACES // max(len(place[-1]), 1):
-                block.arrays.clear()
-            arrays = block.arrays.setdefault(place, [])
-            if len(arrays) >= _MOST_ARRAYS:
-                arrays.clear()
-            arrays.append(made)
 
     def lent(self, state: LeaseState, fence: Fence | None, *, apart: bool) -> None:
         """Note that a channel has a lease now.
