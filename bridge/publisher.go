@@ -85,7 +85,7 @@ func (p *Publisher) loan(ctx context.Context, try session.Attempt) (l *Lease, er
 		defer func() { end(l, err) }()
 	}
 	made := &Lease{client: c}
-	if err := p.shared.Lend(ctx, try, &made.held); err != nil {
+	if err := p.shared.Loan(ctx, try, &made.held); err != nil {
 		return nil, err
 	}
 	return made, nil

@@ -209,9 +209,9 @@ func (c *child) produce(p *Producer) error {
 		select {
 		case <-c.stop:
 			fmt.Println("stopped")
-			for p.Lent() > 0 {
+			for p.Outstanding() > 0 {
 				if err := reclaim(); err != nil {
-					return fmt.Errorf("%d blocks are lent: %w", p.Lent(), err)
+					return fmt.Errorf("%d blocks are outstanding: %w", p.Outstanding(), err)
 				}
 			}
 			if len(free) != len(c.Blocks) {

@@ -38,8 +38,8 @@ type lent struct {
 	fences   []Fence
 }
 
-// Lent returns how many frames the producer has published whose memory Reclaim has not returned yet.
-func (p *Producer) Lent() int {
+// Outstanding returns how many frames the producer has published whose memory Reclaim has not returned yet.
+func (p *Producer) Outstanding() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.inChannel()

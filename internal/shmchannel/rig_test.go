@@ -215,14 +215,14 @@ func within(t testing.TB) context.Context {
 type reclaimer interface {
 	AwaitBack(ctx context.Context, look func() bool) error
 	Reclaim() ([]Returned, error)
-	Lent() int
+	Outstanding() int
 }
 
 // awaitReclaim waits until blocks have come back, and returns them. It returns at once if the channel has no block of the producer.
 func awaitReclaim(ctx context.Context, p reclaimer) (back []Returned, err error) {
 	ended := p.AwaitBack(ctx, func() bool {
 		back, err = p.Reclaim()
-		return err != nil || len(back) > 0 || p.Lent() == 0
+		return err != nil || len(back) > 0 || p.Outstanding() == 0
 	})
 	return back, errors.Join(err, ended)
 }

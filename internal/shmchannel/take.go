@@ -64,11 +64,11 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	}
 	c.untold += missed
 	if h < 0 {
-		c.take(n, f.Block)
+		c.putInHand(n, f.Block)
 		// The host may have removed this consumer while the consumer took frame n. Then producers may already believe that this consumer does not
 		// have frame n, so the consumer does not use frame n, and marks it as not in hand.
 		if left := c.takesPart(); left != nil {
-			c.let(n)
+			c.dropFromHand(n)
 			return false, left
 		}
 	} else {
@@ -76,7 +76,7 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	}
 	if err != nil {
 		if h < 0 {
-			c.let(n)
+			c.dropFromHand(n)
 		} else {
 			c.clearHold(h)
 		}

@@ -179,7 +179,7 @@ func (b *Blocks) adoptGrant(ctx context.Context, l *Lease, came wire.Grant) erro
 	return nil
 }
 
-// Region is a part of a block, of which a publisher lends leases.
+// Region is a part of a block, of which a publisher makes loans.
 type Region struct {
 	Info   *mempool.Grant // nobody changes it in place
 	Mem    *mempool.ImportedBlock

@@ -32,12 +32,12 @@ type Publisher struct {
 	stride    uint64        // of a slot
 	making    chan struct{} // has a value while a goroutine asks the service for an arena
 	most      int           // the greatest number of slots that a request for an arena had; the goroutine that asks uses it
-	used      atomic.Bool   // Lend was called since the last tick
+	used      atomic.Bool   // Loan was called since the last tick
 	closed    atomic.Bool
 
 	mu      sync.Mutex
 	arenas  []*arena
-	waiting int       // number of calls of Lend that wait
+	waiting int       // number of calls of Loan that wait
 	rested  bool      // the Publisher was not used between the last two ticks
 	refused time.Time // when the service last refused a further arena
 	refusal error
@@ -110,9 +110,9 @@ func (p *Publisher) usable() error {
 	return nil
 }
 
-// Lend makes l a loan of a slot. It prefers memory on which no work of readers is running. If no slot is free, Lend waits until one comes
+// Loan makes l a loan of a slot. It prefers memory on which no work of readers is running. If no slot is free, Loan waits until one comes
 // back.
-func (p *Publisher) Lend(ctx context.Context, try session.Attempt, l *session.Lease) error {
+func (p *Publisher) Loan(ctx context.Context, try session.Attempt, l *session.Lease) error {
 	if err := p.usable(); err != nil {
 		return err
 	}
@@ -126,7 +126,7 @@ func (p *Publisher) Lend(ctx context.Context, try session.Attempt, l *session.Le
 			return err
 		}
 	}
-	return s.lend(ctx, l)
+	return s.loanTo(ctx, l)
 }
 
 // await returns a slot that comes back, or a slot of a new arena.
@@ -326,8 +326,8 @@ func (p *Publisher) look() *slot {
 	return p.take(math.MaxInt)
 }
 
-// lend makes l a loan of a slot that take has returned.
-func (s *slot) lend(ctx context.Context, l *session.Lease) error {
+// loanTo makes l a loan of a slot that take has returned.
+func (s *slot) loanTo(ctx context.Context, l *session.Lease) error {
 	p := s.arena.of
 	if t := &p.from.session.Timelines; len(s.wait) > 0 {
 		t.Pin(s.wait) // no page may be unmapped between Pending and the lease's own pin
@@ -378,14 +378,14 @@ func (s *slot) back() {
 	s.arena.free = append(s.arena.free, s)
 }
 
-// wake wakes the calls of Lend that wait.
+// wake wakes the calls of Loan that wait.
 func (p *Publisher) wake() {
 	if p.Waits() {
 		p.from.native.Wake()
 	}
 }
 
-// Waits reports whether a call of Lend waits.
+// Waits reports whether a call of Loan waits.
 func (p *Publisher) Waits() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

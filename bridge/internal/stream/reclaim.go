@@ -207,7 +207,7 @@ func (p *Producer) beginDrain() {
 }
 
 // drainable reports whether memory is wanted and the channel has memory that will come back.
-func (p *Producer) drainable() bool { return p.isWanted() && p.native.Lent() > 0 }
+func (p *Producer) drainable() bool { return p.isWanted() && p.native.Outstanding() > 0 }
 
 // isWanted reports whether memory is wanted: the last notice that somebody waits for memory of the pool came less than wantedFor ago.
 func (p *Producer) isWanted() bool {
@@ -225,7 +225,7 @@ func (p *Producer) drain() {
 		ctx, cancel := context.WithDeadline(p.session.Working(), time.Unix(0, p.wanted.Load()))
 		err := p.native.AwaitBack(ctx, func() bool {
 			p.giveBack()
-			return p.native.Lent() == 0
+			return p.native.Outstanding() == 0
 		})
 		cancel()
 		if err != nil && !errors.Is(err, context.DeadlineExceeded) { // no memory will come back, or closing takes it
@@ -334,7 +334,7 @@ func (st *Streams) tick() {
 		} else {
 			p.collect(p.session.Working())
 		}
-		switch used := p.native.Lent()+len(p.arenas()) > 0; {
+		switch used := p.native.Outstanding()+len(p.arenas()) > 0; {
 		case used:
 			again = true
 		case destroyed:
