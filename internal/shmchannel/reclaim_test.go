@@ -296,6 +296,6 @@ func TestAfterTheEndEveryChangeOfTheRosterCounts(t *testing.T) {
 	require.NoError(t, r.host.Leave(c.member))
 	p.view.version = r.host.roster.version.Load() - 1
 	tail := r.host.sequencer.loadTail()
-	r.host.sequencer.tail.Store(uint64(newTail(tail.number(), tail.slot(), p.view.version)))
+	r.host.sequencer.tail.Store(uint64(newTail(tail.number(), tail.seat(), p.view.version)))
 	assert.Equal(t, []uint64{1}, p.back())
 }
