@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Returned is the memory of a frame that its producer can use again: a block, or a slot of an arena. Owner says which slot.
+// Returned is the memory of a frame that its producer can use again: a block, or a chunk of an arena. Owner says which chunk.
 type Returned struct {
 	Number uint64 // number of the frame
 	Block  uint64

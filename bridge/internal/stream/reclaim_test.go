@@ -70,7 +70,7 @@ func TestAnAllocationGetsMemoryThatALoanHasReclaimed(t *testing.T) {
 	defer close(busy)
 	r.publish(t)
 	r.publish(t)                     // the first frame comes back
-	require.Nil(t, publisher.look()) // looks for slots, reclaims the frame, and leaves its release to a task
+	require.Nil(t, publisher.look()) // looks for chunks, reclaims the frame, and leaves its release to a task
 	r.streams.Collect(t.Context(), r.pool.Info.ID)
 	require.NoError(t, r.allocate(t).Release(t.Context(), false))
 }

@@ -212,7 +212,7 @@ class BaseBorrowedArrays(Uncopied):
         return None
 
     def _make(self, state: LeaseState) -> Any:
-        twin = self._session.lend(state)
+        twin = self._session.keep_mapped(state)
         try:
             # For `wrap`, memory of kind `pinned` is the GPU's if a stream uses it.
             array, kept = wrapped(self._lease_type(self._run, twin), self._wrap, on_gpu=self._stream is not None)

@@ -293,8 +293,8 @@ class Consumer(Membership):
         self._counted: set[int] = set()  # ids of the grants that are counted as leases of their blocks
         self._given: set[int] = set()  # numbers of frames that were requeued but not released yet
 
-    def _add(self, slot: int, member: int, fd: int) -> None:
-        self.native.add_track(slot, member, fd)
+    def _add(self, seat: int, member: int, fd: int) -> None:
+        self.native.add_track(seat, member, fd)
 
     # Taking
 
