@@ -266,7 +266,7 @@ func (c *connection) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 		out.Token = token[:]
 	}
 	failpoint.At("hello/answering")
-	c.reply(q, out, nil)
+	c.answer(q, out, nil)
 	failpoint.At("hello/answered")
 	return nil
 }
@@ -290,7 +290,7 @@ func (c *connection) answerAgain(q uint32, r wire.Request) bool {
 		p, err := c.session.FindPool(answer)
 		c.replyPool(q, p, err)
 	case *wire.Publish:
-		c.reply(q, &wire.PublishReply{Version: answer}, nil)
+		c.answer(q, &wire.PublishReply{Version: answer}, nil)
 	case *wire.GetTimeline:
 		c.timeline(q, r)
 	case *wire.MakeChannel:

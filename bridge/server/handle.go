@@ -69,13 +69,18 @@ func (c *connection) release(q uint32, r *wire.Release) {
 
 func (c *connection) done(q uint32, err error) { c.answer(q, &wire.EmptyReply{}, err) }
 
-// answer answers request q with r, or with err if err is not nil.
-func (c *connection) answer(q uint32, r wire.Reply, err error) {
-	if err != nil {
-		c.fail(q, err)
+// answerInTime answers request q by the function that `attempt` returns. If an attempt that does not wait fails with the error `missing`, and the
+// request may wait, answerInTime makes another attempt, from a new goroutine.
+func (c *connection) answerInTime(q uint32, wait uint64, missing error, attempt func(ctx context.Context, wait time.Duration) (answer func(), err error)) {
+	answer, err := attempt(c.ctx, 0)
+	if wait == 0 || q == 0 || !errors.Is(err, missing) {
+		answer()
 		return
 	}
-	c.reply(q, r, nil)
+	c.waitFor(q, err, func(ctx context.Context) func() {
+		answer, _ := attempt(ctx, milliseconds(wait))
+		return answer
+	})
 }
 
 func (c *connection) create(q uint32, r *wire.Create) {
@@ -139,7 +144,7 @@ func (c *connection) replyPool(q uint32, p *service.Pool, err error) {
 	out := convert.WirePoolInfo(p.Info())
 	x, files := convert.WireExport(p.Export())
 	out.Export = x
-	c.reply(q, &wire.PoolReply{Pool: out}, files)
+	c.answer(q, &wire.PoolReply{Pool: out}, nil, files...)
 }
 
 func publishBuffer(s *service.Session, r *wire.Publish) (wire.Reply, error) {

@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
 	"math"
 	"time"
 
@@ -21,12 +20,8 @@ func (c *connection) timeline(q uint32, r *wire.GetTimeline) {
 	} else {
 		x, err = c.session.FindTimeline(id)
 	}
-	if err != nil {
-		c.fail(q, err)
-		return
-	}
 	out, files := convert.WireExport(x)
-	c.reply(q, &wire.TimelineReply{Timeline: id, Words: wire.TimelineWords, Export: *out}, files)
+	c.answer(q, &wire.TimelineReply{Timeline: id, Words: wire.TimelineWords, Export: *out}, err, files...)
 }
 
 func makeChannel(s *service.Session, r *wire.MakeChannel) (wire.Reply, error) {
@@ -36,30 +31,15 @@ func makeChannel(s *service.Session, r *wire.MakeChannel) (wire.Reply, error) {
 }
 
 func (c *connection) find(q uint32, r *wire.Find) {
-	found := func(ctx context.Context, wait time.Duration) (wire.Reply, error) {
+	c.answerInTime(q, r.Wait, mempool.ErrNotFound, func(ctx context.Context, wait time.Duration) (func(), error) {
 		info, err := c.session.FindChannel(ctx, r.Name, wait)
-		return &wire.ChannelReply{Channel: convert.WireChannelIdentity(info)}, err
-	}
-	reply, err := found(c.ctx, 0)
-	if r.Wait == 0 || q == 0 || !errors.Is(err, mempool.ErrNotFound) {
-		c.answer(q, reply, err)
-		return
-	}
-	c.waitFor(q, err, func(ctx context.Context) func() {
-		reply, err := found(ctx, milliseconds(r.Wait))
-		return func() { c.answer(q, reply, err) }
+		return func() { c.answer(q, &wire.ChannelReply{Channel: convert.WireChannelIdentity(info)}, err) }, err
 	})
 }
 
 func (c *connection) awaitConsumers(q uint32, r *wire.AwaitConsumers) {
-	ch := c.session.Channel(r.Channel)
-	err := ch.AwaitConsumers(c.ctx, r.Count, 0)
-	if r.Wait == 0 || q == 0 || !errors.Is(err, mempool.ErrTimeout) {
-		c.done(q, err)
-		return
-	}
-	c.waitFor(q, err, func(ctx context.Context) func() {
-		err := ch.AwaitConsumers(ctx, r.Count, milliseconds(r.Wait))
-		return func() { c.done(q, err) }
+	c.answerInTime(q, r.Wait, mempool.ErrTimeout, func(ctx context.Context, wait time.Duration) (func(), error) {
+		err := c.session.Channel(r.Channel).AwaitConsumers(ctx, r.Count, wait)
+		return func() { c.done(q, err) }, err
 	})
 }

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
@@ -25,14 +26,9 @@ func (c *connection) join(q uint32, r *wire.Join) {
 		c.replyJoined(q, m, err)
 		return
 	}
-	m, err := c.session.JoinChannel(c.ctx, r.Name, spec, 0)
-	if r.Wait == 0 || !errors.Is(err, mempool.ErrNotFound) {
-		c.replyJoined(q, m, err)
-		return
-	}
-	c.waitFor(q, err, func(ctx context.Context) func() {
-		m, err := c.session.JoinChannel(ctx, r.Name, spec, milliseconds(r.Wait))
-		return func() { c.replyJoined(q, m, err) }
+	c.answerInTime(q, r.Wait, mempool.ErrNotFound, func(ctx context.Context, wait time.Duration) (func(), error) {
+		m, err := c.session.JoinChannel(ctx, r.Name, spec, wait)
+		return func() { c.replyJoined(q, m, err) }, err
 	})
 }
 

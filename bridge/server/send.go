@@ -172,13 +172,15 @@ func farewell(conn *seqpacket.Conn, reason error) {
 	}
 }
 
-// reply answers request q and sends files with the answer. If q is 0, the client wants no answer, and reply does nothing.
-func (c *connection) reply(q uint32, r wire.Reply, files []*os.File) {
-	if q == 0 {
-		return
+// answer answers request q with r and files, or with err if err is not nil. If q is 0, the client wants no answer: see fail.
+func (c *connection) answer(q uint32, r wire.Reply, err error, files ...*os.File) {
+	switch {
+	case err != nil:
+		c.fail(q, err)
+	case q != 0:
+		sent := c.timings.end(q)
+		c.replySent(q, sent, c.send(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, r) }))
 	}
-	sent := c.timings.end(q)
-	c.replySent(q, sent, c.send(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, r) }))
 }
 
 // replySent records that the answer to request q was sent. If the answer could not be sent, replySent sends the error instead.

@@ -37,6 +37,8 @@ from poolbridge.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from poolbridge import _native
     from poolbridge._memory.kinds import BlockMemory
     from poolbridge._session.lease_state import LeaseState
@@ -121,21 +123,14 @@ class Presence:
 
 
 class Credit:
-    """How many taken frames of a consumer may be neither acknowledged nor requeued at a time: `most`.
-
-    Attributes
-    ----------
-    unsettled
-        Ids of the grants of these frames. The session's lock guards this set.
-    """
-
-    __slots__ = ("_changed", "_over", "most", "unsettled")
+    """Says whether a consumer may take another frame: at most `most` frames may be unsettled."""
 
     def __init__(self, most: int) -> None:
         self.most = most
+        # Ids of the grants whose frames are neither acknowledged nor requeued. The session's lock guards this set.
         self.unsettled: set[int] = set()
+        self.over = False  # whether no frame will come any more
         self._changed: Flag | None = None
-        self._over = False
 
     @property
     def left(self) -> bool:
@@ -143,40 +138,27 @@ class Credit:
         return len(self.unsettled) < self.most
 
     def wait(self, seconds: float | None) -> None:
-        """Wait until credit is left or no frame will come any more, but at most `seconds` seconds (None: no limit)."""
+        """Wait until credit is left or `over` is true, but at most `seconds` seconds (None: no limit)."""
         self._changed = changed = Flag()
-        if not self.left and not self._over:
+        if not self.left and not self.over:
             changed.wait(seconds)
 
     def tell(self) -> None:
-        """Wake the thread that waits, because a frame was settled."""
+        """Wake the thread that waits, because a frame was settled or no frame will come any more."""
         changed = self._changed
         if changed is not None:
             changed.set()
 
-    def end(self) -> None:
-        """Wake the thread that waits, because no frame will come any more."""
-        self._over = True
-        self.tell()
-
 
 class Hand:
-    """The frames that a consumer has in hand in shared memory, and the last fences of those that it has released.
-
-    Attributes
-    ----------
-    closes
-        Whether the native consumer is closed when no frame is in hand any more.
-    """
-
-    __slots__ = ("_fences", "_native", "_session", "_slots", "closes")
+    """The frames that a consumer has in hand in shared memory, and the last fences of those that it has released."""
 
     def __init__(self, session: Session, native: _native.Consumer, capacity: int) -> None:
         self._session = session
         self._native = native
         self._slots = max(1 << (2 * capacity - 1).bit_length(), MIN_SLOTS)
         self._fences: dict[int, tuple[int, int]] = {}  # word and value of the last fence, by slot of the frame's number
-        self.closes = False
+        self.closes = False  # whether the native consumer is closed when no frame is in hand any more
 
     def let_go(self, number: int, fences: tuple[Fence, ...] = (), *, back: bool) -> None:
         """Release a frame without waiting, or requeue it if `back`. `fences` has one unreached fence or none."""
@@ -229,10 +211,6 @@ class Consumer(Membership):
         Whether the channel is a queue.
     most_unfenced
         How many used frames the consumer may keep before it makes one fence for all of them and releases them.
-    credit
-        See `Credit`.
-    presence
-        Who publishes in the channel.
     ended
         Whether no frame will come any more.
     error
@@ -326,10 +304,6 @@ class Consumer(Membership):
         finally:
             self.receiving = False
 
-    def accept(self) -> None:
-        """Empty `offered` for the next frame: the program has the offered frame, or the offered frame has failed."""
-        self.native.offered = None
-
     def at_once(self) -> _native.Frame | None:
         """Return the next frame if it can be taken without waiting; else None."""
         return None if self.busy or self.ended or not self.credit.left else self._try(0.0)
@@ -364,7 +338,7 @@ class Consumer(Membership):
         The frame `number` has no grant. Only the thread of a blocking subscription calls this method.
         """
         if self._undecided or number in self._given:
-            self.end_lone(number, back=False)
+            self.end_lones((number,), back=False)
             return None
         try:
             return self._taken(self.native.swap(number, None, self.spin))
@@ -478,7 +452,7 @@ class Consumer(Membership):
         """Release an inconsistent frame, report it to the service, and return the error that the caller must raise."""
         frame = self._frames.get(grant.id)
         number = frame.number if frame is not None else 0
-        self.accept()
+        self.native.offered = None
         with self.session.lock:
             self._end(grant, (), back=False)
         return self.report(number, error)
@@ -492,9 +466,12 @@ class Consumer(Membership):
 
     def asks(self) -> None:
         """Note that the program asks for the next frame. Acknowledge all taken frames, except with ``ack="manual"``."""
-        if self.native.offered is not None:
+        if self.native.offered is not None:  # a call was interrupted before it returned this frame: forget its grant
             self.check_turn()
-            self._retract()
+            with self.session.lock:
+                granted = self._granted
+                if granted is not None and self._is_offered(granted):
+                    self._end(granted, (), back=False)
         if not self.auto or not (self.credit.unsettled or self._undecided):
             return
         if _process.pid != self.session.pid:
@@ -502,13 +479,6 @@ class Consumer(Membership):
         with self.session.lock:
             self.decide(back=False)
             self._settle_all(back=False)
-
-    def _retract(self) -> None:
-        """Forget the grant of the offered frame: a call was interrupted before it returned this frame."""
-        with self.session.lock:
-            granted = self._granted
-            if granted is not None and self._is_offered(granted):
-                self._end(granted, (), back=False)
 
     def _is_offered(self, grant: Grant) -> bool:
         """Whether a grant's frame is still in `offered`, so that the program does not have the frame yet."""
@@ -593,22 +563,18 @@ class Consumer(Membership):
             self._counted.remove(grant.id)
             self.session.disown(grant, fences)
 
-    def end_lone(self, number: int, fences: tuple[Fence, ...] = (), *, back: bool) -> None:
-        """Release a frame that has no grant, without waiting."""
-        if number in self._given:
-            self._settle(number, back=back)
-        self._hand.let_go(number, fences, back=back)
-
-    def end_lones(self, numbers: list[int], fences: tuple[Fence, ...] = (), *, back: bool) -> None:
-        """Release several frames that have no grant, all with the same fence, without waiting."""
+    def end_lones(self, numbers: Iterable[int], fences: tuple[Fence, ...] = (), *, back: bool) -> None:
+        """Release frames that have no grant, all with the same fence, without waiting."""
         for number in numbers:
-            self.end_lone(number, fences, back=back)
+            if number in self._given:
+                self._settle(number, back=back)
+            self._hand.let_go(number, fences, back=back)
 
     def _drop_offered(self) -> None:
         """Release the offered frame, because the program will not get it. The caller holds the session's lock."""
         frame = self.native.offered
         if frame is not None and frame not in self._frames.values():  # otherwise the frame ends with its grant
-            self.accept()
+            self.native.offered = None
             self._hand.let_go(frame.number, back=self.queue)
 
     # Closing
@@ -617,8 +583,8 @@ class Consumer(Membership):
         """Note that no frame will come any more. `error` says why; None if the channel or subscription was closed."""
         if not self.ended:
             self.error = None if error is None else type(error)(*error.args)  # without a traceback
-            self.ended = True
-        self.credit.end()
+            self.ended = self.credit.over = True
+        self.credit.tell()
         self.presence.producers()  # for the time after the native consumer is closed
 
     def check_end(self) -> None:
@@ -753,7 +719,7 @@ def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
 
 
 def claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
-    """Make the `LeaseState` for a taken frame. The caller calls `accept` when the program has the frame.
+    """Make the `LeaseState` for a taken frame. The caller empties `offered` when the program has the frame.
 
     Raises
     ------
@@ -770,6 +736,6 @@ def _claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
         try:
             _fences.check(state)
         except ContentFailedError as error:
-            consumer.accept()
+            consumer.native.offered = None
             raise type(error)(f"frame {frame.number}: {error}") from None
     return state
