@@ -506,7 +506,7 @@ func (s *Session) didLocked(ctx context.Context, answer uint64) {
 	if waits, ok := ctx.Value(requestKey{}).(Request); ok {
 		r = waits
 	}
-	s.svc.ledger.Did(s.rec, r.Packet, r.Query, answer)
+	s.rec.Did(r.Packet, r.Query, answer)
 }
 
 // Answer returns from what the answer to a request is made again that the session, or its predecessor, has carried out. It returns false if the
@@ -524,7 +524,7 @@ func (s *Session) Answer(q uint32) (answer uint64, did bool) {
 func (s *Session) Answered(requests []uint32) {
 	s.svc.mu.Lock()
 	defer s.svc.mu.Unlock()
-	s.svc.ledger.Answered(s.rec, requests)
+	s.rec.Answered(requests)
 }
 
 // Token returns the proof with which the session's client can take the session up again: see [Service.Resume]. It returns false if the session

@@ -59,7 +59,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) (version uint64, 
 	}
 	b.SetReady(ready)
 	if p.Event != nil {
-		svc.ledger.SetEvent(b, p.Event.Handle())
+		b.SetEvent(p.Event.Handle())
 	}
 	l.Demote()
 	svc.changed.broadcast(b)
@@ -139,7 +139,7 @@ func (s *Session) Get(ctx context.Context, text string, write bool, known Known,
 			case found == known:
 				missing = typed.Errorf(mempool.ErrNotFound, "nothing newer than version %d is published as %q", n.Version, text)
 			case passed:
-				missing = svc.ledger.Incomplete(n.Buffer)
+				missing = n.Buffer.Incomplete()
 			default:
 				return n.Buffer, nil, nil
 			}

@@ -190,7 +190,7 @@ func (p *Pool) loseLocked() {
 	for b := range svc.ledger.Buffers.All() {
 		if b.Block.Pool == p.rec && b.Block.Place == ledger.PlaceLost && !b.Failed {
 			n++
-			svc.ledger.Fail(b, "") // a client hears of it when it takes its session up
+			b.Fail("") // a client hears of it when it takes its session up
 		}
 	}
 	if n > 0 {

@@ -27,7 +27,7 @@ func (s *Session) AllocateRange(lease, base uint64, t mempool.Tensor) (g Granted
 	if err != nil {
 		return g, err
 	}
-	if err := svc.ledger.MayDivide(l, base, n); err != nil {
+	if err := l.MayDivide(base, n); err != nil {
 		return g, err
 	}
 	s.noteUse()
@@ -75,7 +75,7 @@ func (s *Session) Returned(lease uint64, buffers []uint64) (gone []uint64, wait 
 	}
 	block := l.Buffer.Block
 	block.SetFences(svc.timelines.Pending(block.Fences))
-	for _, t := range svc.ledger.Await(l, block.Fences, svc.timelines.Over) {
+	for _, t := range l.Await(block.Fences, svc.timelines.Over) {
 		svc.retireLocked(t)
 	}
 	return gone, svc.timelines.Unfinished(block.Fences), nil

@@ -255,7 +255,7 @@ func (p *Pool) destroyLocked(by *Session) {
 	}
 	e.Text, e.Bytes = fmt.Sprintf("%s destroyed pool %q, of which %s were in use", who, p.rec.Info.Name, bytesize.Text(p.rec.Leased)), p.rec.Leased
 	p.svc.mu.note(e, p.rec)
-	p.svc.ledger.ClosePool(p.rec)
+	p.rec.Close()
 	p.tellKeepers()
 	for rec := range p.svc.ledger.Channels.All() {
 		if rec.Pool == p.rec {

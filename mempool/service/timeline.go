@@ -123,7 +123,7 @@ func (s *Service) failBuffersLocked(t *ledger.Timeline, unreached func(mempool.F
 		if at < 0 {
 			continue
 		}
-		s.ledger.Fail(b, s.timelines.Reason(b.Ready[at]))
+		b.Fail(s.timelines.Reason(b.Ready[at]))
 		s.changed.broadcast(b)
 		told.add(b)
 		s.broken.add(t.Session, b, b.Frames > 0)

@@ -76,7 +76,7 @@ func (p *Pool) noteFullLocked(of *ledger.Session, size uint64, what string) {
 	}
 	e := of.About(mempool.PoolFull, "%s asked for %s in pool %q %s", of.Who(), bytesize.Text(size), p.rec.Info.Name, what)
 	e.Bytes, e.Count = size, count
-	if most, bytes := p.svc.ledger.MostOf(p.rec); most != nil {
+	if most, bytes := p.rec.LargestHolder(); most != nil {
 		e.Text += fmt.Sprintf("; %s has the most of it, %s", most.Who(), bytesize.Text(bytes))
 	}
 	p.svc.mu.note(e, p.rec)

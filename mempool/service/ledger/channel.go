@@ -305,7 +305,7 @@ func (l *Ledger) RemoveMember(m *Member) *Timeline {
 func (m *Member) unseat() {
 	m.Channel.Touch(m)
 	if m.kept == 0 && m.Channel.Members[m.ID] != m {
-		m.Channel.Pool.ledger.dropHolder(m.Session)
+		m.Session.dropHolder()
 	}
 }
 
@@ -469,7 +469,7 @@ func (l *Ledger) MapLent(s *Session, channel, id uint64) (*Block, error) {
 		return nil, typed.Errorf(mempool.ErrNotFound, "no buffer of pool %q uses block %d", ch.Pool.Info.Name, id)
 	}
 	if s.Mapped[id] == nil {
-		if err := l.MayMap(s); err != nil {
+		if err := l.Limits.MayMap(s); err != nil {
 			return nil, err
 		}
 		s.Map(b)

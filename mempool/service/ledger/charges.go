@@ -88,29 +88,32 @@ type Keeper struct {
 	kept     map[*Pool]uint64 // bytes of the free blocks that the process keeps
 }
 
+// keepers are the processes that have sessions, or whose memory the service still holds.
+type keepers map[keeperKey]*Keeper
+
 type keeperKey struct {
 	process uint64
 	uid     uint32
 }
 
-// keeper returns the keeper of a session that begins.
-func (l *Ledger) keeper(p mempool.Peer) *Keeper {
+// of returns the keeper of a session that begins.
+func (ks keepers) of(p mempool.Peer) *Keeper {
 	key := keeperKey{p.Process, p.UID}
-	k := l.keepers[key]
+	k := ks[key]
 	if k == nil {
 		k = &Keeper{uid: p.UID, process: p.Process, kept: make(map[*Pool]uint64)}
 		if p.Process != 0 {
-			l.keepers[key] = k
+			ks[key] = k
 		}
 	}
 	k.sessions++
 	return k
 }
 
-// dropKeeper notes that the service holds nothing more for a session of the process.
-func (l *Ledger) dropKeeper(k *Keeper) {
+// drop notes that the service holds nothing more for a session of the process.
+func (ks keepers) drop(k *Keeper) {
 	if k.sessions--; k.sessions == 0 && k.process != 0 {
-		delete(l.keepers, keeperKey{k.process, k.uid})
+		delete(ks, keeperKey{k.process, k.uid})
 	}
 }
 

@@ -59,6 +59,14 @@ type sums struct {
 	producers                    map[*Session]int
 }
 
+// known says whether a session is in the tables.
+func (c *checker) known(s *Session) bool {
+	if s.Ended {
+		return c.Ended.Get(s.ID) == s
+	}
+	return c.Sessions.Get(s.ID) == s
+}
+
 // want notes a fault unless ok is true.
 func (c *checker) want(ok bool, fault string, args ...any) {
 	if !ok {

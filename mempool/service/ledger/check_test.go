@@ -50,7 +50,7 @@ func newBooks(t testing.TB) *books {
 	}
 	buffer := func(bytes uint64) *Buffer { return bufferOf(b.writer, bytes) }
 	end := func(of *Buffer) *Block {
-		b.EndLease(of.Writer)
+		of.Writer.End()
 		b.RemoveBuffer(of)
 		return of.Block
 	}
@@ -66,9 +66,9 @@ func newBooks(t testing.TB) *books {
 	b.SetName(mempool.Publication{Name: "drafts", WhileUsed: true}, b.written, b.writer)
 	l.Demote()
 	b.shared.Ready = fence
-	b.SetEvent(b.shared, []byte{1, 2})
+	b.shared.SetEvent([]byte{1, 2})
 	b.Grant(b.shared, b.reader, false, fence, 5)
-	b.Fail(b.shared, "out of luck")
+	b.shared.Fail("out of luck")
 
 	b.channel = b.AddChannel(mempool.ChannelSpec{Name: "frames", Pool: b.pool.Info.ID, Capacity: 4}.Filled(), b.pool, 7)
 	dead := b.OpenSession(mempool.Peer{UID: 8, PID: 3, Process: 13}, false, time.Unix(1002, 0).UTC())
@@ -89,7 +89,7 @@ func newBooks(t testing.TB) *books {
 	b.kept.Doubted = true
 	b.ranged = b.AddRange(b.written, 500, b.writer.Describe(mempool.Bytes(100)), 100, 3)
 	b.Grant(b.ranged, b.writer, true, nil, 4)
-	require.Empty(t, b.EndLease(b.kept.Writer))
+	require.Empty(t, b.kept.Writer.End())
 	require.False(t, b.EndTimeline(dead.Timeline), "its member still writes it")
 	b.kept.Block.Left(dead)
 	require.False(t, b.kept.Block.EndHold())
@@ -234,8 +234,8 @@ func TestAPoolThatIsGoneLeavesNothingBehind(t *testing.T) {
 	b := newBooks(t)
 	b.RemoveName(b.Names.Get("weights"))
 	for _, l := range []*Lease{b.ranged.Writer, b.written.Writer, b.Leases.Get(2), b.Leases.Get(5)} {
-		b.EndLease(l)
-		b.EndNames(l.Buffer)
+		l.End()
+		l.Buffer.EndNames()
 		if l.Buffer.Unused() {
 			if whole := b.RemoveBuffer(l.Buffer); whole == nil {
 				l.Buffer.Block.Fences = nil
@@ -253,7 +253,7 @@ func TestAPoolThatIsGoneLeavesNothingBehind(t *testing.T) {
 	require.Nil(t, b.RemoveMember(b.consumer))
 	b.RemoveChannel(b.channel)
 	require.Empty(t, b.Check())
-	b.ClosePool(b.pool)
+	b.pool.Close()
 	require.Empty(t, b.Check())
 	chosen, all := uint64(0), b.pool.Cached
 	for _, mapped := range []bool{false, true} {

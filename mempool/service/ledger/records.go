@@ -124,32 +124,32 @@ type changes struct {
 }
 
 // NoteChanges makes the ledger note the records that change from now on, for [Ledger.AppendChanges].
-func (l *Ledger) NoteChanges() { l.noting = true }
+func (cs *changes) NoteChanges() { cs.noting = true }
 
 // Touch notes that a record has changed, was added or was removed. A caller that changes a field of a record calls it before the ledger's lock is
 // released.
-func (l *Ledger) Touch(r record) {
-	if !l.noting {
+func (cs *changes) Touch(r record) {
+	if !cs.noting {
 		return
 	}
-	for i := len(l.touched) - 1; i >= max(0, len(l.touched)-8); i-- { // usually a request changes a record several times
-		if l.touched[i] == r {
+	for i := len(cs.touched) - 1; i >= max(0, len(cs.touched)-8); i-- { // usually a request changes a record several times
+		if cs.touched[i] == r {
 			return
 		}
 	}
-	l.touched = append(l.touched, r)
+	cs.touched = append(cs.touched, r)
 }
 
 // AppendChanges appends what has changed since the last call. [Records.Apply] reads it.
-func (l *Ledger) AppendChanges(dst []byte) []byte {
-	c := &l.codec
+func (cs *changes) AppendChanges(dst []byte) []byte {
+	c := &cs.codec
 	c.data = dst
-	for _, r := range l.touched {
+	for _, r := range cs.touched {
 		c.record(r)
 	}
-	clear(l.touched)
-	if l.touched = l.touched[:0]; cap(l.touched) > 1<<16 {
-		l.touched = nil
+	clear(cs.touched)
+	if cs.touched = cs.touched[:0]; cap(cs.touched) > 1<<16 {
+		cs.touched = nil
 	}
 	dst, c.data = c.data, nil
 	return dst
