@@ -388,7 +388,7 @@ func (a *adoption) channels() error {
 		}
 		cs.all[id] = &channel{Stream: stream, svc: a.Service}
 		if p := a.poolOf(rec.Pool); p != nil {
-			p.streams = true
+			p.demand.streams = true
 		}
 	}
 	return nil
@@ -420,7 +420,7 @@ func (a *adoption) sessions() {
 	}
 	for l := range a.ledger.Leases.All() {
 		if l.Write && l.Buffer.Divided() {
-			a.poolOf(l.Buffer.Block.Pool).dividedBy(a.sessionOf(l.Session))
+			a.poolOf(l.Buffer.Block.Pool).demand.dividedBy(a.sessionOf(l.Session))
 		}
 	}
 }

@@ -70,7 +70,7 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 	if err != nil {
 		return mempool.ChannelIdentity{}, err
 	}
-	p.streams = true
+	p.demand.streams = true
 	stream.RosterFile, stream.SequencerFile = files[0].use(), files[1].use()
 	s.didLocked(context.Background(), stream.Info.ID)
 	svc.channels.addLocked(&channel{Stream: stream, svc: svc}, files[2:])

@@ -282,7 +282,7 @@ func (v *view) holders() []Holder {
 				left[v.sessionOf(one)] += b.Size
 			}
 		}
-		for one := range p.wanting {
+		for one := range p.demand.wanting {
 			wants[one] = append(wants[one], p.rec.Info.ID)
 		}
 	}

@@ -197,12 +197,7 @@ func (p *Pool) loseLocked() {
 		svc.mu.note(mempool.HistoryEvent{Kind: mempool.DriverError, Count: n, Text: fmt.Sprintf(
 			"%d buffers of pool %q are lost: memory of kind %s ends with the process of the service", n, p.rec.Info.Name, p.rec.Info.Kind)}, p.rec)
 	}
-	for rec := range svc.ledger.Channels.All() {
-		if rec.Pool == p.rec {
-			svc.channels.of(rec).End("its memory ended with the process of the service")
-			svc.channels.of(rec).tidyLocked()
-		}
-	}
+	svc.channels.endLocked(p.rec, "its memory ended with the process of the service")
 	p.retireLost()
 }
 

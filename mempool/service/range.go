@@ -31,20 +31,12 @@ func (s *Session) AllocateRange(lease, base uint64, t mempool.Tensor) (g Granted
 		return g, err
 	}
 	s.noteUse()
-	svc.poolOf(l.Buffer.Block.Pool).dividedBy(s)
+	svc.poolOf(l.Buffer.Block.Pool).demand.dividedBy(s)
 	made := uint32(time.Since(svc.began) / time.Second)
 	rec := svc.ledger.Grant(svc.ledger.AddRange(l.Buffer, base, s.rec.Describe(t), n, made), s.rec, true, nil, made)
 	s.didLocked(context.Background(), rec.ID)
 	_, mapped := s.rec.Mapped[l.Buffer.Block.ID]
 	return GrantedLease{Lease: Lease{s, rec}, Grant: svc.describe(rec), Mapped: mapped}, nil
-}
-
-// dividedBy notes that a session has made a range. Such a session learns only from Wanted that it may release the range's memory.
-func (p *Pool) dividedBy(s *Session) {
-	if p.dividers == nil {
-		p.dividers = make(map[*Session]struct{})
-	}
-	p.dividers[s] = struct{}{}
 }
 
 // Returned says which of the buffers are no ranges of the lease's buffer any more. Before the session writes their memory, it waits for the

@@ -67,6 +67,7 @@ func (s *Session) makePool(ctx context.Context, rec *ledger.Pool, spec mempool.P
 // addPool adds what is not plain of a pool.
 func (s *Service) addPool(rec *ledger.Pool, arena mempool.Arena) *Pool {
 	p := &Pool{svc: s, rec: rec, arena: arena, closed: make(chan struct{}), room: roomQueue{mutex: &s.mu}}
+	p.demand.pool = p
 	s.pools[rec.Info.ID] = p
 	return p
 }
@@ -256,14 +257,8 @@ func (p *Pool) destroyLocked(by *Session) {
 	e.Text, e.Bytes = fmt.Sprintf("%s destroyed pool %q, of which %s were in use", who, p.rec.Info.Name, bytesize.Text(p.rec.Leased)), p.rec.Leased
 	p.svc.mu.note(e, p.rec)
 	p.rec.Close()
-	p.tellKeepers()
-	for rec := range p.svc.ledger.Channels.All() {
-		if rec.Pool == p.rec {
-			ch := p.svc.channels.of(rec)
-			ch.End(why)
-			ch.tidyLocked()
-		}
-	}
+	p.demand.tell()
+	p.svc.channels.endLocked(p.rec, why)
 	for n := range p.svc.ledger.Names.All() {
 		if n.Buffer.Block.Pool == p.rec {
 			p.svc.removeNameLocked(n)

@@ -137,13 +137,18 @@ type Pool struct {
 	room            roomQueue     // allocations that wait for room
 	relief          countedSignal // blocks became free, or were freed
 	refused, failed eventlog.Gap  // refused: allocations that found no room; failed: allocations that the driver refused
+	demand          demand
+}
 
+// demand has the allocations that find no room in a pool, and the sessions that may have memory of the pool to release. Service.mu guards it.
+type demand struct {
+	pool     *Pool
+	wanting  map[*Session]int      // how many allocations of each session have found no room
 	streams  bool                  // the pool has had a channel
 	dividers map[*Session]struct{} // sessions that have made ranges
-	wanting  map[*Session]int      // how many allocations of each session have found no room
 	asked    time.Time             // when ask last sent Wanted
-	tidied   time.Time             // when want last called tidyLocked
-	asking   bool                  // wantOn runs
+	tidied   time.Time             // when meet last called tidyLocked
+	asking   bool                  // goOn runs
 }
 
 // poolOf returns the service's state of a pool. The caller holds s.mu.

@@ -201,3 +201,13 @@ func (cs *channels) tidyLocked(of *ledger.Session) {
 		}
 	}
 }
+
+// endLocked ends the channels of a pool; why says what happened.
+func (cs *channels) endLocked(of *ledger.Pool, why string) {
+	for rec := range cs.svc.ledger.Channels.All() {
+		if rec.Pool == of {
+			cs.of(rec).End(why)
+			cs.of(rec).tidyLocked()
+		}
+	}
+}

@@ -374,6 +374,16 @@ func (s *Session) Lease(id uint64) (*Lease, error) {
 	return nil, typed.Errorf(mempool.ErrReleased, "session %d has no lease %d: it has ended, or it is another session's, or it never was", s.ID, id)
 }
 
+// WritesIn says whether the session has a write lease in a pool.
+func (s *Session) WritesIn(p *Pool) bool {
+	for _, l := range s.Leases {
+		if l.Write && l.Buffer.Block.Pool == p {
+			return true
+		}
+	}
+	return false
+}
+
 // VisibleTo says whether a session may see the buffer.
 func (b *Buffer) VisibleTo(s *Session) bool { return b.Block.Pool.VisibleTo(s) }
 
