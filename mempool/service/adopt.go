@@ -40,6 +40,7 @@ const BooksName = "books"
 
 // descriptors are the descriptors of the service that its Store has. They have numbers, which are also in the records of the ledger.
 type descriptors struct {
+	svc     *Service
 	store   Store // nil: there is none
 	last    atomic.Uint64
 	held    atomic.Int64 // how many descriptors the store has
@@ -57,26 +58,33 @@ const filePrefix = "pb."
 
 func fileName(number uint64) string { return fmt.Sprint(filePrefix, number) }
 
-// keep gives a descriptor to the store, and returns its number; 0: there is no store. It waits for a store that is stopped, so the caller does
+// put gives a descriptor to the store, and returns its number; 0: there is no store. It waits for a store that is stopped, so the caller does
 // not hold Service.mu. A successor notices it if the store did not take the descriptor. Numbers never come again, also not in a successor,
 // because clients know some: they begin with the milliseconds since the machine has started.
-func (s *Service) keep(f *os.File) uint64 {
-	d := &s.descriptors
+func (d *descriptors) put(f *os.File) uint64 {
 	if d.store == nil {
 		return 0
 	}
 	number := d.last.Add(1)
 	if d.held.Add(1) > maxHeld { // a successor would lack it
-		s.mu.Lock()
-		defer s.unlock()
-		if !s.unkept {
-			s.unkeptLocked(fmt.Sprintf("its guard would have to keep more than %d descriptors; make fewer channels, members and pools, and restart the service", maxHeld))
+		d.svc.mu.Lock()
+		defer d.svc.unlock()
+		if !d.svc.guard.useless {
+			d.svc.guard.giveUp(fmt.Sprintf("its guard would have to keep more than %d descriptors; make fewer channels, members and pools, and restart the service", maxHeld), &d.svc.mu)
 		}
 		return number
 	}
 	_ = d.store.Keep(fileName(number), f)
 	failpoint.At("keep/stored")
 	return number
+}
+
+// putArena gives the store the descriptor of an arena, and returns its number; 0: there is none.
+func (d *descriptors) putArena(arena mempool.Arena) uint64 {
+	if files := arena.Export().Files; len(files) > 0 {
+		return d.put(files[0])
+	}
+	return 0
 }
 
 // spare is an empty memfd that the store already has. The service makes memory of it later, with Service.mu held.
@@ -94,17 +102,17 @@ func (f *spare) use() uint64 {
 
 // sparesLocked makes spare files with these names. If there is a store, it releases Service.mu meanwhile: the store may be stopped, and then only
 // those wait who need it. So the caller checks again what it has checked before. It calls giveBack at its end, also after an error.
-func (s *Service) sparesLocked(names ...string) (all []*spare, err error) {
-	if s.descriptors.store != nil {
-		s.mu.Unlock()
-		defer s.mu.Lock()
+func (d *descriptors) sparesLocked(names ...string) (all []*spare, err error) {
+	if d.store != nil {
+		d.svc.mu.Unlock()
+		defer d.svc.mu.Lock()
 	}
 	for _, name := range names {
 		f, err := shmchannel.NewFile(name)
 		if err != nil {
 			return all, mempool.HostError("make a file", err)
 		}
-		all = append(all, &spare{f, s.keep(f)})
+		all = append(all, &spare{f, d.put(f)})
 	}
 	return all, nil
 }
@@ -183,11 +191,11 @@ func (s *Service) keepBooks() {
 		s.books, err = b, store.Keep(BooksName, b.File())
 	}
 	if err != nil {
-		s.unkeptLocked(fmt.Sprintf("its books cannot be kept: %v", err))
+		s.guard.giveUp(fmt.Sprintf("its books cannot be kept: %v", err), &s.mu)
 		return
 	}
 	failpoint.At("books/kept")
-	s.guard = mempool.GuardWatches
+	s.guard.state = mempool.GuardWatches
 	s.mu.commit = func() {
 		failpoint.At("commit/changed")
 		if last := s.eventLog.Last(); last != s.ledger.Last.Event {
@@ -195,7 +203,7 @@ func (s *Service) keepBooks() {
 			s.ledger.Touch(&s.ledger.Last)
 		}
 		if err := b.Commit(s.ledger); err != nil {
-			s.unkeptLocked(fmt.Sprintf("its books cannot be written: %v", err))
+			s.guard.giveUp(fmt.Sprintf("its books cannot be written: %v", err), &s.mu)
 		}
 		failpoint.At("commit/written")
 		s.descriptors.flush()
@@ -206,35 +214,36 @@ func (s *Service) keepBooks() {
 func (s *Service) Unguarded(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.unguardedLocked(text)
-}
-
-// unkeptLocked notes that the guard of the service is of no use any more; why says what it lacks.
-func (s *Service) unkeptLocked(why string) {
-	s.unkept = true
-	s.unguardedLocked("the service does not outlive its process any more: " + why)
+	s.guard.lose(text, &s.mu)
 }
 
 // Guarded notes which process is the guard of the service now.
 func (s *Service) Guarded(pid int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.guardPID = int32(pid)
-	if !s.unkept {
-		s.guard = mempool.GuardWatches
+	s.guard.pid = int32(pid)
+	if !s.guard.useless {
+		s.guard.state = mempool.GuardWatches
 	}
 }
 
-func (s *Service) unguardedLocked(text string) {
-	s.guard, s.guardPID = mempool.GuardLost, 0
-	s.mu.note(mempool.HistoryEvent{Kind: mempool.ServiceImpaired, Text: text}, nil)
+// lose notes that the service does not outlive its process any more. The caller holds the lock.
+func (g *guard) lose(text string, mu *mutex) {
+	g.state, g.pid = mempool.GuardLost, 0
+	mu.note(mempool.HistoryEvent{Kind: mempool.ServiceImpaired, Text: text}, nil)
+}
+
+// giveUp notes that the guard is of no use any more; why says what the service lacks. The caller holds the lock.
+func (g *guard) giveUp(why string, mu *mutex) {
+	g.useless = true
+	g.lose("the service does not outlive its process any more: "+why, mu)
 }
 
 // TookOver notes that the service took over from one that died, within a time.
 func (s *Service) TookOver(took time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := s.statsLocked(nil)
+	st := View{svc: s}.statsLocked()
 	s.mu.note(mempool.HistoryEvent{Kind: mempool.ServiceAdopted, Text: fmt.Sprintf("took over from a service that died, within %v: %s, %s, %s, %s, %s",
 		took.Round(10*time.Microsecond), count.Of(len(st.Pools), "pool"), count.Of(st.Sessions, "session"), count.Of(st.Buffers, "buffer"),
 		count.Of(st.Leases, "lease"), count.Of(s.ledger.Channels.Len(), "channel"))}, nil)
@@ -266,7 +275,7 @@ func Adopt(c Config, files map[string]*os.File) (*Service, error) {
 		}
 	}
 	a := adoption{s, files, make(map[string]bool)}
-	if err := a.memory(); err != nil {
+	if err := a.adoptMemory(); err != nil {
 		return nil, errors.Join(err, a.undo())
 	}
 	failpoint.At("adopt/channels")
@@ -280,42 +289,42 @@ func Adopt(c Config, files map[string]*os.File) (*Service, error) {
 	}
 	failpoint.At("adopt/dropped")
 	s.keepBooks()
-	a.sessions()
+	a.adoptSessions()
 	failpoint.At("adopt/sessions")
-	a.blocks()
+	a.adoptBlocks()
 	failpoint.At("adopt/blocks")
 	return s, nil
 }
 
-// memory takes over all memory. Nobody else uses the service yet.
-func (a *adoption) memory() error {
-	if err := a.pools(); err != nil {
+// adoptMemory takes over all memory. Nobody else uses the service yet.
+func (a *adoption) adoptMemory() error {
+	if err := a.adoptPools(); err != nil {
 		return err
 	}
 	failpoint.At("adopt/pools")
-	if err := a.timelines(); err != nil {
+	if err := a.adoptTimelines(); err != nil {
 		return err
 	}
 	failpoint.At("adopt/timelines")
-	return a.channels()
+	return a.adoptChannels()
 }
 
 // undo gives back the memory that was taken over.
 func (a *adoption) undo() error {
 	var errs []error
-	for _, p := range a.Service.pools {
+	for _, p := range a.pools.all {
 		if p.arena != nil {
 			errs = append(errs, p.arena.Close())
 		}
 	}
 	for _, t := range a.ledger.Timelines {
-		errs = append(errs, a.Service.timelines.Remove(t)())
+		errs = append(errs, a.timelines.Remove(t)())
 	}
-	for _, ch := range a.Service.channels.all {
+	for _, ch := range a.channels.all {
 		ch.Free()
 	}
 	a.eventLog.Close()
-	a.Service.memory.Close()
+	a.memory.Close()
 	return errors.Join(errs...)
 }
 
@@ -335,7 +344,7 @@ func (a *adoption) file(number uint64, what string, id uint64) (*os.File, error)
 	return a.files[name], nil
 }
 
-func (a *adoption) pools() error {
+func (a *adoption) adoptPools() error {
 	of := make(map[*ledger.Pool][]*ledger.Block)
 	for b := range a.ledger.Blocks.All() {
 		of[b.Pool] = append(of[b.Pool], b)
@@ -353,56 +362,56 @@ func (a *adoption) pools() error {
 		for _, b := range of[rec] {
 			at = append(at, mempool.Place{At: b.Place, Size: b.Size})
 		}
-		arena, all, err := mempool.AdoptArena(rec.Info.Kind, f, at, a.Service.memory)
+		arena, all, err := mempool.AdoptArena(rec.Info.Kind, f, at, a.memory)
 		if err != nil {
 			return fmt.Errorf("pool %q: %w", rec.Info.Name, err)
 		}
-		a.addPool(rec, arena)
+		a.pools.add(rec, arena)
 		for i, b := range of[rec] {
-			a.Service.blocks.Set(b.ID, &blockMemory{Allocation: all[i]})
+			a.blocks.Set(b.ID, &blockMemory{Allocation: all[i]})
 		}
 	}
 	return nil
 }
 
-func (a *adoption) timelines() error {
+func (a *adoption) adoptTimelines() error {
 	for id, t := range a.ledger.Timelines {
 		f, err := a.file(t.File, "timeline", id)
 		if err != nil {
 			return err
 		}
-		if err := a.Service.timelines.Adopt(t, f); err != nil {
+		if err := a.timelines.Adopt(t, f); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (a *adoption) channels() error {
-	cs := &a.Service.channels
+func (a *adoption) adoptChannels() error {
+	cs := &a.channels
 	for id, rec := range a.ledger.Channels.After(0) {
 		file := func(number uint64) (*os.File, error) { return a.file(number, "channel", id) }
-		stream, err := streams.Adopt(a.ledger, &a.Service.timelines, rec, file, a.mu.note)
+		stream, err := streams.Adopt(a.ledger, &a.timelines, rec, file, a.mu.note)
 		if err != nil {
 			return fmt.Errorf("channel %q: %w", rec.Info.Name, err)
 		}
 		cs.all[id] = &channel{Stream: stream, svc: a.Service}
-		if p := a.poolOf(rec.Pool); p != nil {
+		if p := a.pools.of(rec.Pool); p != nil {
 			p.demand.streams = true
 		}
 	}
 	return nil
 }
 
-// sessions makes the sessions, and ends those whose process is gone.
-func (a *adoption) sessions() {
+// adoptSessions makes the sessions, and ends those whose process is gone.
+func (a *adoption) adoptSessions() {
 	for _, table := range []*ledger.Index[uint64, *ledger.Session]{&a.ledger.Sessions, &a.ledger.Ended} {
 		for rec := range table.All() {
-			a.Service.sessions[rec.ID] = &Session{svc: a.Service, rec: rec, told: true, over: make(chan struct{}), reclaimed: make(chan struct{})}
+			a.sessions[rec.ID] = &Session{svc: a.Service, rec: rec, told: true, over: make(chan struct{}), reclaimed: make(chan struct{})}
 		}
 	}
 	for rec := range a.ledger.Ended.All() {
-		s := a.Service.sessions[rec.ID]
+		s := a.sessions[rec.ID]
 		close(s.over)
 		s.ending = &ending{Session: s, how: mempool.SessionLost, at: time.Now()}
 		for b := range a.ledger.Blocks.All() {
@@ -413,22 +422,22 @@ func (a *adoption) sessions() {
 		s.ending.lingerLocked(a.processGone(rec.Peer, s.reclaimed))
 	}
 	for rec := range a.ledger.Sessions.All() {
-		s := a.Service.sessions[rec.ID]
+		s := a.sessions[rec.ID]
 		back := make(chan struct{})
 		s.absent = back
 		a.drains.Go(func() { s.awaitClient(back) }) // the client may be back before the goroutine runs
 	}
 	for l := range a.ledger.Leases.All() {
 		if l.Write && l.Buffer.Divided() {
-			a.poolOf(l.Buffer.Block.Pool).demand.dividedBy(a.sessionOf(l.Session))
+			a.pools.of(l.Buffer.Block.Pool).demand.dividedBy(a.sessionOf(l.Session))
 		}
 	}
 }
 
-// blocks goes on with what the predecessor was doing with its free blocks.
-func (a *adoption) blocks() {
+// adoptBlocks goes on with what the predecessor was doing with its free blocks.
+func (a *adoption) adoptBlocks() {
 	for b := range a.ledger.Blocks.All() {
-		p := a.poolOf(b.Pool)
+		p := a.pools.of(b.Pool)
 		left := slices.Collect(b.AllLeft())
 		switch {
 		case b.State == ledger.BlockFreeing || b.State == ledger.BlockDraining || b.State == ledger.BlockRecalling && b.Mapped.Len() == 0:
@@ -438,12 +447,12 @@ func (a *adoption) blocks() {
 		}
 	}
 	if a.ledger.Channels.Len() > 0 {
-		a.Service.channels.watchLocked()
+		a.channels.watchLocked()
 	}
 	for rec := range a.ledger.Channels.All() {
-		a.Service.channels.of(rec).tidyLocked()
+		a.channels.of(rec).tidyLocked()
 	}
-	for _, p := range slices.Collect(maps.Values(a.Service.pools)) {
+	for _, p := range slices.Collect(maps.Values(a.pools.all)) {
 		if p.lost {
 			p.loseLocked()
 		}
@@ -541,7 +550,7 @@ func (s *Session) MadePool(id uint64) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.svc.poolOf(p), nil
+	return s.svc.pools.of(p), nil
 }
 
 // Granted returns a lease of the session again, for an answer that is made again.

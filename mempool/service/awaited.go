@@ -2,21 +2,29 @@ package service
 
 import "github.com/poolbridge/poolbridge/mempool/service/ledger"
 
-// await begins a wait for a name; awaited.leave ends the wait. The caller holds Service.mu.
-func (s *Service) await(text string) *awaited {
-	a := s.awaited[text]
+// await begins a wait for a name; awaitedName.leave ends the wait. The caller holds Service.mu.
+func (as *awaitedNames) await(text string) *awaitedName {
+	a := as.all[text]
 	if a == nil {
-		a = &awaited{svc: s, text: text}
-		s.awaited[text] = a
+		a = &awaitedName{names: as, text: text}
+		as.all[text] = a
 	}
 	a.waiting++
 	return a
 }
 
-func (a *awaited) leave() {
-	a.svc.mu.Lock()
-	defer a.svc.mu.Unlock()
+// broadcast wakes the requests that wait for a name. The caller holds Service.mu.
+func (as *awaitedNames) broadcast(text string) {
+	if a := as.all[text]; a != nil {
+		a.broadcast()
+	}
+}
+
+func (a *awaitedName) leave() {
+	as := a.names
+	as.svc.mu.Lock()
+	defer as.svc.mu.Unlock()
 	if a.waiting--; a.waiting == 0 {
-		ledger.RemoveKey(&a.svc.awaited, &a.svc.most.awaited, a.text)
+		ledger.RemoveKey(&as.all, &as.most, a.text)
 	}
 }

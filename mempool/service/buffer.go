@@ -65,7 +65,7 @@ func (s *Service) recycleUnused(b *ledger.Buffer) {
 		s.recycleUnused(whole)
 		return
 	}
-	p := s.poolOf(b.Block.Pool)
+	p := s.pools.of(b.Block.Pool)
 	p.room.broadcast()
 	p.recycle(b.Block)
 }

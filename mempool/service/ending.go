@@ -120,15 +120,15 @@ func (e *ending) reclaimLocked() {
 	svc.channels.tidyLocked(s.rec)
 	for _, b := range e.held {
 		b.Left(s.rec)
-		svc.poolOf(b.Pool).endHoldLocked(b)
+		svc.pools.of(b.Pool).endHoldLocked(b)
 	}
 	for _, b := range s.rec.Mapped {
-		svc.poolOf(b.Pool).unmapLocked(s.rec, b)
+		svc.pools.of(b.Pool).unmapLocked(s.rec, b)
 	}
 	svc.broken.note(s.rec, &svc.mu)
 	svc.ledger.ForgetSession(s.rec)
-	ledger.RemoveKey(&svc.sessions, &svc.most.sessions, s.rec.ID)
-	svc.flushLogged()
+	ledger.RemoveKey(&svc.sessions, &svc.most, s.rec.ID)
+	svc.reclaim.flushLogged()
 	if e.lingers {
 		e.noteReclaimedLocked()
 	}

@@ -147,7 +147,7 @@ func (l Lease) Undo(exported bool) error {
 	s.svc.mu.Lock()
 	defer s.svc.unlock()
 	if exported && s.rec.Mapped[b.ID] == b {
-		s.svc.poolOf(b.Pool).unmapLocked(s.rec, b)
+		s.svc.pools.of(b.Pool).unmapLocked(s.rec, b)
 	}
 	return l.endLocked(false, nil)
 }

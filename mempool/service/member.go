@@ -67,7 +67,7 @@ func (c Channel) Join(spec MemberSpec) (Joined, error) {
 	if _, err := svc.ledger.Channel(s.rec, c.id); err != nil { // the caller gets this error without waiting for the store
 		return Joined{}, err
 	}
-	file, err := svc.sparesLocked(memberFile(spec.Role))
+	file, err := svc.descriptors.sparesLocked(memberFile(spec.Role))
 	defer svc.descriptors.giveBack(file)
 	if err != nil {
 		return Joined{}, err

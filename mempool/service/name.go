@@ -66,9 +66,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) (version uint64, 
 	if old != nil {
 		svc.recycleUnused(old.Buffer)
 	}
-	if a := svc.awaited[p.Name]; a != nil {
-		a.broadcast()
-	}
+	svc.awaited.broadcast(p.Name)
 	s.didLocked(context.Background(), named.Version)
 	return named.Version, nil
 }
@@ -123,7 +121,7 @@ func (s *Session) Get(ctx context.Context, text string, write bool, known Known,
 		return g, err
 	}
 	svc := s.svc
-	var a *awaited
+	var a *awaitedName
 	var found Known
 	defer func() {
 		if a != nil {
@@ -150,7 +148,7 @@ func (s *Session) Get(ctx context.Context, text string, write bool, known Known,
 			return nil, nil, missing
 		}
 		if a == nil {
-			a = svc.await(text)
+			a = svc.awaited.await(text)
 		}
 		return nil, &a.signal, missing
 	})

@@ -63,7 +63,7 @@ func (p *Pool) storeBlock(mem mempool.Allocation, arena mempool.Arena, number ui
 	switch {
 	case err != nil: // whoever leases the block gets the error
 	case len(x.Files) > 0:
-		b.place = p.svc.keep(x.Files[0])
+		b.place = p.svc.descriptors.put(x.Files[0])
 	case number != 0:
 		b.place, b.export = number, x.Data
 		if p.aged {
@@ -81,14 +81,6 @@ func exportOf(data []byte, number uint64, f *os.File) mempool.Export {
 	return mempool.Export{Data: data, Files: []*os.File{f}}
 }
 
-// storeArena gives the store the descriptor of an arena, and returns its number; 0: there is none.
-func (s *Service) storeArena(arena mempool.Arena) uint64 {
-	if files := arena.Export().Files; len(files) > 0 {
-		return s.keep(files[0])
-	}
-	return 0
-}
-
 // ensureArena returns the arena from which the pool allocates, and the number of its descriptor. It makes the arena if there is none.
 func (p *Pool) ensureArena() (mempool.Arena, uint64, error) {
 	p.making.Lock()
@@ -101,7 +93,7 @@ func (p *Pool) ensureArena() (mempool.Arena, uint64, error) {
 	if svc.eventLog.Called(eventlog.CreateArena, err) != nil {
 		return nil, 0, err
 	}
-	number := svc.storeArena(arena)
+	number := svc.descriptors.putArena(arena)
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
 	p.arena, p.rec.File = arena, number
@@ -162,12 +154,12 @@ func (p *Pool) mayRetire(n *uint64) func(*ledger.Block) bool {
 
 // keptBlocks takes over the blocks of a pool of a kind that a process cannot adopt as a whole.
 func (a *adoption) keptBlocks(rec *ledger.Pool, blocks []*ledger.Block) {
-	p := a.addPool(rec, nil)
+	p := a.pools.add(rec, nil)
 	p.aged, p.files = true, make(map[uint64]*keptFile)
 	rec.File = 0
 	for _, b := range blocks {
 		memory := &keptMemory{}
-		a.Service.blocks.Set(b.ID, &blockMemory{Allocation: memory})
+		a.blocks.Set(b.ID, &blockMemory{Allocation: memory})
 		k := p.files[b.Place]
 		if k == nil {
 			f, err := a.file(cmp.Or(b.Place, ledger.PlaceLost), "block", b.ID)

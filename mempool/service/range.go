@@ -31,7 +31,7 @@ func (s *Session) AllocateRange(lease, base uint64, t mempool.Tensor) (g Granted
 		return g, err
 	}
 	s.noteUse()
-	svc.poolOf(l.Buffer.Block.Pool).demand.dividedBy(s)
+	svc.pools.of(l.Buffer.Block.Pool).demand.dividedBy(s)
 	made := uint32(time.Since(svc.began) / time.Second)
 	rec := svc.ledger.Grant(svc.ledger.AddRange(l.Buffer, base, s.rec.Describe(t), n, made), s.rec, true, nil, made)
 	s.didLocked(context.Background(), rec.ID)

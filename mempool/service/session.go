@@ -69,7 +69,7 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	p, err := s.poolLocked(pool)
+	p, err := svc.pools.usableLocked(s, pool)
 	if err != nil {
 		return g, err
 	}
@@ -156,7 +156,7 @@ func (s *Session) Dropped(blocks []uint64) error {
 		return err
 	}
 	for b := range dropped {
-		svc.poolOf(b.Pool).unmapLocked(s.rec, b)
+		svc.pools.of(b.Pool).unmapLocked(s.rec, b)
 	}
 	s.didLocked(context.Background(), 0)
 	return nil

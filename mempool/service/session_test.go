@@ -96,7 +96,7 @@ func TestWhatAnEndedSessionHeldServesOthersOnlyOnceItsProcessIsGone(t *testing.T
 		close(gone)
 		again := (<-got).Grant()
 		assert.Equal(t, block, again.Block, "no driver call was needed")
-		assert.Equal(t, svc.firstGeneration()+1, again.Generation)
+		assert.Equal(t, firstGeneration(svc.epoch)+1, again.Generation)
 		assert.Zero(t, arena.frees)
 		<-reclaimed
 		checkBooks(t, svc)

@@ -30,27 +30,24 @@ type Service struct {
 	descriptors descriptors
 	sessions    map[uint64]*Session // what is not plain of the sessions, blocks, pools, …: by id
 	blocks      ledger.Index[uint64, *blockMemory]
-	pools       map[uint64]*Pool
+	pools       pools
 	timelines   streams.Timelines
 	channels    channels
 	broken      broken
 	changed     changes
-	awaited     map[string]*awaited // names that requests wait for
-	pooled      signal              // a pool was made, or could not be made
+	awaited     awaitedNames
 	reclaim     reclaimQueue
 	draining    draining
-	view        *view                           // the view that is being made; nil: none
-	viewing     sync.Mutex                      // held while a view is made; locked before mu
-	most        struct{ sessions, awaited int } // the greatest lengths of these maps
+	view        *view      // the view that is being made; nil: none
+	viewing     sync.Mutex // held while a view is made; locked before mu
+	most        int        // the greatest length of sessions
 
 	eventLog   *eventlog.Events
 	waiting    map[string]int // how many requests wait, for each kind of thing that they wait for
 	patience   time.Duration
 	resumeTime time.Duration
 	takeovers  uint64
-	guard      string // see mempool.ServiceStats
-	guardPID   int32
-	unkept     bool // its books or a descriptor could not be kept, so that the guard is of no use
+	guard      guard
 
 	closed     bool
 	closing    chan struct{}  // closed when Close begins
@@ -81,6 +78,13 @@ type Session struct {
 
 	ending   *ending      // nil until the session ends
 	blocking eventlog.Gap // long waits of other sessions for leases of this session
+}
+
+// guard says whether another process takes over when this one dies. Service.mu guards it.
+type guard struct {
+	state   string // see mempool.ServiceStats
+	pid     int32
+	useless bool // the books or a descriptor could not be kept
 }
 
 // sessionOf returns the service's state of a session that has not ended, or of an ended session for whose process something is still held.
@@ -151,8 +155,15 @@ type demand struct {
 	asking   bool                  // goOn runs
 }
 
-// poolOf returns the service's state of a pool. The caller holds s.mu.
-func (s *Service) poolOf(p *ledger.Pool) *Pool { return s.pools[p.Info.ID] }
+// pools has the pools, and the requests that wait for a pool. Service.mu guards it.
+type pools struct {
+	svc  *Service
+	all  map[uint64]*Pool
+	made signal // a pool was made, or could not be made
+}
+
+// of returns the service's state of a pool.
+func (ps *pools) of(p *ledger.Pool) *Pool { return ps.all[p.Info.ID] }
 
 // memoryOf returns the memory of a block that is not freed. The caller holds s.mu.
 func (s *Service) memoryOf(b *ledger.Block) *blockMemory { return s.blocks.Get(b.ID) }
@@ -220,11 +231,18 @@ type wait struct {
 // waits are the requests of a session that wait. Service.mu guards waits.
 type waits map[*wait]struct{}
 
-// awaited is a name: requests wait until a session publishes a buffer under this name. Each name has its own signal, so that a publication
-// wakes only the requests that wait for the published name. Service.mu guards awaited.
-type awaited struct {
+// awaitedNames has the names that requests wait for. Service.mu guards it.
+type awaitedNames struct {
+	svc  *Service
+	all  map[string]*awaitedName
+	most int // the greatest length of all
+}
+
+// awaitedName is a name: requests wait until a session publishes a buffer under this name. Each name has its own signal, so that a publication
+// wakes only the requests that wait for the published name.
+type awaitedName struct {
 	signal
-	svc     *Service
+	names   *awaitedNames
 	text    string
 	waiting int // requests that wait for the name
 }
@@ -236,6 +254,7 @@ type changes map[uint64]*signal
 // reclaimQueue has the memory that the service is about to free. Requests add memory to the queue with Service.mu held. When a request
 // has completed its change of the service's state, flush frees the queued memory without the mutex.
 type reclaimQueue struct {
+	svc    *Service
 	blocks []*ledger.Block // in state BlockFreeing, counted as held
 	pools  []*Pool         // pools that have no blocks any more, except stuck ones
 	// timelines free the memory of timelines that no session can ask for any more.

@@ -268,7 +268,7 @@ func (t *taking) grow() (*ledger.Block, error) {
 		}
 		return nil, err
 	}
-	b := growth.Done(p.svc.firstGeneration(), mem.place, mem.export)
+	b := growth.Done(firstGeneration(p.svc.epoch), mem.place, mem.export)
 	p.svc.blocks.Set(b.ID, mem.memory)
 	if err = rec.Alive(); err == nil && p.rec.Closing {
 		err = p.rec.Ending()

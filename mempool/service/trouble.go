@@ -36,7 +36,7 @@ func (s *Session) Refused(err error) {
 		full.pool.noteFullLocked(s.rec, full.bytes, "and was refused: "+strings.TrimPrefix(full.Error(), mempool.ErrLimit.Error()+": "))
 		return
 	}
-	if count, now := svc.refused(err); now {
+	if count, now := svc.eventLog.Refused(limitOf(err)); now {
 		e := s.rec.About(mempool.LimitMet, "a request of %s was refused: %v", s.rec.Who(), err)
 		e.Count = count
 		svc.mu.note(e, nil)
@@ -47,7 +47,7 @@ func (s *Session) Refused(err error) {
 func (s *Service) Refused(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if count, now := s.refused(err); now {
+	if count, now := s.eventLog.Refused(limitOf(err)); now {
 		s.mu.note(mempool.HistoryEvent{Kind: mempool.LimitMet, Count: count, Text: fmt.Sprintf("a connection was refused: %v", err)}, nil)
 	}
 }
@@ -59,13 +59,12 @@ func (s *Service) Impaired(text string) {
 	s.mu.note(mempool.HistoryEvent{Kind: mempool.ServiceImpaired, Text: text}, nil)
 }
 
-// refused counts a refusal by the limit that an error names.
-func (s *Service) refused(err error) (count int, now bool) {
-	name := "" // for limits without a name
+// limitOf returns the name of the limit that an error is about; "": the limit has none.
+func limitOf(err error) string {
 	if limit := (*ledger.LimitError)(nil); errors.As(err, &limit) {
-		name = limit.Limit
+		return limit.Limit
 	}
-	return s.eventLog.Refused(name)
+	return ""
 }
 
 // noteFullLocked notes an event that a session finds no room in the pool.
