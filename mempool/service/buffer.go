@@ -42,7 +42,7 @@ func (s *Service) crowded(b *ledger.Buffer, write bool) error {
 	if n() <= maxFences {
 		return nil
 	}
-	b.SetReady(s.timelines.Incomplete(b.Ready))
+	b.SetReady(s.timelines.PendingOrFailed(b.Ready))
 	b.Block.SetFences(s.timelines.Pending(b.Block.Fences))
 	if n() <= maxFences {
 		return nil

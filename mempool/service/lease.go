@@ -36,7 +36,7 @@ func (s *Service) describe(l *ledger.Lease) mempool.Grant {
 	return mempool.Grant{
 		ID: l.ID, Buffer: b.ID, Generation: b.Generation, Write: l.Write,
 		Pool: b.Block.Pool.Info.ID, Block: b.Block.ID, BlockBytes: b.Block.Size,
-		Bytes: b.Bytes, Base: b.Base(), Tensor: *b.Tensor, Wait: s.timelines.Unfinished(l.Wait), Event: b.Event(),
+		Bytes: b.Bytes, Base: b.Base(), Tensor: *b.Tensor, Wait: s.timelines.PendingOrFailed(slices.Clone(l.Wait)), Event: b.Event(),
 	}
 }
 
@@ -44,9 +44,9 @@ func (s *Service) describe(l *ledger.Lease) mempool.Grant {
 func (s *Session) grant(ctx context.Context, b *ledger.Buffer, write bool) GrantedLease {
 	svc := s.svc
 	s.noteUse()
-	b.SetReady(svc.timelines.Incomplete(b.Ready))
+	b.SetReady(svc.timelines.PendingOrFailed(b.Ready))
 	wait := b.Ready.Union(nil)
-	if write {
+	if write && b.Whole() == nil { // whoever makes a range has used the memory before
 		b.Block.SetFences(svc.timelines.Pending(b.Block.Fences))
 		wait = b.Ready.Union(b.Block.Fences)
 	}
@@ -91,7 +91,7 @@ func (s *Session) lease(ctx context.Context, text string, write bool, wait time.
 		}
 		if b != nil {
 			w.purpose = purpose{what: forBuffer, pool: b.Block.Pool, buffer: b.ID}
-			w.long = func(waited time.Duration) { s.noteLeaseLong(b, waited) }
+			w.long = func(waited time.Duration) { svc.noteLeaseLong(s.rec, b, waited) }
 			if again == nil && w.patient() {
 				again = svc.changed.next(b)
 			}

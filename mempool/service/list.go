@@ -184,8 +184,10 @@ func (v View) waitOfLocked(s *Session) (what string, since time.Time) {
 	if len(s.waits)+len(s.rec.Members) == 0 {
 		return "", time.Time{}
 	}
-	if w := s.waits.longest(func(w *wait) bool { return all || w.pool != nil && w.pool.VisibleTo(v.session.rec) }); w != nil {
-		what, since = w.String(), w.since
+	for w := range s.waits {
+		if (all || w.pool != nil && w.pool.VisibleTo(v.session.rec)) && (what == "" || w.since.Before(since)) {
+			what, since = w.String(), w.since
+		}
 	}
 	for m := range s.rec.Members {
 		if m.Role != Producer || !m.Entered || m.Left || m.Channel.Closed || !all && !m.Channel.VisibleTo(v.session.rec) {

@@ -115,24 +115,6 @@ func (ch *channel) describeJoined(m *ledger.Member) Joined {
 	return Joined{Channel: ch.Info, Slot: m.Slot, ID: m.ID, Export: mempool.Export{Files: ch.Files(m)}}
 }
 
-// memberBits is how many bits of the number from which an answer is made again are the id of a member. The rest is the id of its channel.
-const memberBits = 32
-
-func answerOf(j Joined) uint64 { return j.Channel.ID<<memberBits | j.ID }
-
-// Joined returns again what Join has returned, for an answer that is made again from `answer`.
-//
-// Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed].
-func (s *Session) Joined(answer uint64) (Joined, error) {
-	s.svc.mu.Lock()
-	defer s.svc.mu.Unlock()
-	m, err := s.svc.ledger.Member(s.rec, answer>>memberBits, answer&(1<<memberBits-1))
-	if err != nil {
-		return Joined{}, err
-	}
-	return s.svc.channels.of(m.Channel).describeJoined(m), nil
-}
-
 // Enter activates the member. The member's process must have mapped the member's files before. Enter first announces the new
 // member to all sessions that have members of the other role. It then returns the members of the other role, including producers that left
 // but whose frames consumers still need. The caller must send the files of the returned members to the session before it answers the

@@ -47,7 +47,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) (version uint64, 
 		if err = s.rec.PromiseFence(*p.Ready); err != nil {
 			return 0, err
 		}
-		ready = ready.Union(svc.timelines.Incomplete(ledger.Fences{*p.Ready}))
+		ready = ready.Union(svc.timelines.PendingOrFailed(ledger.Fences{*p.Ready}))
 	}
 	if err = svc.ledger.MayName(s.rec, b, p.Name, p.Replace, p.Version); err != nil {
 		return 0, err

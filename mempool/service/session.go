@@ -14,11 +14,6 @@ import (
 // ID returns the session's id. No other session of the epoch has this id.
 func (s *Session) ID() uint64 { return s.rec.ID }
 
-// Peer returns the user, the groups and the process of the session's client.
-func (s *Session) Peer() mempool.Peer { return s.rec.Peer }
-
-func (s *Session) String() string { return s.rec.String() }
-
 // Over returns a channel that is closed when the session has ended.
 func (s *Session) Over() <-chan struct{} { return s.over }
 

@@ -197,5 +197,5 @@ func TestLeaseIDsOfOthersCannotBeReleased(t *testing.T) {
 	require.NoError(t, a.Release(false, nil, l.ID()))
 	assert.ErrorIs(t, a.Release(false, nil, l.ID()), mempool.ErrReleased)
 	assert.NotEqual(t, a.ID(), b.ID())
-	assert.Equal(t, mempool.Self(), a.Peer())
+	assert.Equal(t, mempool.Self(), a.rec.Peer)
 }

@@ -18,18 +18,7 @@ import (
 // Errors: [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrExists], [mempool.ErrLimit], [mempool.ErrUnavailable] if this machine
 // has no memory of that kind, [mempool.ErrOutOfMemory], [mempool.ErrClosed].
 func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
-	if err := spec.Validate(); err != nil {
-		return nil, err
-	}
-	svc := s.svc
-	creator := svc.mayCreate(s.rec.Peer) // without the lock, because it may be slow
-	svc.mu.Lock()
-	rec, err := svc.pools.reserveLocked(s.rec, spec, creator)
-	svc.mu.Unlock()
-	if err != nil {
-		return nil, err
-	}
-	return svc.pools.make(context.Background(), s, rec, spec)
+	return s.svc.pools.create(context.Background(), s, spec, false)
 }
 
 // make makes a pool whose name is reserved, for a session.
@@ -79,24 +68,32 @@ func (ps *pools) add(rec *ledger.Pool, arena mempool.Arena) *Pool {
 // Errors: the errors of [Session.CreatePool]; [mempool.ErrExists] says how the existing pool differs, or that a pool that the session may
 // not see has the name; [mempool.ErrDenied] if the session sees the existing pool and may not use it; the context's error.
 func (s *Session) EnsurePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, error) {
+	return s.svc.pools.create(ctx, s, spec, true)
+}
+
+// create makes a pool for a session. If `open` is true, it opens a pool that is there already and alike.
+func (ps *pools) create(ctx context.Context, s *Session, spec mempool.PoolSpec, open bool) (*Pool, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
-	svc := s.svc
-	creator := svc.mayCreate(s.rec.Peer) // without the lock, because it may be slow
+	creator := ps.svc.mayCreate(s.rec.Peer) // without the lock, because it may be slow
 	for {
+		var p *Pool
 		var rec *ledger.Pool
-		svc.mu.Lock()
-		p, err := svc.pools.namedLocked(ctx, s, spec.Name)
-		if p == nil && err == nil {
-			rec, err = svc.pools.reserveLocked(s.rec, spec, creator)
+		var err error
+		ps.svc.mu.Lock()
+		if open {
+			p, err = ps.namedLocked(ctx, s, spec.Name)
 		}
-		svc.unlock()
+		if p == nil && err == nil {
+			rec, err = ps.reserveLocked(s.rec, spec, creator)
+		}
+		ps.svc.unlock()
 		switch {
 		case err != nil:
 			return nil, err
 		case p == nil:
-			return svc.pools.make(ctx, s, rec, spec)
+			return ps.make(ctx, s, rec, spec)
 		}
 		if err := p.alike(s.rec.Peer, spec); !p.isClosing() {
 			return p, err

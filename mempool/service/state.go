@@ -67,7 +67,7 @@ type Session struct {
 	eventWaits atomic.Int32 // calls of Events that wait
 	notify     func(Notice)
 	request    Request       // that the goroutine of the session carries out now; only this goroutine uses it
-	absent     chan struct{} // not nil: a session of a predecessor, whose client has not come back; closed when it comes
+	absence    *absence      // nil: its client is there
 	watches    bool          // it only asks for statistics, lists and events
 	told       bool          // the event log has an event that the session began
 	over       chan struct{} // closed when the session has ended
@@ -99,6 +99,12 @@ func (s *Session) tellLocked(n Notice) {
 	if s.notify != nil && !s.rec.Ended {
 		s.notify(n)
 	}
+}
+
+// absence is the time of a session of a predecessor until its client comes back. Service.mu guards it.
+type absence struct {
+	*Session
+	back chan struct{} // closed when the client comes back
 }
 
 // ending is the end of a session, until the service holds nothing for the session's process any more. Service.mu guards it.

@@ -93,19 +93,18 @@ func (p *Pool) noteRefusedLocked(of *ledger.Session, size uint64, err error) {
 	}
 }
 
-// noteLeaseLong notes an event that the session waits for a buffer that another session has leased. The caller holds Service.mu.
-func (s *Session) noteLeaseLong(b *ledger.Buffer, waited time.Duration) {
+// noteLeaseLong notes an event that a session waits for a buffer that another session has leased. The caller holds s.mu.
+func (s *Service) noteLeaseLong(waits *ledger.Session, b *ledger.Buffer, waited time.Duration) {
 	of, how := b.Holder()
 	if of == nil || of.Ended {
 		return
 	}
-	holder := s.svc.sessionOf(of)
-	count, now := holder.blocking.Tell()
+	count, now := s.sessionOf(of).blocking.Tell()
 	if !now {
 		return
 	}
-	e := of.About(mempool.LeaseLong, "%s has waited %v for buffer %d of pool %q, which %s has leased to be %s: end that session if it hangs", s.rec.Who(), waited,
+	e := of.About(mempool.LeaseLong, "%s has waited %v for buffer %d of pool %q, which %s has leased to be %s: end that session if it hangs", waits.Who(), waited,
 		b.ID, b.Block.Pool.Info.Name, of.Who(), how)
 	e.Buffer, e.Bytes, e.Took, e.Count = b.ID, b.Bytes, waited, count
-	s.svc.mu.note(e, b.Block.Pool)
+	s.mu.note(e, b.Block.Pool)
 }
