@@ -23,8 +23,8 @@ import (
 
 // This file keeps the books, and makes a service of what a predecessor has left.
 
-// keepBooks makes the books, if there is a store.
-func (s *Service) keepBooks() {
+// openBooks makes the books, if there is a store.
+func (s *Service) openBooks() {
 	store := s.descriptors.store
 	if store == nil {
 		return
@@ -132,7 +132,7 @@ func Adopt(c Config, files map[string]*os.File) (*Service, error) {
 		}
 	}
 	failpoint.At("adopt/dropped")
-	s.keepBooks()
+	s.openBooks()
 	a.adoptSessions()
 	failpoint.At("adopt/sessions")
 	a.adoptBlocks()
@@ -195,7 +195,7 @@ func (a *adoption) adoptPools() error {
 	}
 	for id, rec := range a.ledger.Pools {
 		if !rec.Info.Kind.CanAdopt() {
-			a.keptBlocks(rec, of[rec])
+			a.inheritBlocks(rec, of[rec])
 			continue
 		}
 		f, err := a.file(rec.File, "pool", id)

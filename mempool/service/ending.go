@@ -41,7 +41,7 @@ func (s *Session) End(how mempool.SessionEnding, why string, gone <-chan struct{
 		b := l.Buffer.Block
 		b.Hold(s.rec)
 		s.ending.held = append(s.ending.held, b)
-		svc.endLeaseLocked(l, l.Write && !lent.Keep(l), nil)
+		svc.endLeaseLocked(l, l.Write && !lent.Retain(l), nil)
 	}
 	svc.channels.tidyLocked(s.rec)
 	svc.endTimelineIfDoneLocked(s.rec.Timeline)

@@ -173,7 +173,7 @@ func (s *Service) endLeaseLocked(l *ledger.Lease, incomplete bool, done ledger.F
 	gone := l.End()
 	if l.Write {
 		if incomplete && !b.Failed && l.Session.Ended {
-			s.broken.add(l.Session, b, s.changed[b.ID] != nil) // a channel that keeps the buffer does not need it
+			s.broken.add(l.Session, b, s.changed[b.ID] != nil) // a channel that retains the buffer does not need it
 		}
 		if incomplete && !b.Failed {
 			b.Failed = true

@@ -197,7 +197,7 @@ func (ch *channel) leaveLocked(m *ledger.Member, how mempool.SessionEnding) {
 
 // Leave removes the member from its channel. Before a consumer calls Leave, the consumer must store in the channel's shared
 // memory that it has left. When the last producer of the session in this channel leaves, the service ends the session's write leases on
-// buffers that the channel or its consumers still need. The service keeps these buffers until nothing needs them.
+// buffers that the channel or its consumers still need. The channel retains these buffers until nothing needs them.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrClosed]; [mempool.ErrBusy] for a producer if a consumer takes or releases a frame at that
 // moment, because the service then does not know which buffers the channel needs.
@@ -246,7 +246,7 @@ func (ch *channel) endLendingLocked(m *ledger.Member) error {
 		switch b := l.Buffer; {
 		case !l.Write || b.Block.Pool != ch.Pool:
 		case lent.Needs(b.Block) && !b.Divided(): // of a divided buffer, the channel has ranges
-			lent.Keep(l)
+			lent.Retain(l)
 			ch.svc.endLeaseLocked(l, false, nil)
 		default:
 			b.Block.SetFences(ch.svc.timelines.Add(b.Block.Fences, done))

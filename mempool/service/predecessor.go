@@ -20,27 +20,27 @@ import (
 // neither allocate nor free: it uses the pool's blocks again, and the memory goes when no block of the old pool is left. The service works in no
 // stream besides allocating and freeing, which it awaits, so that nobody can wait for work of a service that died.
 
-// keptFile is a descriptor of a predecessor, with memory of blocks.
-type keptFile struct {
+// inheritedFile is a descriptor of a predecessor, with memory of blocks.
+type inheritedFile struct {
 	file   *os.File
 	blocks int
 	bytes  uint64
 }
 
-// keptMemory is the memory of a block that a predecessor has allocated, which this process does not access. The descriptor keeps it.
-type keptMemory struct {
+// inheritedMemory is the memory of a block that a predecessor has allocated, which this process does not access. The descriptor keeps it.
+type inheritedMemory struct {
 	mempool.Memory // nil
 	export         mempool.Export
 }
 
-func (m *keptMemory) Export() (mempool.Export, error) {
+func (m *inheritedMemory) Export() (mempool.Export, error) {
 	if m.export.Files == nil {
 		return m.export, typed.Errorf(mempool.ErrUnavailable, "the memory is lost: it ended with the process of the service that had allocated it; write it again")
 	}
 	return m.export, nil
 }
 
-func (m *keptMemory) Free() error { return nil }
+func (m *inheritedMemory) Free() error { return nil }
 
 // newBlock is a block that the arena has allocated, with what the books have of it.
 type newBlock struct {
@@ -152,13 +152,13 @@ func (p *Pool) mayRetire(n *uint64) func(*ledger.Block) bool {
 	}
 }
 
-// keptBlocks takes over the blocks of a pool of a kind that a process cannot adopt as a whole.
-func (a *adoption) keptBlocks(rec *ledger.Pool, blocks []*ledger.Block) {
+// inheritBlocks takes over the blocks of a pool of a kind that a process cannot adopt as a whole.
+func (a *adoption) inheritBlocks(rec *ledger.Pool, blocks []*ledger.Block) {
 	p := a.pools.add(rec, nil)
-	p.aged, p.files = true, make(map[uint64]*keptFile)
+	p.aged, p.files = true, make(map[uint64]*inheritedFile)
 	rec.File = 0
 	for _, b := range blocks {
-		memory := &keptMemory{}
+		memory := &inheritedMemory{}
 		a.blocks.Set(b.ID, &blockMemory{Allocation: memory})
 		k := p.files[b.Place]
 		if k == nil {
@@ -167,7 +167,7 @@ func (a *adoption) keptBlocks(rec *ledger.Pool, blocks []*ledger.Block) {
 				b.Place, p.lost = ledger.PlaceLost, true
 				continue
 			}
-			k = &keptFile{file: f}
+			k = &inheritedFile{file: f}
 			p.files[b.Place] = k
 		}
 		k.blocks++

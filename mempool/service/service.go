@@ -55,7 +55,7 @@ type Config struct {
 func New(c Config) *Service {
 	s := newStopped(c)
 	_, _ = rand.Read(s.epoch[:]) // never fails
-	s.keepBooks()
+	s.openBooks()
 	return s
 }
 

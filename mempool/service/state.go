@@ -132,11 +132,11 @@ type brokenIn struct {
 type Pool struct {
 	svc    *Service
 	rec    *ledger.Pool
-	making sync.Mutex           // held while the arena is made; locked before Service.mu
-	arena  mempool.Arena        // nil: the pool is of a predecessor, and this process has allocated nothing; written with `making` held, too
-	aged   bool                 // predecessors have allocated blocks, which this process has: see predecessor.go
-	files  map[uint64]*keptFile // their descriptors, by number
-	lost   bool                 // there were blocks whose memory is lost
+	making sync.Mutex                // held while the arena is made; locked before Service.mu
+	arena  mempool.Arena             // nil: the pool is of a predecessor, and this process has allocated nothing; written with `making` held, too
+	aged   bool                      // predecessors have allocated blocks, which this process has: see predecessor.go
+	files  map[uint64]*inheritedFile // their descriptors, by number
+	lost   bool                      // there were blocks whose memory is lost
 
 	queued          uint64        // how many blocks were queued to be freed so far
 	returned        countedSignal // a queued block was freed, or could not be freed

@@ -103,7 +103,7 @@ func (d *demand) goOn() {
 func (d *demand) tidyLocked() {
 	now, svc := time.Now(), d.pool.svc
 	for rec := range svc.ledger.Channels.All() {
-		if rec.Pool != d.pool.rec || len(rec.Kept) == 0 {
+		if rec.Pool != d.pool.rec || len(rec.Retained) == 0 {
 			continue
 		}
 		if ch := svc.channels.of(rec); !now.Before(ch.rests) {

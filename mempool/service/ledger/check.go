@@ -42,7 +42,7 @@ type checker struct {
 	accounts   map[*Account]uint64
 	kept       map[*Keeper]map[*Pool]uint64
 	names      map[*Buffer]int // how many names each buffer has
-	frames     map[*Buffer]int // how many channels keep each buffer
+	frames     map[*Buffer]int // how many channels retain each buffer
 	references map[*Timeline]int
 	used       map[*Block]*Buffer
 }
@@ -221,12 +221,12 @@ func (c *checker) checkChannels() {
 		s.channels++
 		members += len(ch.Members)
 		c.checkMembers(ch, s)
-		for b, producers := range ch.Kept {
+		for b, producers := range ch.Retained {
 			c.frames[b]++
-			c.want(c.Buffers.Get(b.ID) == b && b.Block.Pool == ch.Pool, "channel %d keeps buffer %d, which is gone or in another pool", id, b.ID)
-			c.want(len(producers) > 0, "channel %d keeps buffer %d of no producer", id, b.ID)
+			c.want(c.Buffers.Get(b.ID) == b && b.Block.Pool == ch.Pool, "channel %d retains buffer %d, which is gone or in another pool", id, b.ID)
+			c.want(len(producers) > 0, "channel %d retains buffer %d of no producer", id, b.ID)
 			for _, m := range producers {
-				c.want(m.Channel == ch && m.Role == Producer && m.Left, "channel %d keeps buffer %d of member %d, which is no producer that left", id, b.ID, m.ID)
+				c.want(m.Channel == ch && m.Role == Producer && m.Left, "channel %d retains buffer %d of member %d, which is no producer that left", id, b.ID, m.ID)
 			}
 		}
 	}

@@ -85,7 +85,7 @@ func newBooks(t testing.TB) *books {
 	b.kept.Block.Hold(dead)
 	b.EndSession(dead)
 	b.gone.Leave(false)
-	b.channel.Keep(b.kept, []*Member{b.gone})
+	b.channel.Retain(b.kept, []*Member{b.gone})
 	b.kept.Doubted = true
 	b.ranged = b.AddRange(b.written, 500, b.writer.Describe(mempool.Bytes(100)), 100, 3)
 	b.Grant(b.ranged, b.writer, true, nil, 4)
@@ -190,9 +190,9 @@ func TestACheckSaysWhatIsWrong(t *testing.T) {
 		"two producers of channel 1 have slot 0":       func(b *books) { b.gone.Slot = 0 },
 		"writes timeline 2, which is gone or another":  func(b *books) { b.producer.Timeline = b.gone.Timeline },
 		"session 2 has member 2 of channel 1":          func(b *books) { delete(b.channel.Members, 2) },
-		"keeps buffer 5, which is gone":                func(b *books) { b.Buffers.Remove(5) },
-		"keeps buffer 5 of no producer":                func(b *books) { b.channel.Kept[b.kept] = nil },
-		"keeps buffer 5 of member 1":                   func(b *books) { b.channel.Kept[b.kept][0] = b.producer },
+		"retains buffer 5, which is gone":              func(b *books) { b.Buffers.Remove(5) },
+		"retains buffer 5 of no producer":              func(b *books) { b.channel.Retained[b.kept] = nil },
+		"retains buffer 5 of member 1":                 func(b *books) { b.channel.Retained[b.kept][0] = b.producer },
 		"buffer 5: the number of channels is":          func(b *books) { b.kept.Frames++ },
 		"has two fences of word 3":                     func(b *books) { b.pending.Fences = append(b.pending.Fences, b.pending.Fences...) },
 		"which cannot be":                              func(b *books) { b.pending.Fences = Fences{{Timeline: 5, Word: 1, Value: 1}} },

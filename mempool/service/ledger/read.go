@@ -104,14 +104,14 @@ func (r *reader) read(k key, of fields) {
 		}
 	case *memberFields:
 		r.readMember(k, e)
-	case *keptFields:
+	case *retainedFields:
 		ch, _ := named(r, "channel", k.a, r.Channels.Get)
 		b, ok := named(r, "buffer", k.b, r.Buffers.Get)
 		for _, id := range e.Producers {
 			m, known := named(r, "member", id, func(id uint64) *Member { return r.members[[2]uint64{k.a, id}] })
 			if ch != nil && ok && known {
-				ch.Kept[b] = append(ch.Kept[b], m)
-				m.kept++
+				ch.Retained[b] = append(ch.Retained[b], m)
+				m.retained++
 			}
 		}
 	default:

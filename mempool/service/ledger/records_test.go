@@ -34,7 +34,7 @@ func TestALedgerThatWasWrittenIsReadBack(t *testing.T) {
 	assert.Equal(t, b.free.ID, have.Idle(b.free.Size).ID)
 	ch := read.ChannelNames["frames"]
 	assert.Equal(t, []any{b.channel.Info, 3, map[uint32]int{7: 1}}, []any{ch.Info, len(ch.Members), producersOf(have)})
-	lost := ch.Kept[read.Buffers.Get(b.kept.ID)][0]
+	lost := ch.Retained[read.Buffers.Get(b.kept.ID)][0]
 	assert.Equal(t, []any{ch.Members[3], true, uint64(3), true}, []any{lost, lost.Left, lost.Session.ID, lost.Timeline.Dead}, "its session is forgotten")
 	assert.Nil(t, read.Ended.Get(3))
 	assert.True(t, ch.Release(read.Buffers.Get(b.kept.ID)), "nothing has it any more")
@@ -109,8 +109,8 @@ func TestEveryFieldOfARecordIsWrittenOrComputed(t *testing.T) {
 		{Lease{}, leaseFields{}, []string{"ID", "Ended"}},
 		{Name{}, nameFields{}, []string{"Text"}},
 		{Timeline{}, timelineFields{}, []string{"ledger", "ID", "Shown", "references"}},
-		{Channel{}, channelFields{}, []string{"Info", "Pool", "Members", "Kept"}},
-		{Member{}, memberFields{}, []string{"ID", "Channel", "kept"}},
+		{Channel{}, channelFields{}, []string{"Info", "Pool", "Members", "Retained"}},
+		{Member{}, memberFields{}, []string{"ID", "Channel", "retained"}},
 	} {
 		record, entry := reflect.TypeOf(one.record), reflect.TypeOf(one.entry)
 		for _, field := range reflect.VisibleFields(record) {
