@@ -56,7 +56,7 @@ func (ps *pools) make(ctx context.Context, s *Session, rec *ledger.Pool, spec me
 // add adds what is not plain of a pool.
 func (ps *pools) add(rec *ledger.Pool, arena mempool.Arena) *Pool {
 	p := &Pool{svc: ps.svc, rec: rec, arena: arena, closed: make(chan struct{}), room: roomQueue{mutex: &ps.svc.mu}}
-	p.demand.pool = p
+	p.demand = demand{pool: p, wanting: make(map[*Session]int), dividers: make(map[*Session]struct{})}
 	ps.all[rec.Info.ID] = p
 	return p
 }
@@ -122,11 +122,7 @@ func (ps *pools) namedLocked(ctx context.Context, s *Session, name string) (*Poo
 			return nil, nil
 		}
 		if p.Info.ID != 0 {
-			if !p.Access.Allows(s.rec.Peer) {
-				return nil, p.Denied(s.rec.Peer)
-			}
-			s.noteUse()
-			return ps.of(p), nil
+			return ps.usableLocked(s, p.Info.ID)
 		}
 		var err error
 		changed := ps.made.next()

@@ -17,9 +17,6 @@ const WantedTime = 50 * time.Millisecond
 
 // count adds n (+1 or −1) to the number of the session's allocations that find no room. The caller holds Service.mu.
 func (d *demand) count(s *Session, n int) {
-	if d.wanting == nil {
-		d.wanting = make(map[*Session]int)
-	}
 	if d.wanting[s] += n; d.wanting[s] == 0 {
 		delete(d.wanting, s)
 	}
@@ -27,12 +24,7 @@ func (d *demand) count(s *Session, n int) {
 
 // dividedBy notes that a session has made a range. Such a session learns only from Wanted that it may release the range's memory. The caller
 // holds Service.mu.
-func (d *demand) dividedBy(s *Session) {
-	if d.dividers == nil {
-		d.dividers = make(map[*Session]struct{})
-	}
-	d.dividers[s] = struct{}{}
-}
+func (d *demand) dividedBy(s *Session) { d.dividers[s] = struct{}{} }
 
 // ask sends Wanted to the sessions that may have memory to release, unless they got it less than wantedRest ago. The result `told` is true if
 // they got it within the last WantedTime. The caller holds Service.mu.

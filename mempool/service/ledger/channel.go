@@ -3,6 +3,7 @@ package ledger
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -391,14 +392,10 @@ func (ch *Channel) Leftovers() (n int) {
 }
 
 // SortedMembers returns the session's members, ordered by channel.
-func (s *Session) SortedMembers() (members []*Member) {
-	for m := range s.Members {
-		members = append(members, m)
-	}
-	slices.SortFunc(members, func(a, b *Member) int {
+func (s *Session) SortedMembers() []*Member {
+	return slices.SortedFunc(maps.Keys(s.Members), func(a, b *Member) int {
 		return cmp.Or(cmp.Compare(a.Channel.Info.ID, b.Channel.Info.ID), cmp.Compare(a.ID, b.ID))
 	})
-	return members
 }
 
 // Consumes says whether a consumer of the session has a slot: the session's process may then use frames.

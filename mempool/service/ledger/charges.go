@@ -82,8 +82,7 @@ func (a *Account) GiveUp(b *Block) { a.remove(b.Size) }
 
 // Keeper is a process of a user. The process may keep free blocks. Other processes cannot use a free block while a process keeps it.
 type Keeper struct {
-	uid      uint32
-	process  uint64           // 0: the process is not known, and the keeper belongs to one session alone
+	keeperKey
 	sessions int              // for how many sessions of the process the service still holds something
 	kept     map[*Pool]uint64 // bytes of the free blocks that the process keeps
 }
@@ -92,7 +91,7 @@ type Keeper struct {
 type keepers map[keeperKey]*Keeper
 
 type keeperKey struct {
-	process uint64
+	process uint64 // 0: the process is not known, and the keeper belongs to one session alone
 	uid     uint32
 }
 
@@ -101,7 +100,7 @@ func (ks keepers) of(p mempool.Peer) *Keeper {
 	key := keeperKey{p.Process, p.UID}
 	k := ks[key]
 	if k == nil {
-		k = &Keeper{uid: p.UID, process: p.Process, kept: make(map[*Pool]uint64)}
+		k = &Keeper{keeperKey: key, kept: make(map[*Pool]uint64)}
 		if p.Process != 0 {
 			ks[key] = k
 		}
@@ -113,7 +112,7 @@ func (ks keepers) of(p mempool.Peer) *Keeper {
 // drop notes that the service holds nothing more for a session of the process.
 func (ks keepers) drop(k *Keeper) {
 	if k.sessions--; k.sessions == 0 && k.process != 0 {
-		delete(ks, keeperKey{k.process, k.uid})
+		delete(ks, k.keeperKey)
 	}
 }
 

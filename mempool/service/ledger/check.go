@@ -396,7 +396,7 @@ func (c *checker) checkSessions() {
 	}
 	c.want(maps.Equal(of, c.sessionsOf), "the sessions of each user are counted as %v, not %v", c.sessionsOf, of)
 	for key, k := range c.keepers {
-		c.want(k.process == key.process && k.uid == key.uid && keepers[k] > 0, "process %d of user %d is known, and has no session", key.process, key.uid)
+		c.want(k.keeperKey == key && keepers[k] > 0, "process %d of user %d is known, and has no session", key.process, key.uid)
 	}
 	for k, n := range keepers {
 		equal(c, fmt.Sprintf("process %d of user %d", k.process, k.uid), "the number of sessions", k.sessions, n)
@@ -411,7 +411,7 @@ func (c *checker) checkSessions() {
 
 func (c *checker) checkSession(s *Session) {
 	c.want(s.Keeper.uid == s.Peer.UID && s.Keeper.process == s.Peer.Process, "session %d counts for another process", s.ID)
-	c.want(s.Keeper.process == 0 || c.keepers[keeperKey{s.Keeper.process, s.Keeper.uid}] == s.Keeper, "the process of session %d is not known", s.ID)
+	c.want(s.Keeper.process == 0 || c.keepers[s.Keeper.keeperKey] == s.Keeper, "the process of session %d is not known", s.ID)
 	for id, b := range s.Mapped {
 		c.want(b.ID == id && c.Blocks.Get(id) == b && b.Mapped.Has(s), "session %d maps block %d, which is gone or does not know it", s.ID, id)
 	}

@@ -201,7 +201,7 @@ func TestACheckSaysWhatIsWrong(t *testing.T) {
 		"counts for 1 processes, and the pool's set":   func(b *books) { delete(b.pool.charged, b.pending) },
 		"is freed, and still in the table":             func(b *books) { b.free.State = BlockFreed },
 		"has ended, and has 3 leases":                  func(b *books) { b.EndSession(b.writer) },
-		"is known, and has no session":                 func(b *books) { b.keepers[keeperKey{4, 4}] = &Keeper{uid: 4, process: 4} },
+		"is known, and has no session":                 func(b *books) { b.keepers[keeperKey{4, 4}] = &Keeper{keeperKey: keeperKey{4, 4}} },
 		"counts for another process":                   func(b *books) { b.reader.Peer.Process = 5 },
 		"keeps block 3, and is not an ended one":       func(b *books) { b.free.keeping().left.Add(b.writer) },
 		"the number of blocks that could not be freed": func(b *books) { b.pool.stuck = []*Block{b.free} },
