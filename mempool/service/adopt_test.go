@@ -301,7 +301,7 @@ func TestASessionWhoseClientDoesNotComeBackEnds(t *testing.T) {
 	again := s.svc.sessions[a.ID()]
 	s.svc.mu.Unlock()
 	if again != nil {
-		<-again.Over()
+		<-again.over
 	}
 	assert.Eventually(t, func() bool { return s.svc.Stats().Leases == 0 }, time.Minute, time.Millisecond)
 }

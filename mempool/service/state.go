@@ -158,7 +158,7 @@ type demand struct {
 	dividers map[*Session]struct{} // sessions that have made ranges
 	asked    time.Time             // when ask last sent Wanted
 	tidied   time.Time             // when meet last called tidyLocked
-	asking   bool                  // goOn runs
+	asking   bool                  // meetAgain runs
 }
 
 // pools has the pools, and the requests that wait for a pool. Service.mu guards it.

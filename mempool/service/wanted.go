@@ -53,7 +53,7 @@ func (d *demand) tell() {
 }
 
 // meet tries to get memory for an allocation that finds no room: it calls ask, and frees buffers that channels have retained after the
-// producers left. It also starts a goroutine that runs goOn, which calls meet again after each wantedRest. The result `more` is true if
+// producers left. It also starts a goroutine that runs meetAgain, which calls meet again after each wantedRest. The result `more` is true if
 // channels freed buffers. The result `told` is the result of ask. The caller holds Service.mu.
 func (d *demand) meet() (more, told bool) {
 	if !d.streams && len(d.dividers) == 0 { // the pool has never had a channel, or a range
@@ -67,13 +67,13 @@ func (d *demand) meet() (more, told bool) {
 	}
 	if len(d.wanting) > 0 && !d.asking {
 		d.asking = true
-		d.pool.svc.drains.Go(d.goOn)
+		d.pool.svc.drains.Go(d.meetAgain)
 	}
 	return d.pool.room.changes != changes, told
 }
 
-// As long as an allocation finds no room, goOn calls meet again after each pause of wantedRest.
-func (d *demand) goOn() {
+// As long as an allocation finds no room, meetAgain calls meet again after each pause of wantedRest.
+func (d *demand) meetAgain() {
 	svc := d.pool.svc
 	for again := true; again; {
 		select {
