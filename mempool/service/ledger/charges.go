@@ -87,7 +87,7 @@ type Keeper struct {
 	kept     map[*Pool]uint64 // bytes of the free blocks that the process keeps
 }
 
-// keepers are the processes that have sessions, or whose memory the service still holds.
+// keepers has the known processes for whose sessions the service still holds something.
 type keepers map[keeperKey]*Keeper
 
 type keeperKey struct {
