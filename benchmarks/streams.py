@@ -245,6 +245,7 @@ def measure_streams(
     consumers: Sequence[int] = CONSUMERS,
     kind: str = "host",
     others: Sequence[type[Fan]] = (),
+    rounds: int = ROUNDS,
 ) -> Generator[Result]:
     """Measure streams between Python processes. Each round measures all installed systems, one after the other.
 
@@ -262,6 +263,8 @@ def measure_streams(
         The kind of memory.
     others
         Other systems to measure beside poolbridge.
+    rounds
+        The number of measurements of each stream.
     """
     context: Any = multiprocessing.get_context("spawn")
     cpus = len(os.sched_getaffinity(0))
@@ -278,7 +281,7 @@ def measure_streams(
                 if system.shared == shared:
                     name = f"{system.name}-{os.getpid()}-{next(names)}"
                     runs.append(_Run(context, make(_FRAME_BYTES, _DEPTH, count, name, waiting=waiting)))
-            for _ in range(ROUNDS):
+            for _ in range(rounds):
                 for run in runs:
                     run.fast(seconds)
                 for run in runs:

@@ -281,23 +281,23 @@ func (c *connection) answerAgain(q uint32, r wire.Request) bool {
 	failpoint.At("answer/again")
 	switch r := r.(type) {
 	case *wire.Alloc, *wire.AllocRange, *wire.Get, *wire.LeaseBuffer:
-		g, err := c.session.Granted(answer)
+		g, err := answer.Granted()
 		c.replyLease(q, g, err)
 	case *wire.Create:
-		p, err := c.session.MadePool(answer)
+		p, err := answer.MadePool()
 		c.replyPool(q, p, err)
 	case *wire.Open:
-		p, err := c.session.FindPool(answer)
+		p, err := c.session.FindPool(answer.From)
 		c.replyPool(q, p, err)
 	case *wire.Publish:
-		c.answer(q, &wire.PublishReply{Version: answer}, nil)
+		c.answer(q, &wire.PublishReply{Version: answer.From}, nil)
 	case *wire.GetTimeline:
 		c.timeline(q, r)
 	case *wire.MakeChannel:
 		reply, err := makeChannel(c.session, r) // it is there
 		c.answer(q, reply, err)
 	case *wire.Join:
-		j, err := c.session.Joined(answer)
+		j, err := answer.Joined()
 		c.replyJoined(q, j, err)
 	default:
 		c.done(q, nil)

@@ -40,7 +40,7 @@ var errEnded = typed.Errorf(mempool.ErrClosed, "an operator ended this session (
 // endSession ends the session of another client. The service uses the memory of that session again only after the process of that client
 // has ended.
 func (c *connection) endSession(q uint32, r *wire.EndSession) {
-	target, err := c.session.MayEnd(r.Session)
+	over, err := c.session.MayEnd(r.Session)
 	conn := c.server.connOf(r.Session)
 	switch {
 	case err != nil:
@@ -56,7 +56,7 @@ func (c *connection) endSession(q uint32, r *wire.EndSession) {
 	}
 	c.waitFor(q, typed.Errorf(mempool.ErrBusy, "session %d is about to end", r.Session), func(ctx context.Context) func() {
 		select {
-		case <-target.Over():
+		case <-over:
 		case <-ctx.Done():
 			return func() { c.fail(q, context.Cause(ctx)) }
 		}

@@ -28,7 +28,7 @@ func (c *connection) waitFor(q uint32, err error, attempt func(context.Context) 
 
 // wait is like waitFor, but returns an error if too many requests wait: the caller then answers the request.
 func (c *connection) wait(q uint32, attempt func(context.Context) (answer func())) error {
-	ctx, cancel := context.WithCancel(c.session.Waiting(c.ctx, q))
+	ctx, cancel := context.WithCancel(service.WithQuery(c.ctx, q))
 	key, err := c.waits.add(q, cancel, c.limits.Waiting)
 	if err != nil {
 		cancel()

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,15 +8,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/failpoint"
-	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service/books"
@@ -25,154 +21,10 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service/streams"
 )
 
-// This file keeps what a service needs to outlive its process, and makes a service of what a predecessor has left.
+// This file keeps the books, and makes a service of what a predecessor has left.
 
-// Store keeps descriptors for a successor of this process.
-type Store interface {
-	// Keep keeps a descriptor under a name. It returns when a successor will have it.
-	Keep(name string, f *os.File) error
-	// Drop closes a descriptor of the store. It waits for a store that is stopped.
-	Drop(name string)
-}
-
-// BooksName is the name of the books in a [Store].
-const BooksName = "books"
-
-// descriptors are the descriptors of the service that its Store has. They have numbers, which are also in the records of the ledger.
-type descriptors struct {
-	store   Store // nil: there is none
-	last    atomic.Uint64
-	held    atomic.Int64 // how many descriptors the store has
-	dropped []uint64     // descriptors that the records do not name any more; guarded by Service.mu
-
-	mu   sync.Mutex
-	told chan struct{} // closed when the store has heard of all that it is to close; nil: there was nothing yet
-}
-
-// maxHeld is how many descriptors a service gives to the store: their names must fit into a variable of the environment of its successor.
-const maxHeld = 8000
-
-// filePrefix begins the names of the descriptors that the books name.
-const filePrefix = "pb."
-
-func fileName(number uint64) string { return fmt.Sprint(filePrefix, number) }
-
-// keep gives a descriptor to the store, and returns its number; 0: there is no store. It waits for a store that is stopped, so the caller does
-// not hold Service.mu. A successor notices it if the store did not take the descriptor. Numbers never come again, also not in a successor,
-// because clients know some: they begin with the milliseconds since the machine has started.
-func (s *Service) keep(f *os.File) uint64 {
-	d := &s.descriptors
-	if d.store == nil {
-		return 0
-	}
-	number := d.last.Add(1)
-	if d.held.Add(1) > maxHeld { // a successor would lack it
-		s.mu.Lock()
-		defer s.unlock()
-		if !s.unkept {
-			s.unkeptLocked(fmt.Sprintf("its guard would have to keep more than %d descriptors; make fewer channels, members and pools, and restart the service", maxHeld))
-		}
-		return number
-	}
-	_ = d.store.Keep(fileName(number), f)
-	failpoint.At("keep/stored")
-	return number
-}
-
-// spare is an empty memfd that the store already has. The service makes memory of it later, with Service.mu held.
-type spare struct {
-	file   *os.File // nil: it was used
-	number uint64   // 0: there is no store
-}
-
-// use returns the number of the file, which belongs to the memory now.
-func (f *spare) use() uint64 {
-	number := f.number
-	*f = spare{}
-	return number
-}
-
-// sparesLocked makes spare files with these names. If there is a store, it releases Service.mu meanwhile: the store may be stopped, and then only
-// those wait who need it. So the caller checks again what it has checked before. It calls giveBack at its end, also after an error.
-func (s *Service) sparesLocked(names ...string) (all []*spare, err error) {
-	if s.descriptors.store != nil {
-		s.mu.Unlock()
-		defer s.mu.Lock()
-	}
-	for _, name := range names {
-		f, err := shmchannel.NewFile(name)
-		if err != nil {
-			return all, mempool.HostError("make a file", err)
-		}
-		all = append(all, &spare{f, s.keep(f)})
-	}
-	return all, nil
-}
-
-// giveBack closes the spare files that are not used, also in the store.
-func (d *descriptors) giveBack(all []*spare) {
-	for _, f := range all {
-		if f.file != nil {
-			_ = f.file.Close() // who could not use it may have closed it
-			if f.number != 0 {
-				d.dropNow(fileName(f.number))
-			}
-		}
-	}
-}
-
-// drop makes the service close a descriptor of the store when the books do not name it any more. The caller holds Service.mu.
-func (d *descriptors) drop(number uint64) {
-	if number != 0 {
-		d.dropped = append(d.dropped, number)
-	}
-}
-
-// dropNow closes a descriptor of the store, which the books do not name. It does not wait for the store, which may be stopped.
-func (d *descriptors) dropNow(name string) {
-	d.held.Add(-1)
-	d.mu.Lock()
-	before, told := d.told, make(chan struct{})
-	d.told = told
-	d.mu.Unlock()
-	go func() {
-		defer close(told)
-		if before != nil {
-			<-before // only one of many holds a thread while the store is stopped
-		}
-		d.store.Drop(name)
-		failpoint.At("drop/told")
-	}()
-}
-
-// Unkeep closes a descriptor of the store, because a service that ends has no successor. It waits until the store has heard what to close, but
-// not long for a store that is stopped.
-func (s *Service) Unkeep(name string) {
-	d := &s.descriptors
-	if d.store == nil {
-		return
-	}
-	d.dropNow(name)
-	d.mu.Lock()
-	told := d.told
-	d.mu.Unlock()
-	select {
-	case <-told:
-	case <-time.After(5 * time.Second):
-	}
-}
-
-// flush closes the descriptors that the books do not name any more. The caller holds Service.mu.
-func (d *descriptors) flush() {
-	for _, number := range d.dropped {
-		failpoint.At("drop/committed")
-		d.dropNow(fileName(number))
-	}
-	d.dropped = d.dropped[:0]
-}
-
-// keepBooks makes the books, if there is a store.
-func (s *Service) keepBooks() {
+// openBooks makes the books, if there is a store.
+func (s *Service) openBooks() {
 	store := s.descriptors.store
 	if store == nil {
 		return
@@ -183,11 +35,11 @@ func (s *Service) keepBooks() {
 		s.books, err = b, store.Keep(BooksName, b.File())
 	}
 	if err != nil {
-		s.unkeptLocked(fmt.Sprintf("its books cannot be kept: %v", err))
+		s.guard.giveUp(fmt.Sprintf("its books cannot be kept: %v", err), &s.mu)
 		return
 	}
 	failpoint.At("books/kept")
-	s.guard = mempool.GuardWatches
+	s.guard.state = mempool.GuardWatches
 	s.mu.commit = func() {
 		failpoint.At("commit/changed")
 		if last := s.eventLog.Last(); last != s.ledger.Last.Event {
@@ -195,7 +47,7 @@ func (s *Service) keepBooks() {
 			s.ledger.Touch(&s.ledger.Last)
 		}
 		if err := b.Commit(s.ledger); err != nil {
-			s.unkeptLocked(fmt.Sprintf("its books cannot be written: %v", err))
+			s.guard.giveUp(fmt.Sprintf("its books cannot be written: %v", err), &s.mu)
 		}
 		failpoint.At("commit/written")
 		s.descriptors.flush()
@@ -206,35 +58,36 @@ func (s *Service) keepBooks() {
 func (s *Service) Unguarded(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.unguardedLocked(text)
-}
-
-// unkeptLocked notes that the guard of the service is of no use any more; why says what it lacks.
-func (s *Service) unkeptLocked(why string) {
-	s.unkept = true
-	s.unguardedLocked("the service does not outlive its process any more: " + why)
+	s.guard.lose(text, &s.mu)
 }
 
 // Guarded notes which process is the guard of the service now.
 func (s *Service) Guarded(pid int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.guardPID = int32(pid)
-	if !s.unkept {
-		s.guard = mempool.GuardWatches
+	s.guard.pid = int32(pid)
+	if !s.guard.useless {
+		s.guard.state = mempool.GuardWatches
 	}
 }
 
-func (s *Service) unguardedLocked(text string) {
-	s.guard, s.guardPID = mempool.GuardLost, 0
-	s.mu.note(mempool.HistoryEvent{Kind: mempool.ServiceImpaired, Text: text}, nil)
+// lose notes that the service does not outlive its process any more. The caller holds the lock.
+func (g *guard) lose(text string, mu *mutex) {
+	g.state, g.pid = mempool.GuardLost, 0
+	mu.note(mempool.HistoryEvent{Kind: mempool.ServiceImpaired, Text: text}, nil)
+}
+
+// giveUp notes that the guard is of no use any more; why says what the service lacks. The caller holds the lock.
+func (g *guard) giveUp(why string, mu *mutex) {
+	g.useless = true
+	g.lose("the service does not outlive its process any more: "+why, mu)
 }
 
 // TookOver notes that the service took over from one that died, within a time.
 func (s *Service) TookOver(took time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := s.statsLocked(nil)
+	st := View{svc: s}.statsLocked()
 	s.mu.note(mempool.HistoryEvent{Kind: mempool.ServiceAdopted, Text: fmt.Sprintf("took over from a service that died, within %v: %s, %s, %s, %s, %s",
 		took.Round(10*time.Microsecond), count.Of(len(st.Pools), "pool"), count.Of(st.Sessions, "session"), count.Of(st.Buffers, "buffer"),
 		count.Of(st.Leases, "lease"), count.Of(s.ledger.Channels.Len(), "channel"))}, nil)
@@ -266,7 +119,7 @@ func Adopt(c Config, files map[string]*os.File) (*Service, error) {
 		}
 	}
 	a := adoption{s, files, make(map[string]bool)}
-	if err := a.memory(); err != nil {
+	if err := a.adoptMemory(); err != nil {
 		return nil, errors.Join(err, a.undo())
 	}
 	failpoint.At("adopt/channels")
@@ -279,43 +132,43 @@ func Adopt(c Config, files map[string]*os.File) (*Service, error) {
 		}
 	}
 	failpoint.At("adopt/dropped")
-	s.keepBooks()
-	a.sessions()
+	s.openBooks()
+	a.adoptSessions()
 	failpoint.At("adopt/sessions")
-	a.blocks()
+	a.adoptBlocks()
 	failpoint.At("adopt/blocks")
 	return s, nil
 }
 
-// memory takes over all memory. Nobody else uses the service yet.
-func (a *adoption) memory() error {
-	if err := a.pools(); err != nil {
+// adoptMemory takes over all memory. Nobody else uses the service yet.
+func (a *adoption) adoptMemory() error {
+	if err := a.adoptPools(); err != nil {
 		return err
 	}
 	failpoint.At("adopt/pools")
-	if err := a.timelines(); err != nil {
+	if err := a.adoptTimelines(); err != nil {
 		return err
 	}
 	failpoint.At("adopt/timelines")
-	return a.channels()
+	return a.adoptChannels()
 }
 
 // undo gives back the memory that was taken over.
 func (a *adoption) undo() error {
 	var errs []error
-	for _, p := range a.Service.pools {
+	for _, p := range a.pools.all {
 		if p.arena != nil {
 			errs = append(errs, p.arena.Close())
 		}
 	}
 	for _, t := range a.ledger.Timelines {
-		errs = append(errs, a.Service.timelines.Remove(t)())
+		errs = append(errs, a.timelines.Remove(t)())
 	}
-	for _, ch := range a.Service.channels.all {
+	for _, ch := range a.channels.all {
 		ch.Free()
 	}
 	a.eventLog.Close()
-	a.Service.memory.Close()
+	a.memory.Close()
 	return errors.Join(errs...)
 }
 
@@ -335,14 +188,14 @@ func (a *adoption) file(number uint64, what string, id uint64) (*os.File, error)
 	return a.files[name], nil
 }
 
-func (a *adoption) pools() error {
+func (a *adoption) adoptPools() error {
 	of := make(map[*ledger.Pool][]*ledger.Block)
 	for b := range a.ledger.Blocks.All() {
 		of[b.Pool] = append(of[b.Pool], b)
 	}
 	for id, rec := range a.ledger.Pools {
 		if !rec.Info.Kind.CanAdopt() {
-			a.keptBlocks(rec, of[rec])
+			a.inheritBlocks(rec, of[rec])
 			continue
 		}
 		f, err := a.file(rec.File, "pool", id)
@@ -353,56 +206,56 @@ func (a *adoption) pools() error {
 		for _, b := range of[rec] {
 			at = append(at, mempool.Place{At: b.Place, Size: b.Size})
 		}
-		arena, all, err := mempool.AdoptArena(rec.Info.Kind, f, at, a.Service.memory)
+		arena, all, err := mempool.AdoptArena(rec.Info.Kind, f, at, a.memory)
 		if err != nil {
 			return fmt.Errorf("pool %q: %w", rec.Info.Name, err)
 		}
-		a.addPool(rec, arena)
+		a.pools.add(rec, arena)
 		for i, b := range of[rec] {
-			a.Service.blocks.Set(b.ID, &blockMemory{Allocation: all[i]})
+			a.blocks.Set(b.ID, &blockMemory{Allocation: all[i]})
 		}
 	}
 	return nil
 }
 
-func (a *adoption) timelines() error {
+func (a *adoption) adoptTimelines() error {
 	for id, t := range a.ledger.Timelines {
 		f, err := a.file(t.File, "timeline", id)
 		if err != nil {
 			return err
 		}
-		if err := a.Service.timelines.Adopt(t, f); err != nil {
+		if err := a.timelines.Adopt(t, f); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (a *adoption) channels() error {
-	cs := &a.Service.channels
+func (a *adoption) adoptChannels() error {
+	cs := &a.channels
 	for id, rec := range a.ledger.Channels.After(0) {
 		file := func(number uint64) (*os.File, error) { return a.file(number, "channel", id) }
-		stream, err := streams.Adopt(a.ledger, &a.Service.timelines, rec, file, a.mu.note)
+		stream, err := streams.Adopt(a.ledger, &a.timelines, rec, file, a.mu.note)
 		if err != nil {
 			return fmt.Errorf("channel %q: %w", rec.Info.Name, err)
 		}
 		cs.all[id] = &channel{Stream: stream, svc: a.Service}
-		if p := a.poolOf(rec.Pool); p != nil {
-			p.streams = true
+		if p := a.pools.of(rec.Pool); p != nil {
+			p.demand.streams = true
 		}
 	}
 	return nil
 }
 
-// sessions makes the sessions, and ends those whose process is gone.
-func (a *adoption) sessions() {
+// adoptSessions makes the sessions, and ends those whose process is gone.
+func (a *adoption) adoptSessions() {
 	for _, table := range []*ledger.Index[uint64, *ledger.Session]{&a.ledger.Sessions, &a.ledger.Ended} {
 		for rec := range table.All() {
-			a.Service.sessions[rec.ID] = &Session{svc: a.Service, rec: rec, told: true, over: make(chan struct{}), reclaimed: make(chan struct{})}
+			a.sessions[rec.ID] = &Session{svc: a.Service, rec: rec, told: true, over: make(chan struct{}), reclaimed: make(chan struct{})}
 		}
 	}
 	for rec := range a.ledger.Ended.All() {
-		s := a.Service.sessions[rec.ID]
+		s := a.sessions[rec.ID]
 		close(s.over)
 		s.ending = &ending{Session: s, how: mempool.SessionLost, at: time.Now()}
 		for b := range a.ledger.Blocks.All() {
@@ -413,22 +266,21 @@ func (a *adoption) sessions() {
 		s.ending.lingerLocked(a.processGone(rec.Peer, s.reclaimed))
 	}
 	for rec := range a.ledger.Sessions.All() {
-		s := a.Service.sessions[rec.ID]
-		back := make(chan struct{})
-		s.absent = back
-		a.drains.Go(func() { s.awaitClient(back) }) // the client may be back before the goroutine runs
+		s := a.sessions[rec.ID]
+		s.absence = &absence{s, make(chan struct{})}
+		a.drains.Go(s.absence.end) // the client may be back before the goroutine runs
 	}
 	for l := range a.ledger.Leases.All() {
 		if l.Write && l.Buffer.Divided() {
-			a.poolOf(l.Buffer.Block.Pool).dividedBy(a.sessionOf(l.Session))
+			a.pools.of(l.Buffer.Block.Pool).demand.dividedBy(a.sessionOf(l.Session))
 		}
 	}
 }
 
-// blocks goes on with what the predecessor was doing with its free blocks.
-func (a *adoption) blocks() {
+// adoptBlocks goes on with what the predecessor was doing with its free blocks.
+func (a *adoption) adoptBlocks() {
 	for b := range a.ledger.Blocks.All() {
-		p := a.poolOf(b.Pool)
+		p := a.pools.of(b.Pool)
 		left := slices.Collect(b.AllLeft())
 		switch {
 		case b.State == ledger.BlockFreeing || b.State == ledger.BlockDraining || b.State == ledger.BlockRecalling && b.Mapped.Len() == 0:
@@ -438,12 +290,12 @@ func (a *adoption) blocks() {
 		}
 	}
 	if a.ledger.Channels.Len() > 0 {
-		a.Service.channels.watchLocked()
+		a.channels.watchLocked()
 	}
 	for rec := range a.ledger.Channels.All() {
-		a.Service.channels.of(rec).tidyLocked()
+		a.channels.of(rec).tidyLocked()
 	}
-	for _, p := range slices.Collect(maps.Values(a.Service.pools)) {
+	for _, p := range slices.Collect(maps.Values(a.pools.all)) {
 		if p.lost {
 			p.loseLocked()
 		}
@@ -455,14 +307,14 @@ func (a *adoption) blocks() {
 	}
 }
 
-// awaitClient ends the session if its client does not come back.
-func (s *Session) awaitClient(back <-chan struct{}) {
-	stop := make(chan struct{})
+// end ends the session if its client does not come back.
+func (a *absence) end() {
+	s, stop := a.Session, make(chan struct{})
 	defer close(stop)
 	gone := s.svc.processGone(s.rec.Peer, stop)
 	why := fmt.Sprintf("its client did not come back within %v to the service that took over", s.svc.resumeTime)
 	select {
-	case <-back:
+	case <-a.back:
 		return
 	case <-gone:
 		why = "its process ended before it came back to the service that took over"
@@ -471,99 +323,14 @@ func (s *Session) awaitClient(back <-chan struct{}) {
 		return
 	}
 	s.svc.mu.Lock()
-	absent := s.absent == back
-	if absent {
-		s.absent = nil // the client comes too late from now on
+	late := s.absence == a
+	if late {
+		s.absence = nil // the client comes too late from now on
 	}
 	s.svc.mu.Unlock()
-	if absent {
+	if late {
 		<-s.End(mempool.SessionLost, why, gone)
 	}
-}
-
-// Request says which request of its client a session carries out.
-type Request struct {
-	Packet uint64 // its number among the packets of the session, from 1
-	Query  uint32 // the number that the client gave the request; 0: the client wants no answer
-}
-
-type requestKey struct{}
-
-// Begin says which request the calling goroutine, the only one of the session that does not wait, carries out now.
-func (s *Session) Begin(r Request) { s.request = r }
-
-// Waiting returns a context for a request that waits in a goroutine of its own.
-func (s *Session) Waiting(ctx context.Context, q uint32) context.Context {
-	return context.WithValue(ctx, requestKey{}, Request{Query: q})
-}
-
-// didLocked notes that the request of ctx, or without ctx that of Begin, has changed something, and from what its answer is made again.
-func (s *Session) didLocked(ctx context.Context, answer uint64) {
-	if s.svc.books == nil {
-		return
-	}
-	r := s.request
-	if waits, ok := ctx.Value(requestKey{}).(Request); ok {
-		r = waits
-	}
-	s.svc.ledger.Did(s.rec, r.Packet, r.Query, answer)
-}
-
-// Answer returns from what the answer to a request is made again that the session, or its predecessor, has carried out. It returns false if the
-// request has changed nothing.
-func (s *Session) Answer(q uint32) (answer uint64, did bool) {
-	s.svc.mu.Lock()
-	defer s.svc.mu.Unlock()
-	if a := s.rec.Answers[q]; a != nil {
-		return a.From, true
-	}
-	return 0, false
-}
-
-// Answered notes that the client has the answers to requests.
-func (s *Session) Answered(requests []uint32) {
-	s.svc.mu.Lock()
-	defer s.svc.mu.Unlock()
-	s.svc.ledger.Answered(s.rec, requests)
-}
-
-// Token returns the proof with which the session's client can take the session up again: see [Service.Resume]. It returns false if the session
-// ends with this process.
-func (s *Session) Token() (token mempool.Epoch, lasts bool) { return s.rec.Token, s.svc.books != nil }
-
-// MadePool returns a pool that the session has made, for an answer that is made again. Those who may use the pool need not include its maker.
-//
-// Errors: [mempool.ErrNotFound].
-func (s *Session) MadePool(id uint64) (*Pool, error) {
-	s.svc.mu.Lock()
-	defer s.svc.mu.Unlock()
-	p, err := s.svc.ledger.SeenPool(s.rec, id)
-	if err != nil {
-		return nil, err
-	}
-	return s.svc.poolOf(p), nil
-}
-
-// Granted returns a lease of the session again, for an answer that is made again.
-//
-// Errors: [mempool.ErrReleased].
-func (s *Session) Granted(id uint64) (g GrantedLease, err error) {
-	s.svc.mu.Lock()
-	defer s.svc.mu.Unlock()
-	l, err := s.rec.Lease(id)
-	if err != nil {
-		return g, err
-	}
-	if b := l.Buffer.Block; s.rec.Mapped[b.ID] == b {
-		s.rec.Unmap(b) // the export may be lost with the first answer, and is sent again
-	}
-	for n := range s.svc.ledger.Names.All() {
-		if n.Buffer == l.Buffer && !l.Write {
-			g.Version = n.Version
-		}
-	}
-	g.Lease, g.Grant, g.Mapped = Lease{s, l}, s.svc.describe(l), false
-	return g, nil
 }
 
 // Resume gives a session of a predecessor to the connection of its client. The argument `notify` is that of OpenSession. The result `done` is
@@ -577,11 +344,11 @@ func (s *Service) Resume(p mempool.Peer, id uint64, token mempool.Epoch, notify 
 	if s.closed {
 		return nil, 0, errShutdown
 	}
-	if of == nil || of.absent == nil || of.rec.Ended || of.rec.Token != token || of.rec.Peer.UID != p.UID || of.rec.Peer.Process != p.Process {
+	if of == nil || of.absence == nil || of.rec.Ended || of.rec.Token != token || of.rec.Peer.UID != p.UID || of.rec.Peer.Process != p.Process {
 		return nil, 0, typed.Errorf(mempool.ErrStale, "there is no session %d that process %d can take up again: connect without it", id, p.PID)
 	}
-	close(of.absent)
-	of.absent, of.notify = nil, notify
+	close(of.absence.back)
+	of.absence, of.notify = nil, notify
 	var recalled, failed []uint64
 	for id, b := range of.rec.Mapped {
 		if b.State == ledger.BlockRecalling {

@@ -94,7 +94,7 @@ func (s *succession) resume(of *Session) *Session {
 	s.Helper()
 	token, lasts := of.Token()
 	require.True(s, lasts)
-	again, _, err := s.svc.Resume(of.Peer(), of.ID(), token, func(Notice) {})
+	again, _, err := s.svc.Resume(of.rec.Peer, of.ID(), token, func(Notice) {})
 	require.NoError(s, err)
 	return again
 }
@@ -266,24 +266,24 @@ func TestOnlyTheProcessWithTheTokenTakesASessionUpAndOnce(t *testing.T) {
 	a, err := s.svc.OpenSession(mempool.Self(), "a", func(Notice) {})
 	require.NoError(t, err)
 	token, _ := a.Token()
-	_, _, err = s.svc.Resume(a.Peer(), a.ID(), token, func(Notice) {})
+	_, _, err = s.svc.Resume(a.rec.Peer, a.ID(), token, func(Notice) {})
 	require.ErrorIs(t, err, mempool.ErrStale, "its client has it")
 	require.NoError(t, s.takeOver())
-	other, stranger, guessed := a.Peer(), a.Peer(), token
+	other, stranger, guessed := a.rec.Peer, a.rec.Peer, token
 	other.Process++
 	stranger.UID++
 	guessed[3]++
 	for what, try := range map[string]func() error{
 		"another process":   func() error { _, _, err := s.svc.Resume(other, a.ID(), token, nil); return err },
 		"another user":      func() error { _, _, err := s.svc.Resume(stranger, a.ID(), token, nil); return err },
-		"a guessed token":   func() error { _, _, err := s.svc.Resume(a.Peer(), a.ID(), guessed, nil); return err },
-		"no token":          func() error { _, _, err := s.svc.Resume(a.Peer(), a.ID(), mempool.Epoch{}, nil); return err },
-		"another's session": func() error { _, _, err := s.svc.Resume(a.Peer(), a.ID()+1, token, nil); return err },
+		"a guessed token":   func() error { _, _, err := s.svc.Resume(a.rec.Peer, a.ID(), guessed, nil); return err },
+		"no token":          func() error { _, _, err := s.svc.Resume(a.rec.Peer, a.ID(), mempool.Epoch{}, nil); return err },
+		"another's session": func() error { _, _, err := s.svc.Resume(a.rec.Peer, a.ID()+1, token, nil); return err },
 	} {
 		require.ErrorIs(t, try(), mempool.ErrStale, what)
 	}
 	s.resume(a)
-	_, _, err = s.svc.Resume(a.Peer(), a.ID(), token, nil)
+	_, _, err = s.svc.Resume(a.rec.Peer, a.ID(), token, nil)
 	require.ErrorIs(t, err, mempool.ErrStale, "a second time")
 }
 
@@ -301,7 +301,7 @@ func TestASessionWhoseClientDoesNotComeBackEnds(t *testing.T) {
 	again := s.svc.sessions[a.ID()]
 	s.svc.mu.Unlock()
 	if again != nil {
-		<-again.Over()
+		<-again.over
 	}
 	assert.Eventually(t, func() bool { return s.svc.Stats().Leases == 0 }, time.Minute, time.Millisecond)
 }
@@ -319,7 +319,7 @@ func TestMemoryThatWasNotKeptIsLostAndItsPoolGoesOn(t *testing.T) {
 	_, err = again.Get(context.Background(), "n", false, Known{}, 0)
 	require.ErrorIs(t, err, mempool.ErrProducerDied)
 	assert.ErrorContains(t, err, "ended with the process of the service")
-	g, err := again.Granted(held.rec.ID)
+	g, err := Answer{again, held.rec.ID}.Granted()
 	require.NoError(t, err)
 	_, _, err = g.Lease.Export()
 	require.ErrorIs(t, err, mempool.ErrUnavailable)

@@ -26,7 +26,7 @@ func (c changes) next(b *ledger.Buffer) *signal {
 func (s *Service) checkContent(b *ledger.Buffer) {
 	for _, t := range b.Ready {
 		if !b.Failed && s.timelines.Failed(t) {
-			s.ledger.Fail(b, s.timelines.Reason(t))
+			b.Fail(s.timelines.Reason(t))
 		}
 	}
 }
@@ -42,7 +42,7 @@ func (s *Service) crowded(b *ledger.Buffer, write bool) error {
 	if n() <= maxFences {
 		return nil
 	}
-	b.SetReady(s.timelines.Incomplete(b.Ready))
+	b.SetReady(s.timelines.PendingOrFailed(b.Ready))
 	b.Block.SetFences(s.timelines.Pending(b.Block.Fences))
 	if n() <= maxFences {
 		return nil
@@ -53,7 +53,7 @@ func (s *Service) crowded(b *ledger.Buffer, write bool) error {
 // recycleUnused recycles the buffer's block if nothing holds the buffer any more. The caller holds s.mu.
 func (s *Service) recycleUnused(b *ledger.Buffer) {
 	s.changed.broadcast(b)
-	s.ledger.EndNames(b)
+	b.EndNames()
 	if !b.Unused() {
 		return
 	}
@@ -65,7 +65,7 @@ func (s *Service) recycleUnused(b *ledger.Buffer) {
 		s.recycleUnused(whole)
 		return
 	}
-	p := s.poolOf(b.Block.Pool)
+	p := s.pools.of(b.Block.Pool)
 	p.room.broadcast()
 	p.recycle(b.Block)
 }

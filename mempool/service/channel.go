@@ -42,7 +42,7 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 	var p *Pool
 	var old *ledger.Channel
 	may := func() (err error) {
-		if p, err = s.poolLocked(spec.Pool); err == nil {
+		if p, err = svc.pools.usableLocked(s, spec.Pool); err == nil {
 			old, err = svc.ledger.MayMakeChannel(s.rec, spec, p.rec)
 		}
 		return err
@@ -54,7 +54,7 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 		for range svc.channels.awaitedLocked(spec) {
 			names = append(names, shmchannel.CursorName)
 		}
-		files, err = svc.sparesLocked(names...)
+		files, err = svc.descriptors.sparesLocked(names...)
 		defer svc.descriptors.giveBack(files)
 		if err == nil {
 			err = may() // others may have changed something meanwhile
@@ -70,7 +70,7 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 	if err != nil {
 		return mempool.ChannelIdentity{}, err
 	}
-	p.streams = true
+	p.demand.streams = true
 	stream.RosterFile, stream.SequencerFile = files[0].use(), files[1].use()
 	s.didLocked(context.Background(), stream.Info.ID)
 	svc.channels.addLocked(&channel{Stream: stream, svc: svc}, files[2:])
@@ -139,7 +139,7 @@ func (s *Session) JoinChannel(ctx context.Context, name string, spec MemberSpec,
 				p.joined, p.err = svc.channels.of(rec).joinLocked(s, p.spec, file[0])
 				break
 			}
-			file, err = svc.sparesLocked(memberFile(Consumer)) // and then again: others may have changed something meanwhile
+			file, err = svc.descriptors.sparesLocked(memberFile(Consumer)) // and then again: others may have changed something meanwhile
 			if err = cmp.Or(err, s.rec.Alive()); err != nil {
 				return true, err
 			}
@@ -379,7 +379,7 @@ func (c Channel) MapBlock(id uint64) (MappedBlock, error) {
 	svc.mu.Lock()
 	defer svc.unlock()
 	if s.rec.Mapped[b.ID] == b {
-		svc.poolOf(b.Pool).unmapLocked(s.rec, b)
+		svc.pools.of(b.Pool).unmapLocked(s.rec, b)
 	}
 	return MappedBlock{}, err
 }

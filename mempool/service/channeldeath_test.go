@@ -528,5 +528,5 @@ func TestMembersThatWriteNonsenseStopNobody(t *testing.T) {
 func (r *channelRig) want() {
 	r.svc.mu.Lock()
 	defer r.svc.mu.Unlock()
-	r.pool.tidyLocked()
+	r.pool.demand.tidyLocked()
 }

@@ -259,7 +259,7 @@ func (r *channelRig) nothingLeft() bool {
 func (r *channelRig) kept() int {
 	r.svc.mu.Lock()
 	defer r.svc.mu.Unlock()
-	return len(r.svc.ledger.Channels.Get(r.info.ID).Kept)
+	return len(r.svc.ledger.Channels.Get(r.info.ID).Retained)
 }
 
 // room says whether a block can be allocated now.

@@ -103,23 +103,6 @@ func (p *Pool) lookAtSome(size uint64) bool {
 	return false
 }
 
-// fits finds a cached block for `size` bytes. The argument `find` is a function that returns a block of a given size. fits first calls
-// `find` with `size`. If `find` returns nil and `full` is true (the pool cannot grow), fits calls `find` with larger sizes: up to about
-// 2·`size`, and only sizes that the session's limits allow. The caller holds Service.mu.
-func (p *Pool) fits(s *ledger.Session, size uint64, full bool, find func(size uint64) *ledger.Block) *ledger.Block {
-	if b := find(size); b != nil || !full {
-		return b
-	}
-	for _, have := range p.rec.Sizes() {
-		if have > size && have/2 <= size && p.chargeable(s, have) == nil {
-			if b := find(have); b != nil {
-				return b
-			}
-		}
-	}
-	return nil
-}
-
 // any finds a free block of the given size. It returns a block on which work is under way only if there is no other free block of this
 // size. The caller holds Service.mu.
 func (p *Pool) any(size uint64) *ledger.Block {

@@ -35,13 +35,11 @@ func (s *Session) End(how mempool.SessionEnding, why string, gone <-chan struct{
 	close(s.over)
 	svc.removeNamesLocked(s.rec)
 	lent := svc.channels.expelLocked(s.rec, how)
-	leases := slices.Collect(maps.Values(s.rec.Leases))
-	slices.SortFunc(leases, func(a, b *ledger.Lease) int { return cmp.Compare(a.ID, b.ID) })
-	for _, l := range leases {
+	for _, l := range slices.SortedFunc(maps.Values(s.rec.Leases), func(a, b *ledger.Lease) int { return cmp.Compare(a.ID, b.ID) }) {
 		b := l.Buffer.Block
 		b.Hold(s.rec)
 		s.ending.held = append(s.ending.held, b)
-		svc.endLeaseLocked(l, l.Write && !lent.Keep(l), nil)
+		svc.endLeaseLocked(l, l.Write && !lent.Retain(l), nil)
 	}
 	svc.channels.tidyLocked(s.rec)
 	svc.endTimelineIfDoneLocked(s.rec.Timeline)
@@ -104,31 +102,28 @@ func (e *ending) linger(gone, swept <-chan struct{}) {
 // reclaimLocked takes back from the session the blocks that it had leased or mapped. reclaimLocked releases the mutex for driver calls.
 func (e *ending) reclaimLocked() {
 	svc, s := e.svc, e.Session
-	switch t := s.rec.Timeline; {
-	case svc.timelines.Owed(t):
-		last := svc.timelines.LetGo(t)
-		svc.endTimelineLocked(t, &last)
-	case t != nil && t.Unknown && !t.Dead:
-		svc.timelines.LetGo(t)
-		svc.endTimelineLocked(t, nil)
-	default:
-		svc.endTimelineLocked(t, nil)
+	var last *[mempool.TimelineWords]uint64
+	if t, owed := s.rec.Timeline, svc.timelines.Owed(s.rec.Timeline); owed || t != nil && t.Unknown && !t.Dead {
+		if words := svc.timelines.LetGo(t); owed {
+			last = &words
+		}
 	}
+	svc.endTimelineLocked(s.rec.Timeline, last)
 	for _, m := range s.rec.SortedMembers() {
 		svc.channels.of(m.Channel).Gone(m)
 	}
 	svc.channels.tidyLocked(s.rec)
 	for _, b := range e.held {
 		b.Left(s.rec)
-		svc.poolOf(b.Pool).endHoldLocked(b)
+		svc.pools.of(b.Pool).endHoldLocked(b)
 	}
 	for _, b := range s.rec.Mapped {
-		svc.poolOf(b.Pool).unmapLocked(s.rec, b)
+		svc.pools.of(b.Pool).unmapLocked(s.rec, b)
 	}
 	svc.broken.note(s.rec, &svc.mu)
 	svc.ledger.ForgetSession(s.rec)
-	ledger.RemoveKey(&svc.sessions, &svc.most.sessions, s.rec.ID)
-	svc.flushLogged()
+	ledger.RemoveKey(&svc.sessions, &svc.most, s.rec.ID)
+	svc.reclaim.flushLogged()
 	if e.lingers {
 		e.noteReclaimedLocked()
 	}

@@ -24,7 +24,7 @@ import (
 // happened returns the events of a kind.
 func happened(t testing.TB, svc *Service, kind mempool.EventKind) (events []mempool.HistoryEvent) {
 	t.Helper()
-	page := svc.eventLog.Read(0, eventlog.Kept, func(e *eventlog.Entry) bool { return e.Kind == kind })
+	page := svc.eventLog.Read(0, eventlog.Capacity, func(e *eventlog.Entry) bool { return e.Kind == kind })
 	return page.Events
 }
 

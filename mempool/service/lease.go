@@ -36,17 +36,17 @@ func (s *Service) describe(l *ledger.Lease) mempool.Grant {
 	return mempool.Grant{
 		ID: l.ID, Buffer: b.ID, Generation: b.Generation, Write: l.Write,
 		Pool: b.Block.Pool.Info.ID, Block: b.Block.ID, BlockBytes: b.Block.Size,
-		Bytes: b.Bytes, Base: b.Base(), Tensor: *b.Tensor, Wait: s.timelines.Unfinished(l.Wait), Event: s.ledger.Event(b),
+		Bytes: b.Bytes, Base: b.Base(), Tensor: *b.Tensor, Wait: s.timelines.PendingOrFailed(slices.Clone(l.Wait)), Event: b.Event(),
 	}
 }
 
-// grant makes a lease. The caller holds Service.mu, and ledger.Available has returned nil.
+// grant makes a lease. The caller holds Service.mu, and b.Available has returned nil.
 func (s *Session) grant(ctx context.Context, b *ledger.Buffer, write bool) GrantedLease {
 	svc := s.svc
 	s.noteUse()
-	b.SetReady(svc.timelines.Incomplete(b.Ready))
+	b.SetReady(svc.timelines.PendingOrFailed(b.Ready))
 	wait := b.Ready.Union(nil)
-	if write {
+	if write && b.Whole() == nil { // whoever makes a range has used the memory before
 		b.Block.SetFences(svc.timelines.Pending(b.Block.Fences))
 		wait = b.Ready.Union(b.Block.Fences)
 	}
@@ -76,7 +76,7 @@ func (s *Session) lease(ctx context.Context, text string, write bool, wait time.
 				return g, pool.Denied(s.rec.Peer)
 			}
 			svc.checkContent(b)
-			if err = svc.ledger.Available(b, write); err == nil {
+			if err = b.Available(write); err == nil {
 				if err = svc.ledger.MayLease(s.rec); err != nil {
 					return g, err
 				}
@@ -91,7 +91,7 @@ func (s *Session) lease(ctx context.Context, text string, write bool, wait time.
 		}
 		if b != nil {
 			w.purpose = purpose{what: forBuffer, pool: b.Block.Pool, buffer: b.ID}
-			w.long = func(waited time.Duration) { s.noteLeaseLong(b, waited) }
+			w.long = func(waited time.Duration) { svc.noteLeaseLong(s.rec, b, waited) }
 			if again == nil && w.patient() {
 				again = svc.changed.next(b)
 			}
@@ -131,7 +131,7 @@ func (l Lease) Export() (x mempool.Export, first bool, err error) {
 	if _, ok := s.rec.Mapped[b.ID]; ok {
 		return x, false, nil
 	}
-	if err := svc.ledger.MayMap(s.rec); err != nil {
+	if err := svc.ledger.Limits.MayMap(s.rec); err != nil {
 		return mempool.Export{}, false, err
 	}
 	s.rec.Map(b)
@@ -147,7 +147,7 @@ func (l Lease) Undo(exported bool) error {
 	s.svc.mu.Lock()
 	defer s.svc.unlock()
 	if exported && s.rec.Mapped[b.ID] == b {
-		s.svc.poolOf(b.Pool).unmapLocked(s.rec, b)
+		s.svc.pools.of(b.Pool).unmapLocked(s.rec, b)
 	}
 	return l.endLocked(false, nil)
 }
@@ -170,17 +170,17 @@ func (l Lease) endLocked(incomplete bool, done []mempool.Fence) error {
 // wait for the fences in `done`.
 func (s *Service) endLeaseLocked(l *ledger.Lease, incomplete bool, done ledger.Fences) {
 	b := l.Buffer
-	gone := s.ledger.EndLease(l)
+	gone := l.End()
 	if l.Write {
 		if incomplete && !b.Failed && l.Session.Ended {
-			s.broken.add(l.Session, b, s.changed[b.ID] != nil) // a channel that keeps the buffer does not need it
+			s.broken.add(l.Session, b, s.changed[b.ID] != nil) // a channel that retains the buffer does not need it
 		}
 		if incomplete && !b.Failed {
 			b.Failed = true
 			s.ledger.Touch(b)
 		}
 		b.SetReady(s.timelines.Add(b.Ready, done))
-		s.ledger.SetEvent(b, nil)
+		b.SetEvent(nil)
 	} else {
 		b.Block.SetFences(s.timelines.Add(b.Block.Fences, done))
 	}
@@ -205,7 +205,7 @@ func (l Lease) AwaitWork(ctx context.Context, limit time.Duration) error {
 		waits := slices.ContainsFunc(l.rec.Wait, func(t mempool.Fence) bool { return !svc.timelines.Over(t) })
 		ended, write, incomplete := l.rec.Ended, l.rec.Write, error(nil)
 		if b.Failed {
-			incomplete = svc.ledger.Incomplete(b)
+			incomplete = b.Incomplete()
 		}
 		svc.mu.Unlock()
 		switch {

@@ -40,9 +40,9 @@ func TestASessionHasSoManyLeasesAndOthersHaveTheirs(t *testing.T) {
 	l, err := s.getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
 	_, err = s.getLease(context.Background(), "x", false, patience)
-	refused(t, err, "session-leases", 2, s.String())
+	refused(t, err, "session-leases", 2, s.rec.String())
 	_, err = s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(8), patience)
-	refused(t, err, "session-leases", 2, s.String())
+	refused(t, err, "session-leases", 2, s.rec.String())
 	_, err = other.getLease(context.Background(), "x", false, 0)
 	require.NoError(t, err)
 	release(t, l)
@@ -70,12 +70,12 @@ func TestLimitsOfARunningServiceCanBeChanged(t *testing.T) {
 	p, _ := fakePool(t, s, 1<<16)
 	allocate(t, s, p, 8)
 	_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(8), 0)
-	refused(t, err, "session-leases", 1, s.String())
+	refused(t, err, "session-leases", 1, s.rec.String())
 	svc.SetLimits(Limits{SessionLeases: 2})
 	allocate(t, s, p, 8)
 	svc.SetLimits(Limits{SessionLeases: 1})
 	_, err = s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(8), 0)
-	refused(t, err, "session-leases", 1, s.String())
+	refused(t, err, "session-leases", 1, s.rec.String())
 	checkBooks(t, svc)
 }
 
@@ -106,7 +106,7 @@ func TestASessionMapsSoManyBlocksUntilItDropsSome(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, first)
 	_, _, err = b.Export()
-	refused(t, err, "session-blocks", 1, s.String())
+	refused(t, err, "session-blocks", 1, s.rec.String())
 	_, first, err = a.Export()
 	require.NoError(t, err)
 	require.False(t, first)
@@ -194,7 +194,7 @@ func together(t *testing.T, s *Session, line <-chan error, limit string) {
 	require.Len(t, failed, 1)
 	who := "the service"
 	if limit == "session-leases" {
-		who = s.String()
+		who = s.rec.String()
 	}
 	refused(t, failed[0], limit, 2, who)
 }

@@ -20,10 +20,13 @@ import (
 // share tensors, so the caller must not change the tensors.
 
 // View is what a session may see of the service.
-type View struct{ session *Session }
+type View struct {
+	svc     *Service
+	session *Session // nil: all that there is
+}
 
 // View returns what the session may see.
-func (s *Session) View() View { return View{s} }
+func (s *Session) View() View { return View{s.svc, s} }
 
 // Page is one page of a list.
 type Page[T any] struct {
@@ -36,8 +39,8 @@ type Page[T any] struct {
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (v View) Sessions(after string, most int, into []mempool.SessionInfo) (Page[mempool.SessionInfo], error) {
-	return listByID(v.session, &v.session.svc.ledger.Sessions, after, most, into, func(one *ledger.Session) mempool.SessionInfo {
-		return v.session.svc.sessionOf(one).infoLocked(v.session.rec)
+	return listByID(v.session, &v.svc.ledger.Sessions, after, most, into, func(one *ledger.Session) mempool.SessionInfo {
+		return v.infoLocked(v.svc.sessionOf(one))
 	})
 }
 
@@ -48,13 +51,13 @@ func (s *Session) Watch() {
 	s.watches = true
 }
 
-// infoLocked describes the session for the session `to`, or for the service if `to` is nil.
-func (s *Session) infoLocked(to *ledger.Session) mempool.SessionInfo {
+// infoLocked describes a session.
+func (v View) infoLocked(s *Session) mempool.SessionInfo {
 	info := mempool.SessionInfo{ID: s.rec.ID, UID: s.rec.Peer.UID, PID: s.rec.Peer.PID, Program: s.rec.Program, Began: s.rec.Began,
 		Leases: len(s.rec.Leases), Blocks: len(s.rec.Mapped), Members: len(s.rec.Members), Bytes: s.rec.Bytes()}
 	info.Waits = len(s.waits)
 	info.Watches = s.watches && info.Leases+info.Blocks+info.Members == 0 // a session that was taken up again may have some
-	info.WaitsFor, info.Since = s.waitsForLocked(to)
+	info.WaitsFor, info.Since = v.waitOfLocked(s)
 	return info
 }
 
@@ -63,7 +66,7 @@ func (s *Session) infoLocked(to *ledger.Session) mempool.SessionInfo {
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (v View) Channels(after string, most int, into []mempool.ChannelInfo) (Page[mempool.ChannelInfo], error) {
-	svc := v.session.svc
+	svc := v.svc
 	return listByID(v.session, &svc.ledger.Channels, after, most, into, func(ch *ledger.Channel) mempool.ChannelInfo { return svc.channels.of(ch).Describe() })
 }
 
@@ -71,7 +74,7 @@ func (v View) Channels(after string, most int, into []mempool.ChannelInfo) (Page
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (v View) Buffers(after string, most int, into []mempool.BufferInfo) (Page[mempool.BufferInfo], error) {
-	svc := v.session.svc
+	svc := v.svc
 	moving, looked := make(map[uint64]struct{}), make(map[*ledger.Channel]struct{}) // blocks in channels of the page's writers, and these channels
 	return listByID(v.session, &svc.ledger.Buffers, after, most, into, func(b *ledger.Buffer) mempool.BufferInfo {
 		info := mempool.BufferInfo{ID: b.ID, Generation: b.Generation, Pool: b.Block.Pool.Info.ID, Bytes: b.Bytes, BlockBytes: b.Block.Size,
@@ -100,7 +103,7 @@ func (v View) Buffers(after string, most int, into []mempool.BufferInfo) (Page[m
 //
 // Errors: [mempool.ErrClosed].
 func (v View) Names(after string, most int, into []mempool.NameInfo) (Page[mempool.NameInfo], error) {
-	return list(v.session, &v.session.svc.ledger.Names, after, most, into, func(text string) string { return text }, func(n *ledger.Name) mempool.NameInfo {
+	return list(v.session, &v.svc.ledger.Names, after, most, into, func(text string) string { return text }, func(n *ledger.Name) mempool.NameInfo {
 		b := n.Buffer
 		info := mempool.NameInfo{Name: n.Text, Buffer: b.ID, Pool: b.Block.Pool.Info.ID, Bytes: b.Bytes, Tensor: *b.Tensor, UID: n.UID,
 			Version: n.Version, WhileUsed: n.WhileUsed}
@@ -115,7 +118,7 @@ func (v View) Names(after string, most int, into []mempool.NameInfo) (Page[mempo
 //
 // Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed].
 func (v View) Leases(after string, most int, into []mempool.LeaseInfo) (Page[mempool.LeaseInfo], error) {
-	svc := v.session.svc
+	svc := v.svc
 	type awaited struct {
 		what  string
 		since time.Time
@@ -138,7 +141,7 @@ func (v View) Leases(after string, most int, into []mempool.LeaseInfo) (Page[mem
 			if waits == nil {
 				waits = make(map[*Session]awaited)
 			}
-			w.what, w.since = holder.waitsForLocked(v.session.rec)
+			w.what, w.since = v.waitOfLocked(holder)
 			waits[holder] = w
 		}
 		status.WaitsFor, status.Since = w.what, w.since
@@ -156,7 +159,7 @@ func (v View) Members(channel uint64, after string, most int, into []mempool.Mem
 	if err != nil {
 		return page, err
 	}
-	svc := v.session.svc
+	svc := v.svc
 	svc.mu.Lock()
 	defer svc.unlock()
 	ch, err := svc.ledger.Channel(v.session.rec, channel)
@@ -173,22 +176,24 @@ func (v View) Members(channel uint64, after string, most int, into []mempool.Mem
 	return page, nil
 }
 
-// waitsForLocked returns what the session waits for, and since when. If the session waits for several things, waitsForLocked returns the wait
-// that began first. A producer sends no request when it waits for room in a full channel, so waitsForLocked also checks the session's
-// channels. If the session `to` sees only some of the pools, waitsForLocked ignores waits for other things.
-func (s *Session) waitsForLocked(to *ledger.Session) (what string, since time.Time) {
-	all := to == nil || s.rec.VisibleTo(to)
+// waitOfLocked returns what a session waits for, and since when. If the session waits for several things, waitOfLocked returns the wait that
+// began first. A producer sends no request when it waits for room in a full channel, so waitOfLocked also checks the session's channels. If
+// the view has only some of the pools, waitOfLocked ignores waits for other things.
+func (v View) waitOfLocked(s *Session) (what string, since time.Time) {
+	all := v.session == nil || s.rec.VisibleTo(v.session.rec)
 	if len(s.waits)+len(s.rec.Members) == 0 {
 		return "", time.Time{}
 	}
-	if w := s.waits.longest(func(w *wait) bool { return all || w.pool != nil && w.pool.VisibleTo(to) }); w != nil {
-		what, since = w.String(), w.since
+	for w := range s.waits {
+		if (all || w.pool != nil && w.pool.VisibleTo(v.session.rec)) && (what == "" || w.since.Before(since)) {
+			what, since = w.String(), w.since
+		}
 	}
 	for m := range s.rec.Members {
-		if m.Role != Producer || !m.Entered || m.Left || m.Channel.Closed || !all && !m.Channel.VisibleTo(to) {
+		if m.Role != Producer || !m.Entered || m.Left || m.Channel.Closed || !all && !m.Channel.VisibleTo(v.session.rec) {
 			continue
 		}
-		if slow, full := s.svc.channels.of(m.Channel).Blocked(); !full.IsZero() && (what == "" || full.Before(since)) {
+		if slow, full := v.svc.channels.of(m.Channel).Blocked(); !full.IsZero() && (what == "" || full.Before(since)) {
 			what, since = fmt.Sprintf("room in channel %q (its frames wait for a consumer)", m.Channel.Info.Name), full
 			if slow != nil {
 				what = fmt.Sprintf("%s (session %d), which is behind in channel %q", cmp.Or(slow.Session.Program, "a consumer"), slow.Session.ID, m.Channel.Info.Name)

@@ -170,7 +170,7 @@ func checkBooks(t testing.TB, svc *Service) {
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
 	assert.Empty(t, svc.ledger.Check())
-	for _, p := range svc.pools {
+	for _, p := range svc.pools.all {
 		var inUse uint64
 		if p.arena != nil {
 			var err error
@@ -184,7 +184,7 @@ func checkBooks(t testing.TB, svc *Service) {
 	}
 	assert.Equal(t, svc.ledger.Blocks.Len(), svc.blocks.Len())
 	assert.Equal(t, svc.ledger.Sessions.Len()+svc.ledger.Ended.Len(), len(svc.sessions))
-	assert.Equal(t, len(svc.ledger.Pools), len(svc.pools))
+	assert.Equal(t, len(svc.ledger.Pools), len(svc.pools.all))
 	assert.Equal(t, svc.ledger.Channels.Len(), len(svc.channels.all))
 }
 

@@ -67,7 +67,7 @@ func (c Channel) Join(spec MemberSpec) (Joined, error) {
 	if _, err := svc.ledger.Channel(s.rec, c.id); err != nil { // the caller gets this error without waiting for the store
 		return Joined{}, err
 	}
-	file, err := svc.sparesLocked(memberFile(spec.Role))
+	file, err := svc.descriptors.sparesLocked(memberFile(spec.Role))
 	defer svc.descriptors.giveBack(file)
 	if err != nil {
 		return Joined{}, err
@@ -113,24 +113,6 @@ func (ch *channel) joinLocked(s *Session, spec MemberSpec, file *spare) (Joined,
 
 func (ch *channel) describeJoined(m *ledger.Member) Joined {
 	return Joined{Channel: ch.Info, Slot: m.Slot, ID: m.ID, Export: mempool.Export{Files: ch.Files(m)}}
-}
-
-// memberBits is how many bits of the number from which an answer is made again are the id of a member. The rest is the id of its channel.
-const memberBits = 32
-
-func answerOf(j Joined) uint64 { return j.Channel.ID<<memberBits | j.ID }
-
-// Joined returns again what Join has returned, for an answer that is made again from `answer`.
-//
-// Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed].
-func (s *Session) Joined(answer uint64) (Joined, error) {
-	s.svc.mu.Lock()
-	defer s.svc.mu.Unlock()
-	m, err := s.svc.ledger.Member(s.rec, answer>>memberBits, answer&(1<<memberBits-1))
-	if err != nil {
-		return Joined{}, err
-	}
-	return s.svc.channels.of(m.Channel).describeJoined(m), nil
 }
 
 // Enter activates the member. The member's process must have mapped the member's files before. Enter first announces the new
@@ -215,7 +197,7 @@ func (ch *channel) leaveLocked(m *ledger.Member, how mempool.SessionEnding) {
 
 // Leave removes the member from its channel. Before a consumer calls Leave, the consumer must store in the channel's shared
 // memory that it has left. When the last producer of the session in this channel leaves, the service ends the session's write leases on
-// buffers that the channel or its consumers still need. The service keeps these buffers until nothing needs them.
+// buffers that the channel or its consumers still need. The channel retains these buffers until nothing needs them.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrClosed]; [mempool.ErrBusy] for a producer if a consumer takes or releases a frame at that
 // moment, because the service then does not know which buffers the channel needs.
@@ -264,7 +246,7 @@ func (ch *channel) endLendingLocked(m *ledger.Member) error {
 		switch b := l.Buffer; {
 		case !l.Write || b.Block.Pool != ch.Pool:
 		case lent.Needs(b.Block) && !b.Divided(): // of a divided buffer, the channel has ranges
-			lent.Keep(l)
+			lent.Retain(l)
 			ch.svc.endLeaseLocked(l, false, nil)
 		default:
 			b.Block.SetFences(ch.svc.timelines.Add(b.Block.Fences, done))

@@ -265,7 +265,7 @@ func TestAConsumerMapsSoManyBlocks(t *testing.T) {
 	_, err := c.Channel(r.info.ID).MapBlock(first)
 	require.NoError(t, err)
 	_, err = c.Channel(r.info.ID).MapBlock(second)
-	refused(t, err, "session-blocks", 1, c.String())
+	refused(t, err, "session-blocks", 1, c.rec.String())
 	require.NoError(t, c.Dropped([]uint64{first}))
 	_, err = c.Channel(r.info.ID).MapBlock(second)
 	require.NoError(t, err)

@@ -48,7 +48,7 @@ func TestWhatIsGoneTakesNoRoomInTheService(t *testing.T) {
 	const most = 64 << 10
 	svc := uncheckedService(t)
 	owner := open(t, svc)
-	for i := range eventlog.Kept { // fill the event log, which keeps its events
+	for i := range eventlog.Capacity { // fill the event log, which keeps its events
 		svc.mu.Lock()
 		svc.mu.note(mempool.HistoryEvent{UID: uint32(i / ration.Burst), Text: strings.Repeat("an event with many words ", 10)}, nil)
 		svc.mu.Unlock()

@@ -47,7 +47,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) (version uint64, 
 		if err = s.rec.PromiseFence(*p.Ready); err != nil {
 			return 0, err
 		}
-		ready = ready.Union(svc.timelines.Incomplete(ledger.Fences{*p.Ready}))
+		ready = ready.Union(svc.timelines.PendingOrFailed(ledger.Fences{*p.Ready}))
 	}
 	if err = svc.ledger.MayName(s.rec, b, p.Name, p.Replace, p.Version); err != nil {
 		return 0, err
@@ -59,16 +59,14 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) (version uint64, 
 	}
 	b.SetReady(ready)
 	if p.Event != nil {
-		svc.ledger.SetEvent(b, p.Event.Handle())
+		b.SetEvent(p.Event.Handle())
 	}
 	l.Demote()
 	svc.changed.broadcast(b)
 	if old != nil {
 		svc.recycleUnused(old.Buffer)
 	}
-	if a := svc.awaited[p.Name]; a != nil {
-		a.broadcast()
-	}
+	svc.awaited.broadcast(p.Name)
 	s.didLocked(context.Background(), named.Version)
 	return named.Version, nil
 }
@@ -123,7 +121,7 @@ func (s *Session) Get(ctx context.Context, text string, write bool, known Known,
 		return g, err
 	}
 	svc := s.svc
-	var a *awaited
+	var a *awaitedName
 	var found Known
 	defer func() {
 		if a != nil {
@@ -139,7 +137,7 @@ func (s *Session) Get(ctx context.Context, text string, write bool, known Known,
 			case found == known:
 				missing = typed.Errorf(mempool.ErrNotFound, "nothing newer than version %d is published as %q", n.Version, text)
 			case passed:
-				missing = svc.ledger.Incomplete(n.Buffer)
+				missing = n.Buffer.Incomplete()
 			default:
 				return n.Buffer, nil, nil
 			}
@@ -150,7 +148,7 @@ func (s *Session) Get(ctx context.Context, text string, write bool, known Known,
 			return nil, nil, missing
 		}
 		if a == nil {
-			a = svc.await(text)
+			a = svc.awaited.await(text)
 		}
 		return nil, &a.signal, missing
 	})
@@ -175,4 +173,31 @@ func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, 
 		}
 		return b, nil, nil
 	})
+}
+
+// await begins a wait for a name; awaitedName.leave ends the wait. The caller holds Service.mu.
+func (as *awaitedNames) await(text string) *awaitedName {
+	a := as.all[text]
+	if a == nil {
+		a = &awaitedName{names: as, text: text}
+		as.all[text] = a
+	}
+	a.waiting++
+	return a
+}
+
+// broadcast wakes the requests that wait for a name. The caller holds Service.mu.
+func (as *awaitedNames) broadcast(text string) {
+	if a := as.all[text]; a != nil {
+		a.broadcast()
+	}
+}
+
+func (a *awaitedName) leave() {
+	as := a.names
+	as.svc.mu.Lock()
+	defer as.svc.mu.Unlock()
+	if a.waiting--; a.waiting == 0 {
+		ledger.RemoveKey(&as.all, &as.most, a.text)
+	}
 }

@@ -277,19 +277,19 @@ func TestAPublicationWakesOnlyThoseWhoWaitForItsName(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		sleep := svc.awaited["x"].ch
+		sleep := svc.awaited.all["x"].ch
 		publish(t, allocate(t, s, p, 8), mempool.Publication{Name: "y"})
-		assert.Equal(t, sleep, svc.awaited["x"].ch, "they sleep on")
+		assert.Equal(t, sleep, svc.awaited.all["x"].ch, "they sleep on")
 		publish(t, allocate(t, s, p, 8), mempool.Publication{Name: "x"})
 		require.NoError(t, <-came)
 		require.NoError(t, <-came)
 		synctest.Wait()
-		assert.Empty(t, svc.awaited)
+		assert.Empty(t, svc.awaited.all)
 
 		_, err := s.getLease(t.Context(), "never", false, time.Millisecond)
 		require.ErrorIs(t, err, mempool.ErrTimeout)
 		_, err = s.getLease(t.Context(), "never", false, 0)
 		require.ErrorIs(t, err, mempool.ErrNotFound)
-		assert.Empty(t, svc.awaited, "a wait that is over leaves nothing")
+		assert.Empty(t, svc.awaited.all, "a wait that is over leaves nothing")
 	})
 }

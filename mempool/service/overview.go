@@ -153,12 +153,12 @@ func (s *Service) Overview(most int) Overview {
 	v := &view{Service: s, mappers: make(map[*ledger.Pool]*mapper), moving: make(map[uint64]struct{})}
 	o := Overview{Holders: v.holders(), Flows: v.flows()}
 	if most == 0 || len(s.ledger.Pools) == 0 {
-		o.ServiceStats = s.statsLocked(nil)
+		o.ServiceStats = View{svc: s}.statsLocked()
 		return o
 	}
 	v.countBuffers(most / len(s.ledger.Pools))
 	v.recount()
-	o.ServiceStats = s.statsLocked(nil)
+	o.ServiceStats = View{svc: s}.statsLocked()
 	for _, p := range o.Pools {
 		o.Maps = append(o.Maps, v.mapper(s.ledger.Pools[p.Pool.ID]).describe(v.Service, v.moving))
 	}
@@ -272,7 +272,7 @@ func (ch *channel) flow() Flow {
 // holders describes the sessions, and ended sessions whose processes still keep blocks. The caller holds Service.mu.
 func (v *view) holders() []Holder {
 	wants, left := make(map[*Session][]uint64), make(map[*Session]uint64)
-	for _, p := range v.pools {
+	for _, p := range v.pools.all {
 		for b := range p.rec.AllCharged() {
 			v.giveWay()
 			if b.State != ledger.BlockHeld {
@@ -282,19 +282,20 @@ func (v *view) holders() []Holder {
 				left[v.sessionOf(one)] += b.Size
 			}
 		}
-		for one := range p.wanting {
+		for one := range p.demand.wanting {
 			wants[one] = append(wants[one], p.rec.Info.ID)
 		}
 	}
+	all := View{svc: v.Service}
 	list := make([]Holder, 0, v.ledger.Sessions.Len()+len(left))
 	for of := range v.ledger.Sessions.All() {
 		one := v.sessionOf(of)
 		slices.Sort(wants[one])
-		list = append(list, Holder{SessionInfo: one.infoLocked(nil), Wants: wants[one]})
+		list = append(list, Holder{SessionInfo: all.infoLocked(one), Wants: wants[one]})
 		v.giveWay()
 	}
 	for one, bytes := range left {
-		h := Holder{SessionInfo: one.infoLocked(nil), Ended: true}
+		h := Holder{SessionInfo: all.infoLocked(one), Ended: true}
 		h.Bytes = bytes
 		list = append(list, h)
 	}

@@ -20,27 +20,27 @@ import (
 // neither allocate nor free: it uses the pool's blocks again, and the memory goes when no block of the old pool is left. The service works in no
 // stream besides allocating and freeing, which it awaits, so that nobody can wait for work of a service that died.
 
-// keptFile is a descriptor of a predecessor, with memory of blocks.
-type keptFile struct {
+// inheritedFile is a descriptor of a predecessor, with memory of blocks.
+type inheritedFile struct {
 	file   *os.File
 	blocks int
 	bytes  uint64
 }
 
-// keptMemory is the memory of a block that a predecessor has allocated, which this process does not access. The descriptor keeps it.
-type keptMemory struct {
+// inheritedMemory is the memory of a block that a predecessor has allocated, which this process does not access. The descriptor keeps it.
+type inheritedMemory struct {
 	mempool.Memory // nil
 	export         mempool.Export
 }
 
-func (m *keptMemory) Export() (mempool.Export, error) {
+func (m *inheritedMemory) Export() (mempool.Export, error) {
 	if m.export.Files == nil {
 		return m.export, typed.Errorf(mempool.ErrUnavailable, "the memory is lost: it ended with the process of the service that had allocated it; write it again")
 	}
 	return m.export, nil
 }
 
-func (m *keptMemory) Free() error { return nil }
+func (m *inheritedMemory) Free() error { return nil }
 
 // newBlock is a block that the arena has allocated, with what the books have of it.
 type newBlock struct {
@@ -63,7 +63,7 @@ func (p *Pool) storeBlock(mem mempool.Allocation, arena mempool.Arena, number ui
 	switch {
 	case err != nil: // whoever leases the block gets the error
 	case len(x.Files) > 0:
-		b.place = p.svc.keep(x.Files[0])
+		b.place = p.svc.descriptors.put(x.Files[0])
 	case number != 0:
 		b.place, b.export = number, x.Data
 		if p.aged {
@@ -81,14 +81,6 @@ func exportOf(data []byte, number uint64, f *os.File) mempool.Export {
 	return mempool.Export{Data: data, Files: []*os.File{f}}
 }
 
-// storeArena gives the store the descriptor of an arena, and returns its number; 0: there is none.
-func (s *Service) storeArena(arena mempool.Arena) uint64 {
-	if files := arena.Export().Files; len(files) > 0 {
-		return s.keep(files[0])
-	}
-	return 0
-}
-
 // ensureArena returns the arena from which the pool allocates, and the number of its descriptor. It makes the arena if there is none.
 func (p *Pool) ensureArena() (mempool.Arena, uint64, error) {
 	p.making.Lock()
@@ -101,7 +93,7 @@ func (p *Pool) ensureArena() (mempool.Arena, uint64, error) {
 	if svc.eventLog.Called(eventlog.CreateArena, err) != nil {
 		return nil, 0, err
 	}
-	number := svc.storeArena(arena)
+	number := svc.descriptors.putArena(arena)
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
 	p.arena, p.rec.File = arena, number
@@ -160,14 +152,14 @@ func (p *Pool) mayRetire(n *uint64) func(*ledger.Block) bool {
 	}
 }
 
-// keptBlocks takes over the blocks of a pool of a kind that a process cannot adopt as a whole.
-func (a *adoption) keptBlocks(rec *ledger.Pool, blocks []*ledger.Block) {
-	p := a.addPool(rec, nil)
-	p.aged, p.files = true, make(map[uint64]*keptFile)
+// inheritBlocks takes over the blocks of a pool of a kind that a process cannot adopt as a whole.
+func (a *adoption) inheritBlocks(rec *ledger.Pool, blocks []*ledger.Block) {
+	p := a.pools.add(rec, nil)
+	p.aged, p.files = true, make(map[uint64]*inheritedFile)
 	rec.File = 0
 	for _, b := range blocks {
-		memory := &keptMemory{}
-		a.Service.blocks.Set(b.ID, &blockMemory{Allocation: memory})
+		memory := &inheritedMemory{}
+		a.blocks.Set(b.ID, &blockMemory{Allocation: memory})
 		k := p.files[b.Place]
 		if k == nil {
 			f, err := a.file(cmp.Or(b.Place, ledger.PlaceLost), "block", b.ID)
@@ -175,7 +167,7 @@ func (a *adoption) keptBlocks(rec *ledger.Pool, blocks []*ledger.Block) {
 				b.Place, p.lost = ledger.PlaceLost, true
 				continue
 			}
-			k = &keptFile{file: f}
+			k = &inheritedFile{file: f}
 			p.files[b.Place] = k
 		}
 		k.blocks++
@@ -190,19 +182,14 @@ func (p *Pool) loseLocked() {
 	for b := range svc.ledger.Buffers.All() {
 		if b.Block.Pool == p.rec && b.Block.Place == ledger.PlaceLost && !b.Failed {
 			n++
-			svc.ledger.Fail(b, "") // a client hears of it when it takes its session up
+			b.Fail("") // a client hears of it when it takes its session up
 		}
 	}
 	if n > 0 {
 		svc.mu.note(mempool.HistoryEvent{Kind: mempool.DriverError, Count: n, Text: fmt.Sprintf(
 			"%d buffers of pool %q are lost: memory of kind %s ends with the process of the service", n, p.rec.Info.Name, p.rec.Info.Kind)}, p.rec)
 	}
-	for rec := range svc.ledger.Channels.All() {
-		if rec.Pool == p.rec {
-			svc.channels.of(rec).End("its memory ended with the process of the service")
-			svc.channels.of(rec).tidyLocked()
-		}
-	}
+	svc.channels.endLocked(p.rec, "its memory ended with the process of the service")
 	p.retireLost()
 }
 

@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/typed"
@@ -27,24 +28,12 @@ func (s *Session) AllocateRange(lease, base uint64, t mempool.Tensor) (g Granted
 	if err != nil {
 		return g, err
 	}
-	if err := svc.ledger.MayDivide(l, base, n); err != nil {
+	if err := l.MayDivide(base, n); err != nil {
 		return g, err
 	}
-	s.noteUse()
-	svc.poolOf(l.Buffer.Block.Pool).dividedBy(s)
-	made := uint32(time.Since(svc.began) / time.Second)
-	rec := svc.ledger.Grant(svc.ledger.AddRange(l.Buffer, base, s.rec.Describe(t), n, made), s.rec, true, nil, made)
-	s.didLocked(context.Background(), rec.ID)
-	_, mapped := s.rec.Mapped[l.Buffer.Block.ID]
-	return GrantedLease{Lease: Lease{s, rec}, Grant: svc.describe(rec), Mapped: mapped}, nil
-}
-
-// dividedBy notes that a session has made a range. Such a session learns only from Wanted that it may release the range's memory.
-func (p *Pool) dividedBy(s *Session) {
-	if p.dividers == nil {
-		p.dividers = make(map[*Session]struct{})
-	}
-	p.dividers[s] = struct{}{}
+	svc.pools.of(l.Buffer.Block.Pool).demand.dividedBy(s)
+	b := svc.ledger.AddRange(l.Buffer, base, s.rec.Describe(t), n, uint32(time.Since(svc.began)/time.Second))
+	return s.grant(context.Background(), b, true), nil
 }
 
 // Returned says which of the buffers are no ranges of the lease's buffer any more. Before the session writes their memory, it waits for the
@@ -75,8 +64,8 @@ func (s *Session) Returned(lease uint64, buffers []uint64) (gone []uint64, wait 
 	}
 	block := l.Buffer.Block
 	block.SetFences(svc.timelines.Pending(block.Fences))
-	for _, t := range svc.ledger.Await(l, block.Fences, svc.timelines.Over) {
+	for _, t := range l.Await(block.Fences, svc.timelines.Over) {
 		svc.retireLocked(t)
 	}
-	return gone, svc.timelines.Unfinished(block.Fences), nil
+	return gone, svc.timelines.PendingOrFailed(slices.Clone(block.Fences)), nil
 }

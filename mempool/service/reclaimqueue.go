@@ -12,14 +12,14 @@ import (
 
 // unlock calls flushLogged and unlocks s.mu.
 func (s *Service) unlock() {
-	s.flushLogged()
+	s.reclaim.flushLogged()
 	s.mu.Unlock()
 }
 
 // flushLogged calls flush. It notes an error as an event, because no caller gets the error.
-func (s *Service) flushLogged() {
-	if err := s.flush(); err != nil {
-		s.mu.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: notGivenBack(err)}, nil)
+func (q *reclaimQueue) flushLogged() {
+	if err := q.flush(); err != nil {
+		q.svc.mu.note(mempool.HistoryEvent{Kind: mempool.DriverError, Text: notGivenBack(err)}, nil)
 	}
 }
 
@@ -27,12 +27,12 @@ func notGivenBack(err error) string {
 	return fmt.Sprintf("memory could not be given back, and counts as held until it can: %v", err)
 }
 
-// flush frees everything in the reclaim queue. The caller holds s.mu; flush releases the mutex for the driver calls.
-func (s *Service) flush() error {
+// flush frees everything in the queue. The caller holds Service.mu; flush releases the mutex for the driver calls.
+func (q *reclaimQueue) flush() error {
 	var errs []error
-	for len(s.reclaim.blocks) > 0 || len(s.reclaim.pools) > 0 || len(s.reclaim.timelines) > 0 {
-		d := s.reclaim
-		s.reclaim = reclaimQueue{}
+	for s := q.svc; len(q.blocks) > 0 || len(q.pools) > 0 || len(q.timelines) > 0; {
+		d := *q
+		*q = reclaimQueue{svc: s}
 		free := make([]func() error, len(d.blocks))
 		for i, b := range d.blocks {
 			memory := s.memoryOf(b)
@@ -65,12 +65,12 @@ func (s *Service) flush() error {
 				s.blocks.Remove(b.ID) // the arena has freed it
 				p.letGoLocked(b)
 			}
-			delete(s.pools, p.rec.Info.ID)
+			delete(s.pools.all, p.rec.Info.ID)
 			s.descriptors.drop(p.rec.File)
 			close(p.closed)
 		}
 		for i, b := range d.blocks {
-			s.poolOf(b.Pool).freed(b, failed[i])
+			s.pools.of(b.Pool).freed(b, failed[i])
 		}
 		errs = append(errs, failed...)
 	}

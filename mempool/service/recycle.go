@@ -54,7 +54,7 @@ func (p *Pool) evict(n uint64) bool {
 // way. The caller holds Service.mu; freeCached releases the mutex for driver calls.
 func (p *Pool) freeCached(n uint64, quiet bool) (given uint64, err error) {
 	idle := p.retire(n, quiet)
-	err = p.svc.flush()
+	err = p.svc.reclaim.flush()
 	for _, b := range idle {
 		if b.State == ledger.BlockFreed {
 			given += b.Size

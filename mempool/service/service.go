@@ -17,7 +17,6 @@ import (
 	"github.com/poolbridge/poolbridge/internal/failpoint"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
-	"github.com/poolbridge/poolbridge/mempool/service/books"
 	"github.com/poolbridge/poolbridge/mempool/service/eventlog"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
@@ -56,7 +55,7 @@ type Config struct {
 func New(c Config) *Service {
 	s := newStopped(c)
 	_, _ = rand.Read(s.epoch[:]) // never fails
-	s.keepBooks()
+	s.openBooks()
 	return s
 }
 
@@ -64,19 +63,23 @@ func newStopped(c Config) *Service {
 	events := eventlog.New(c.Log)
 	s := &Service{
 		began: time.Now(), uid: mempool.Self().UID, mayCreate: c.MayCreate, ledger: ledger.New(c.Limits), memory: hostmem.New(),
-		closing: make(chan struct{}), done: make(chan struct{}), pools: make(map[uint64]*Pool), sessions: make(map[uint64]*Session),
-		changed: make(changes), awaited: make(map[string]*awaited), broken: make(broken), waiting: make(map[string]int),
+		closing: make(chan struct{}), done: make(chan struct{}), sessions: make(map[uint64]*Session),
+		changed: make(changes), broken: make(broken), waiting: make(map[string]int),
 		mu: mutex{eventLog: events}, eventLog: events, patience: cmp.Or(c.Patience, usualPatience),
 	}
+	s.pools = pools{svc: s, all: make(map[uint64]*Pool)}
+	s.awaited = awaitedNames{svc: s, all: make(map[string]*awaitedName)}
+	s.reclaim.svc = s
 	s.channels = channels{svc: s, all: make(map[uint64]*channel), pending: make(map[string][]*pendingJoin)}
 	s.draining = draining{svc: s, next: make(map[*ledger.Block]func())}
 	if _, on := os.LookupEnv("POOLBRIDGE_CHECK_LEASES"); on {
-		s.mu.check = s.checkLedger()
+		s.ledger.NoteChanges()
+		s.mu.check = (&audit{svc: s}).look
 	}
 	if s.mayCreate == nil {
 		s.mayCreate = func(p mempool.Peer) bool { return p.UID == s.uid }
 	}
-	s.descriptors.store, s.takeovers = c.Store, c.Takeovers
+	s.descriptors.svc, s.descriptors.store, s.takeovers = s, c.Store, c.Takeovers
 	var up unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &up) // never fails
 	s.descriptors.last.Store(uint64(up.Nano() / 1e6))
@@ -84,61 +87,10 @@ func newStopped(c Config) *Service {
 	return s
 }
 
-// checkLedger returns a function that says which rules of the ledger are broken. The caller of the function holds s.mu. A check reads all
-// records. So the function checks a ledger of n records at every n/16th of the first 4,096 calls, and later at every n+32nd call. A call
-// before which no change was noted counts for an eighth: most requests change nothing, but a change may be missing in the notes.
-func (s *Service) checkLedger() func() string {
-	var kept ledger.Records
-	s.ledger.NoteChanges()
-	eighths, all := 0, 0
-	return func() string {
-		eighths += 8
-		if s.books == nil {
-			changes := s.ledger.AppendChanges(nil)
-			if err := kept.Apply(changes); err != nil {
-				return err.Error()
-			}
-			if len(changes) == 0 {
-				eighths -= 7
-			}
-		}
-		due := max(s.ledger.Records()/16, 1)
-		if all++; all > 4096 {
-			due = s.ledger.Records() + 32
-		}
-		if eighths < 8*due {
-			return ""
-		}
-		eighths = 0
-		if wrong := s.ledger.Check(); wrong != nil {
-			return "the ledger of the service contradicts itself: " + strings.Join(wrong, "; ")
-		}
-		if s.books != nil {
-			c, err := books.Read(s.books.File())
-			if err != nil {
-				return err.Error()
-			}
-			kept = c.Records
-		}
-		return s.checkBooks(&kept)
-	}
-}
-
-// checkBooks says how records differ from the ledger, and why they cannot be read back.
-func (s *Service) checkBooks(kept *ledger.Records) string {
-	if wrong := kept.Differs(s.ledger.Written()); wrong != "" {
-		return "a change was not noted: " + wrong
-	}
-	if _, err := ledger.Read(kept, s.ledger.Limits); err != nil {
-		return err.Error()
-	}
-	return ""
-}
-
 // firstGeneration returns the generation of a block's first buffer. Services begin with different generations, so that a buffer is not taken for
 // one with the same id of another service. Generations fit into the numbers of JSON, which are exact below 2^53.
-func (s *Service) firstGeneration() uint64 {
-	return 1 + uint64(binary.BigEndian.Uint32(s.epoch[:]))<<20
+func firstGeneration(epoch mempool.Epoch) uint64 {
+	return 1 + uint64(binary.BigEndian.Uint32(epoch[:]))<<20
 }
 
 // Epoch returns the epoch of the service. After a restart, the service has another epoch.
@@ -207,7 +159,7 @@ func (s *Service) Close() {
 	defer close(s.done)
 	s.closed = true
 	close(s.closing)
-	for _, p := range s.pools {
+	for _, p := range s.pools.all {
 		if a, ok := p.arena.(mempool.Lasting); ok {
 			a.Last()
 		}
@@ -222,7 +174,7 @@ func (s *Service) Close() {
 	}
 	s.background.Wait()
 	s.mu.Lock()
-	pools := slices.Collect(maps.Values(s.pools))
+	pools := slices.Collect(maps.Values(s.pools.all))
 	for _, p := range pools {
 		p.destroyLocked(nil)
 	}

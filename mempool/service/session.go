@@ -14,19 +14,11 @@ import (
 // ID returns the session's id. No other session of the epoch has this id.
 func (s *Session) ID() uint64 { return s.rec.ID }
 
-// Peer returns the user, the groups and the process of the session's client.
-func (s *Session) Peer() mempool.Peer { return s.rec.Peer }
-
-func (s *Session) String() string { return s.rec.String() }
-
-// Over returns a channel that is closed when the session has ended.
-func (s *Session) Over() <-chan struct{} { return s.over }
-
-// MayEnd finds a session that the asking session may end. Only sessions of the user that the service runs as, and of
-// root, may end sessions.
+// MayEnd says whether the asking session may end a session: only sessions of the user that the service runs as, and of root, may. It returns a
+// channel that is closed when that session has ended.
 //
 // Errors: [mempool.ErrDenied], [mempool.ErrNotFound], [mempool.ErrInvalid] for the asking session itself, [mempool.ErrClosed].
-func (s *Session) MayEnd(id uint64) (*Session, error) {
+func (s *Session) MayEnd(id uint64) (over <-chan struct{}, err error) {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
@@ -44,7 +36,7 @@ func (s *Session) MayEnd(id uint64) (*Session, error) {
 	case target == nil:
 		return nil, typed.Errorf(mempool.ErrNotFound, "session %d has ended already", id)
 	}
-	return svc.sessionOf(target), nil
+	return svc.sessionOf(target).over, nil
 }
 
 // Allocate makes a buffer in a pool for the tensor t, and grants the session a write lease on the buffer. If the pool has no room, Allocate
@@ -69,7 +61,7 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	p, err := s.poolLocked(pool)
+	p, err := svc.pools.usableLocked(s, pool)
 	if err != nil {
 		return g, err
 	}
@@ -156,7 +148,7 @@ func (s *Session) Dropped(blocks []uint64) error {
 		return err
 	}
 	for b := range dropped {
-		svc.poolOf(b.Pool).unmapLocked(s.rec, b)
+		svc.pools.of(b.Pool).unmapLocked(s.rec, b)
 	}
 	s.didLocked(context.Background(), 0)
 	return nil

@@ -96,7 +96,7 @@ func TestWhatAnEndedSessionHeldServesOthersOnlyOnceItsProcessIsGone(t *testing.T
 		close(gone)
 		again := (<-got).Grant()
 		assert.Equal(t, block, again.Block, "no driver call was needed")
-		assert.Equal(t, svc.firstGeneration()+1, again.Generation)
+		assert.Equal(t, firstGeneration(svc.epoch)+1, again.Generation)
 		assert.Zero(t, arena.frees)
 		<-reclaimed
 		checkBooks(t, svc)
@@ -197,5 +197,5 @@ func TestLeaseIDsOfOthersCannotBeReleased(t *testing.T) {
 	require.NoError(t, a.Release(false, nil, l.ID()))
 	assert.ErrorIs(t, a.Release(false, nil, l.ID()), mempool.ErrReleased)
 	assert.NotEqual(t, a.ID(), b.ID())
-	assert.Equal(t, mempool.Self(), a.Peer())
+	assert.Equal(t, mempool.Self(), a.rec.Peer)
 }

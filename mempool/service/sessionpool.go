@@ -18,40 +18,29 @@ import (
 // Errors: [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrExists], [mempool.ErrLimit], [mempool.ErrUnavailable] if this machine
 // has no memory of that kind, [mempool.ErrOutOfMemory], [mempool.ErrClosed].
 func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
-	if err := spec.Validate(); err != nil {
-		return nil, err
-	}
-	svc := s.svc
-	creator := svc.mayCreate(s.rec.Peer) // without the lock, because it may be slow
-	svc.mu.Lock()
-	rec, err := svc.reservePoolLocked(s.rec, spec, creator)
-	svc.mu.Unlock()
-	if err != nil {
-		return nil, err
-	}
-	return s.makePool(context.Background(), rec, spec)
+	return s.svc.pools.create(context.Background(), s, spec, false)
 }
 
-// makePool makes a pool whose name is reserved.
-func (s *Session) makePool(ctx context.Context, rec *ledger.Pool, spec mempool.PoolSpec) (*Pool, error) {
-	svc := s.svc
+// make makes a pool whose name is reserved, for a session.
+func (ps *pools) make(ctx context.Context, s *Session, rec *ledger.Pool, spec mempool.PoolSpec) (*Pool, error) {
+	svc := ps.svc
 	defer svc.background.Done()
 	arena, err := mempool.NewArena(spec, svc.memory)
 	err = svc.eventLog.Called(eventlog.CreateArena, err)
 	file := uint64(0)
 	if err == nil {
-		file = svc.storeArena(arena)
+		file = svc.descriptors.putArena(arena)
 	}
 	svc.mu.Lock()
 	defer svc.unlock()
-	defer svc.pooled.broadcast() // after a failure too: sessions that wait for the pool check again
+	defer ps.made.broadcast() // after a failure too: sessions that wait for the pool check again
 	if err != nil {
 		svc.ledger.RemovePool(rec)
 		return nil, err
 	}
 	svc.ledger.AddPool(rec, mempool.PoolInfo{Name: spec.Name, Kind: spec.Kind, Device: arena.Device(), MaxBytes: spec.MaxBytes,
 		SessionBytes: spec.SessionBytes, UserBytes: spec.UserBytes}, arena.Granularity(), file)
-	p := svc.addPool(rec, arena)
+	p := ps.add(rec, arena)
 	s.noteUse()
 	e := s.rec.About(mempool.PoolMade, "%s made pool %q of kind %s, of at most %s", s.rec.Who(), rec.Info.Name, rec.Info.Kind, bytesize.Text(rec.Info.MaxBytes))
 	e.Bytes = rec.Info.MaxBytes
@@ -64,10 +53,11 @@ func (s *Session) makePool(ctx context.Context, rec *ledger.Pool, spec mempool.P
 	return p, nil
 }
 
-// addPool adds what is not plain of a pool.
-func (s *Service) addPool(rec *ledger.Pool, arena mempool.Arena) *Pool {
-	p := &Pool{svc: s, rec: rec, arena: arena, closed: make(chan struct{}), room: roomQueue{mutex: &s.mu}}
-	s.pools[rec.Info.ID] = p
+// add adds what is not plain of a pool.
+func (ps *pools) add(rec *ledger.Pool, arena mempool.Arena) *Pool {
+	p := &Pool{svc: ps.svc, rec: rec, arena: arena, closed: make(chan struct{}), room: roomQueue{mutex: &ps.svc.mu}}
+	p.demand = demand{pool: p, wanting: make(map[*Session]int), dividers: make(map[*Session]struct{})}
+	ps.all[rec.Info.ID] = p
 	return p
 }
 
@@ -78,24 +68,32 @@ func (s *Service) addPool(rec *ledger.Pool, arena mempool.Arena) *Pool {
 // Errors: the errors of [Session.CreatePool]; [mempool.ErrExists] says how the existing pool differs, or that a pool that the session may
 // not see has the name; [mempool.ErrDenied] if the session sees the existing pool and may not use it; the context's error.
 func (s *Session) EnsurePool(ctx context.Context, spec mempool.PoolSpec) (*Pool, error) {
+	return s.svc.pools.create(ctx, s, spec, true)
+}
+
+// create makes a pool for a session. If `open` is true, it opens a pool that is there already and alike.
+func (ps *pools) create(ctx context.Context, s *Session, spec mempool.PoolSpec, open bool) (*Pool, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
-	svc := s.svc
-	creator := svc.mayCreate(s.rec.Peer) // without the lock, because it may be slow
+	creator := ps.svc.mayCreate(s.rec.Peer) // without the lock, because it may be slow
 	for {
+		var p *Pool
 		var rec *ledger.Pool
-		svc.mu.Lock()
-		p, err := s.namedPoolLocked(ctx, spec.Name)
-		if p == nil && err == nil {
-			rec, err = svc.reservePoolLocked(s.rec, spec, creator)
+		var err error
+		ps.svc.mu.Lock()
+		if open {
+			p, err = ps.namedLocked(ctx, s, spec.Name)
 		}
-		svc.unlock()
+		if p == nil && err == nil {
+			rec, err = ps.reserveLocked(s.rec, spec, creator)
+		}
+		ps.svc.unlock()
 		switch {
 		case err != nil:
 			return nil, err
 		case p == nil:
-			return s.makePool(ctx, rec, spec)
+			return ps.make(ctx, s, rec, spec)
 		}
 		if err := p.alike(s.rec.Peer, spec); !p.isClosing() {
 			return p, err
@@ -111,10 +109,10 @@ func (p *Pool) isClosing() bool {
 	return p.rec.Closing
 }
 
-// namedPoolLocked finds a pool by its name, and returns nil if the session sees no such pool. The session must be allowed to use the pool. If
-// the pool is being made, namedPoolLocked waits, and releases Service.mu during the wait.
-func (s *Session) namedPoolLocked(ctx context.Context, name string) (*Pool, error) {
-	svc := s.svc
+// namedLocked finds a pool by its name, and returns nil if the session sees no such pool. The session must be allowed to use the pool. If the
+// pool is being made, namedLocked waits, and releases Service.mu during the wait.
+func (ps *pools) namedLocked(ctx context.Context, s *Session, name string) (*Pool, error) {
+	svc := ps.svc
 	for {
 		if err := s.rec.Alive(); err != nil {
 			return nil, err
@@ -124,14 +122,10 @@ func (s *Session) namedPoolLocked(ctx context.Context, name string) (*Pool, erro
 			return nil, nil
 		}
 		if p.Info.ID != 0 {
-			if !p.Access.Allows(s.rec.Peer) {
-				return nil, p.Denied(s.rec.Peer)
-			}
-			s.noteUse()
-			return svc.poolOf(p), nil
+			return ps.usableLocked(s, p.Info.ID)
 		}
 		var err error
-		changed := svc.pooled.next()
+		changed := ps.made.next()
 		svc.unlock()
 		select {
 		case <-changed:
@@ -146,9 +140,10 @@ func (s *Session) namedPoolLocked(ctx context.Context, name string) (*Pool, erro
 	}
 }
 
-// reservePoolLocked reserves the name of a pool before the pool is made. From then on, Service.Close waits until the pool is made or could
+// reserveLocked reserves the name of a pool before the pool is made. From then on, Service.Close waits until the pool is made or could
 // not be made. The argument `creator` says whether the session's user may make pools.
-func (s *Service) reservePoolLocked(of *ledger.Session, spec mempool.PoolSpec, creator bool) (*ledger.Pool, error) {
+func (ps *pools) reserveLocked(of *ledger.Session, spec mempool.PoolSpec, creator bool) (*ledger.Pool, error) {
+	s := ps.svc
 	switch {
 	case !creator:
 		return nil, typed.Errorf(mempool.ErrDenied, "user %d may not create pools", of.Peer.UID)
@@ -175,8 +170,8 @@ func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration)
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.mu.Unlock() // not svc.unlock, which releases the lock to free memory: the pool could be destroyed meanwhile
-	for waits := true; ; waits = w.wait(svc.pooled.next()) {
-		p, err := s.namedPoolLocked(ctx, name)
+	for waits := true; ; waits = w.wait(svc.pools.made.next()) {
+		p, err := svc.pools.namedLocked(ctx, s, name)
 		if p != nil || err != nil {
 			return p, err
 		}
@@ -195,17 +190,17 @@ func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration)
 func (s *Session) FindPool(id uint64) (*Pool, error) {
 	s.svc.mu.Lock()
 	defer s.svc.unlock()
-	return s.poolLocked(id)
+	return s.svc.pools.usableLocked(s, id)
 }
 
-// poolLocked does the same as FindPool.
-func (s *Session) poolLocked(id uint64) (*Pool, error) {
-	p, err := s.svc.ledger.UsablePool(s.rec, id)
+// usableLocked finds a pool that the session uses.
+func (ps *pools) usableLocked(s *Session, id uint64) (*Pool, error) {
+	p, err := ps.svc.ledger.UsablePool(s.rec, id)
 	if err != nil {
 		return nil, err
 	}
 	s.noteUse()
-	return s.svc.poolOf(p), nil
+	return ps.of(p), nil
 }
 
 // missing returns the error of a request that names something that the session does not see. The arguments are those of [typed.Errorf].
@@ -237,9 +232,9 @@ func (s *Session) DestroyPool(id uint64) error {
 		return typed.Errorf(mempool.ErrDenied, "user %d may not destroy pool %q: its maker (user %d) may, the service's user, and users who may use it and may make "+
 			"pools", s.rec.Peer.UID, p.Info.Name, p.Maker)
 	}
-	svc.poolOf(p).destroyLocked(s)
+	svc.pools.of(p).destroyLocked(s)
 	s.didLocked(context.Background(), 0)
-	return svc.flush()
+	return svc.reclaim.flush()
 }
 
 // destroyLocked ends a pool. The argument `by` is the session that asked to destroy the pool, or nil for the service itself.
@@ -255,15 +250,9 @@ func (p *Pool) destroyLocked(by *Session) {
 	}
 	e.Text, e.Bytes = fmt.Sprintf("%s destroyed pool %q, of which %s were in use", who, p.rec.Info.Name, bytesize.Text(p.rec.Leased)), p.rec.Leased
 	p.svc.mu.note(e, p.rec)
-	p.svc.ledger.ClosePool(p.rec)
-	p.tellKeepers()
-	for rec := range p.svc.ledger.Channels.All() {
-		if rec.Pool == p.rec {
-			ch := p.svc.channels.of(rec)
-			ch.End(why)
-			ch.tidyLocked()
-		}
-	}
+	p.rec.Close()
+	p.demand.tell()
+	p.svc.channels.endLocked(p.rec, why)
 	for n := range p.svc.ledger.Names.All() {
 		if n.Buffer.Block.Pool == p.rec {
 			p.svc.removeNameLocked(n)
@@ -284,7 +273,7 @@ func (s *Session) TrimPool(id, keep uint64) (uint64, error) {
 	svc := s.svc
 	svc.mu.Lock()
 	defer svc.unlock()
-	p, err := s.poolLocked(id)
+	p, err := svc.pools.usableLocked(s, id)
 	if err != nil {
 		return 0, err
 	}

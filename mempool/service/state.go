@@ -30,27 +30,24 @@ type Service struct {
 	descriptors descriptors
 	sessions    map[uint64]*Session // what is not plain of the sessions, blocks, pools, …: by id
 	blocks      ledger.Index[uint64, *blockMemory]
-	pools       map[uint64]*Pool
+	pools       pools
 	timelines   streams.Timelines
 	channels    channels
 	broken      broken
 	changed     changes
-	awaited     map[string]*awaited // names that requests wait for
-	pooled      signal              // a pool was made, or could not be made
+	awaited     awaitedNames
 	reclaim     reclaimQueue
 	draining    draining
-	view        *view                           // the view that is being made; nil: none
-	viewing     sync.Mutex                      // held while a view is made; locked before mu
-	most        struct{ sessions, awaited int } // the greatest lengths of these maps
+	view        *view      // the view that is being made; nil: none
+	viewing     sync.Mutex // held while a view is made; locked before mu
+	most        int        // the greatest length of sessions
 
 	eventLog   *eventlog.Events
 	waiting    map[string]int // how many requests wait, for each kind of thing that they wait for
 	patience   time.Duration
 	resumeTime time.Duration
 	takeovers  uint64
-	guard      string // see mempool.ServiceStats
-	guardPID   int32
-	unkept     bool // its books or a descriptor could not be kept, so that the guard is of no use
+	guard      guard
 
 	closed     bool
 	closing    chan struct{}  // closed when Close begins
@@ -70,7 +67,7 @@ type Session struct {
 	eventWaits atomic.Int32 // calls of Events that wait
 	notify     func(Notice)
 	request    Request       // that the goroutine of the session carries out now; only this goroutine uses it
-	absent     chan struct{} // not nil: a session of a predecessor, whose client has not come back; closed when it comes
+	absence    *absence      // nil: its client is there
 	watches    bool          // it only asks for statistics, lists and events
 	told       bool          // the event log has an event that the session began
 	over       chan struct{} // closed when the session has ended
@@ -81,6 +78,13 @@ type Session struct {
 
 	ending   *ending      // nil until the session ends
 	blocking eventlog.Gap // long waits of other sessions for leases of this session
+}
+
+// guard says whether another process takes over when this one dies. Service.mu guards it.
+type guard struct {
+	state   string // see mempool.ServiceStats
+	pid     int32
+	useless bool // the books or a descriptor could not be kept
 }
 
 // sessionOf returns the service's state of a session that has not ended, or of an ended session for whose process something is still held.
@@ -95,6 +99,12 @@ func (s *Session) tellLocked(n Notice) {
 	if s.notify != nil && !s.rec.Ended {
 		s.notify(n)
 	}
+}
+
+// absence is the time of a session of a predecessor until its client comes back. Service.mu guards it.
+type absence struct {
+	*Session
+	back chan struct{} // closed when the client comes back
 }
 
 // ending is the end of a session, until the service holds nothing for the session's process any more. Service.mu guards it.
@@ -122,11 +132,11 @@ type brokenIn struct {
 type Pool struct {
 	svc    *Service
 	rec    *ledger.Pool
-	making sync.Mutex           // held while the arena is made; locked before Service.mu
-	arena  mempool.Arena        // nil: the pool is of a predecessor, and this process has allocated nothing; written with `making` held, too
-	aged   bool                 // predecessors have allocated blocks, which this process has: see predecessor.go
-	files  map[uint64]*keptFile // their descriptors, by number
-	lost   bool                 // there were blocks whose memory is lost
+	making sync.Mutex                // held while the arena is made; locked before Service.mu
+	arena  mempool.Arena             // nil: the pool is of a predecessor, and this process has allocated nothing; written with `making` held, too
+	aged   bool                      // predecessors have allocated blocks, which this process has: see predecessor.go
+	files  map[uint64]*inheritedFile // their descriptors, by number
+	lost   bool                      // there were blocks whose memory is lost
 
 	queued          uint64        // how many blocks were queued to be freed so far
 	returned        countedSignal // a queued block was freed, or could not be freed
@@ -137,17 +147,29 @@ type Pool struct {
 	room            roomQueue     // allocations that wait for room
 	relief          countedSignal // blocks became free, or were freed
 	refused, failed eventlog.Gap  // refused: allocations that found no room; failed: allocations that the driver refused
-
-	streams  bool                  // the pool has had a channel
-	dividers map[*Session]struct{} // sessions that have made ranges
-	wanting  map[*Session]int      // how many allocations of each session have found no room
-	asked    time.Time             // when ask last sent Wanted
-	tidied   time.Time             // when want last called tidyLocked
-	asking   bool                  // wantOn runs
+	demand          demand
 }
 
-// poolOf returns the service's state of a pool. The caller holds s.mu.
-func (s *Service) poolOf(p *ledger.Pool) *Pool { return s.pools[p.Info.ID] }
+// demand has the allocations that find no room in a pool, and the sessions that may have memory of the pool to release. Service.mu guards it.
+type demand struct {
+	pool     *Pool
+	wanting  map[*Session]int      // how many allocations of each session have found no room
+	streams  bool                  // the pool has had a channel
+	dividers map[*Session]struct{} // sessions that have made ranges
+	asked    time.Time             // when ask last sent Wanted
+	tidied   time.Time             // when meet last called tidyLocked
+	asking   bool                  // meetAgain runs
+}
+
+// pools has the pools, and the requests that wait for a pool. Service.mu guards it.
+type pools struct {
+	svc  *Service
+	all  map[uint64]*Pool
+	made signal // a pool was made, or could not be made
+}
+
+// of returns the service's state of a pool.
+func (ps *pools) of(p *ledger.Pool) *Pool { return ps.all[p.Info.ID] }
 
 // memoryOf returns the memory of a block that is not freed. The caller holds s.mu.
 func (s *Service) memoryOf(b *ledger.Block) *blockMemory { return s.blocks.Get(b.ID) }
@@ -215,11 +237,18 @@ type wait struct {
 // waits are the requests of a session that wait. Service.mu guards waits.
 type waits map[*wait]struct{}
 
-// awaited is a name: requests wait until a session publishes a buffer under this name. Each name has its own signal, so that a publication
-// wakes only the requests that wait for the published name. Service.mu guards awaited.
-type awaited struct {
+// awaitedNames has the names that requests wait for. Service.mu guards it.
+type awaitedNames struct {
+	svc  *Service
+	all  map[string]*awaitedName
+	most int // the greatest length of all
+}
+
+// awaitedName is a name: requests wait until a session publishes a buffer under this name. Each name has its own signal, so that a publication
+// wakes only the requests that wait for the published name.
+type awaitedName struct {
 	signal
-	svc     *Service
+	names   *awaitedNames
 	text    string
 	waiting int // requests that wait for the name
 }
@@ -231,6 +260,7 @@ type changes map[uint64]*signal
 // reclaimQueue has the memory that the service is about to free. Requests add memory to the queue with Service.mu held. When a request
 // has completed its change of the service's state, flush frees the queued memory without the mutex.
 type reclaimQueue struct {
+	svc    *Service
 	blocks []*ledger.Block // in state BlockFreeing, counted as held
 	pools  []*Pool         // pools that have no blocks any more, except stuck ones
 	// timelines free the memory of timelines that no session can ask for any more.

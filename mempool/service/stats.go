@@ -9,22 +9,18 @@ import (
 
 // Stats counts what the session may see: the sessions of its user, and the pools that the session may see, with what is in them.
 func (v View) Stats() mempool.ServiceStats {
-	svc := v.session.svc
-	svc.mu.Lock()
-	defer svc.mu.Unlock()
-	return svc.statsLocked(v.session)
+	v.svc.mu.Lock()
+	defer v.svc.mu.Unlock()
+	return v.statsLocked()
 }
 
 // Stats returns the counts of the service and of all pools.
-func (s *Service) Stats() mempool.ServiceStats {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.statsLocked(nil)
-}
+func (s *Service) Stats() mempool.ServiceStats { return View{svc: s}.Stats() }
 
-// statsLocked counts what the session `to` may see, or everything if `to` is nil.
-func (s *Service) statsLocked(to *Session) mempool.ServiceStats {
-	st := mempool.ServiceStats{Sessions: s.ledger.Sessions.Len(), Guard: s.guard, GuardPID: s.guardPID, Takeovers: s.takeovers}
+// statsLocked does the same as Stats.
+func (v View) statsLocked() mempool.ServiceStats {
+	s, to := v.svc, v.session
+	st := mempool.ServiceStats{Sessions: s.ledger.Sessions.Len(), Guard: s.guard.state, GuardPID: s.guard.pid, Takeovers: s.takeovers}
 	if to != nil && !to.rec.Owner {
 		st.Sessions = s.ledger.SessionsOf(to.rec.Peer.UID)
 	}
@@ -35,7 +31,7 @@ func (s *Service) statsLocked(to *Session) mempool.ServiceStats {
 		st.Leases, st.Buffers, st.Names = st.Leases+p.Has.Leases, st.Buffers+p.Has.Buffers, st.Names+p.Has.Names
 		ps := mempool.PoolStats{Pool: p.Info, Reserved: p.Reserved, Leased: p.Leased, Cached: p.Cached, Held: p.Held, Used: p.Used, Blocks: p.Blocks}
 		if to != nil {
-			s.poolOf(p).recharge()
+			s.pools.of(p).recharge()
 			ps.Session, _ = to.rec.Counts(p)
 			ps.User = p.UserBytes(to.rec.Peer.UID)
 		}

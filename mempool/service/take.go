@@ -41,7 +41,7 @@ func (p *Pool) take(w waiter, n uint64) (*ledger.Block, error) {
 		if b != nil || err != nil {
 			return b, err
 		}
-		if !again && !t.ask() && !t.await() {
+		if !again && !t.ask() && !t.waitForRoom() {
 			return nil, t.cause(t.refused())
 		}
 	}
@@ -59,9 +59,9 @@ type taking struct {
 	last  uint64 // the value of p.queued at the time limit; 0: before that
 
 	// These hold for one round, which begins with the method begin.
-	changes uint64 // p.room.changes
-	beyond  error  // why the bytes cannot count for the session or its user; nil: they can
-	awaited bool   // others have waited for the room
+	changes  uint64 // p.room.changes
+	beyond   error  // why the bytes cannot count for the session or its user; nil: they can
+	promised bool   // the room is promised to others, which have waited for it
 	// scarce says why the driver had no memory for a new block, although the pool has room. It holds until a wait has ended. relieved is the
 	// value of p.relief.count before that.
 	scarce   error
@@ -73,7 +73,7 @@ func (t *taking) end() {
 	t.stop()
 	t.leavePlace()
 	if t.asked {
-		t.p.wantFor(t.session, -1)
+		t.p.demand.count(t.session, -1)
 	}
 }
 
@@ -103,17 +103,17 @@ func (t *taking) begin() error {
 // find tries the steps 1 to 5. It says whether to begin another round at once, because it has freed memory or because the driver has none.
 func (t *taking) find() (b *ledger.Block, again bool, err error) {
 	if t.beyond == nil {
-		if t.awaited = !t.patient() && t.p.awaited(t.size); t.awaited {
+		if t.promised = !t.patient() && t.p.promisedToOthers(t.size); t.promised {
 			return nil, false, nil
 		}
 		return t.findCounted()
 	}
-	return t.p.reuse(t.session, t.p.rec.Own(t.session.rec, t.size)), false, nil
+	return t.reuse(t.p.rec.Own(t.session.rec, t.size)), false, nil
 }
 
-// awaited says whether the pool has too little room for `size` bytes besides those for which allocations have waited that are about to try
-// again. The caller holds Service.mu.
-func (p *Pool) awaited(size uint64) bool {
+// promisedToOthers says whether the pool has too little room for `size` bytes besides those for which allocations have waited that are about
+// to try again. The caller holds Service.mu.
+func (p *Pool) promisedToOthers(size uint64) bool {
 	room := p.rec.Info.MaxBytes - min(p.rec.Info.MaxBytes, p.rec.Reserved-p.rec.Cached)
 	left := room
 	for pl := range p.room.due(room) {
@@ -130,13 +130,13 @@ func (p *Pool) awaited(size uint64) bool {
 
 // findCounted tries the steps 2 to 5, whose block counts for the session anew.
 func (t *taking) findCounted() (b *ledger.Block, again bool, err error) {
-	p, s := t.p, t.session
+	p := t.p
 	full := t.scarce != nil || p.rec.Reserved+t.size > p.rec.Info.MaxBytes
-	if b = p.reuse(s, p.fits(s.rec, t.size, full, p.idle)); b != nil {
+	if b = t.reuse(t.fit(full, p.idle)); b != nil {
 		return b, false, nil
 	}
 	if !full {
-		b, err = p.grow(t.ctx, s, t.size)
+		b, err = t.grow()
 		if errors.Is(err, mempool.ErrOutOfMemory) {
 			t.scarce = err
 			return nil, true, nil
@@ -146,8 +146,8 @@ func (t *taking) findCounted() (b *ledger.Block, again bool, err error) {
 	if t.scarce == nil && p.evict(p.rec.Reserved+t.size-p.rec.Info.MaxBytes) {
 		return nil, true, nil
 	}
-	if b := p.fits(s.rec, t.size, full, p.any); b != nil && s.rec.Alive() == nil {
-		return p.reuse(s, b), false, nil
+	if b := t.fit(full, p.any); b != nil && t.session.rec.Alive() == nil {
+		return t.reuse(b), false, nil
 	}
 	return nil, false, nil
 }
@@ -158,13 +158,13 @@ func (t *taking) ask() (more bool) {
 		return false
 	}
 	t.asked = true
-	t.p.wantFor(t.session, +1)
-	more, t.told = t.p.want()
+	t.p.demand.count(t.session, +1)
+	more, t.told = t.p.demand.meet()
 	return more
 }
 
-// await waits until there may be room. It returns false if the request may not wait any longer.
-func (t *taking) await() bool {
+// waitForRoom waits until there may be room. It returns false if the request may not wait any longer.
+func (t *taking) waitForRoom() bool {
 	p := t.p
 	if t.scarce != nil {
 		t.leavePlace()
@@ -211,7 +211,7 @@ func (t *taking) refused() error {
 		why := t.beyond
 		switch {
 		case why != nil:
-		case t.awaited:
+		case t.promised:
 			why = typed.Errorf(mempool.ErrLimit, "no room for %d bytes in pool %q: requests that have waited for memory get what is free", t.size, t.p.rec.Info.Name)
 		default:
 			why = t.p.rec.Full(t.size) // made only now: most waits succeed
@@ -224,25 +224,42 @@ func (t *taking) refused() error {
 	return err
 }
 
-// reuse takes a free block for a buffer of a session; b may be nil. The caller holds Service.mu.
-func (p *Pool) reuse(s *Session, b *ledger.Block) *ledger.Block {
+// fit finds a cached block of the size. The argument `find` is a function that returns a block of a given size. If `find` returns nil and
+// `full` is true (the pool cannot grow), fit calls `find` with larger sizes: up to about twice the size, and only sizes that the session's
+// limits allow.
+func (t *taking) fit(full bool, find func(size uint64) *ledger.Block) *ledger.Block {
+	if b := find(t.size); b != nil || !full {
+		return b
+	}
+	for _, have := range t.p.rec.Sizes() {
+		if have > t.size && have/2 <= t.size && t.p.chargeable(t.session.rec, have) == nil {
+			if b := find(have); b != nil {
+				return b
+			}
+		}
+	}
+	return nil
+}
+
+// reuse takes a free block for the session's buffer; b may be nil.
+func (t *taking) reuse(b *ledger.Block) *ledger.Block {
 	if b != nil {
-		s.rec.Account(p.rec).Reuse(b)
+		t.session.rec.Account(t.p.rec).Reuse(b)
 	}
 	return b
 }
 
-// grow makes a new block. The caller holds Service.mu; grow releases the mutex for driver calls.
-func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*ledger.Block, error) {
-	svc := p.svc
-	account := s.rec.Account(p.rec)
+// grow makes a new block. It releases Service.mu for driver calls.
+func (t *taking) grow() (*ledger.Block, error) {
+	p, rec, size := t.p, t.session.rec, t.size
+	account := rec.Account(p.rec)
 	growth := account.Grow(size)
-	mem, err := p.allocate(ctx, size)
+	mem, err := p.allocate(t.ctx, size)
 	if errors.Is(err, mempool.ErrOutOfMemory) && p.evict(p.rec.Cached) { // the pool's free blocks may use the memory that the driver lacks
-		mem, err = p.allocate(ctx, size)
+		mem, err = p.allocate(t.ctx, size)
 	}
 	if err != nil {
-		p.noteRefusedLocked(s.rec, size, err)
+		p.noteRefusedLocked(rec, size, err)
 		growth.Failed()
 		p.room.broadcast() // but not p.relief: allocations that ran out of memory would wake each other without end
 		p.closeIfEmpty()
@@ -251,9 +268,9 @@ func (p *Pool) grow(ctx context.Context, s *Session, size uint64) (*ledger.Block
 		}
 		return nil, err
 	}
-	b := growth.Done(svc.firstGeneration(), mem.place, mem.export)
-	svc.blocks.Set(b.ID, mem.memory)
-	if err = s.rec.Alive(); err == nil && p.rec.Closing {
+	b := growth.Done(firstGeneration(p.svc.epoch), mem.place, mem.export)
+	p.svc.blocks.Set(b.ID, mem.memory)
+	if err = rec.Alive(); err == nil && p.rec.Closing {
 		err = p.rec.Ending()
 	}
 	if err != nil { // the session or the pool ended while the block was made

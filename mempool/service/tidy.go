@@ -21,7 +21,7 @@ func (ch *channel) tidyLocked() {
 	}
 	begun := time.Now()
 	ch.sweepLocked()
-	ch.releaseKeptLocked()
+	ch.releaseRetainedLocked()
 	ch.rests = time.Now().Add(lookRest * time.Since(begun))
 	if ch.Closed {
 		ch.joined.broadcast()
@@ -53,15 +53,15 @@ func (ch *channel) forgetLocked(m *ledger.Member) {
 	}
 }
 
-// releaseKeptLocked frees the buffers that the channel keeps, and that neither the channel nor its consumers need any more.
-func (ch *channel) releaseKeptLocked() {
+// releaseRetainedLocked frees the buffers that the channel retains, and that neither the channel nor its consumers need any more.
+func (ch *channel) releaseRetainedLocked() {
 	svc := ch.svc
 	free, certain := ch.Unneeded()
 	for _, b := range certain {
 		svc.changed.broadcast(b)
 	}
 	for _, b := range free {
-		writer := ch.Kept[b][0].Session
+		writer := ch.Retained[b][0].Session
 		if ch.Release(b) {
 			svc.broken.add(writer, b, svc.changed[b.ID] != nil)
 			defer svc.broken.note(writer, &svc.mu)
@@ -74,7 +74,7 @@ func (ch *channel) releaseKeptLocked() {
 func (ch *channel) freeLocked() {
 	ch.Expire()
 	ch.sweepLocked()
-	ch.releaseKeptLocked()
+	ch.releaseRetainedLocked()
 	for _, m := range ch.Members {
 		ch.forgetLocked(m)
 	}
@@ -198,6 +198,16 @@ func (cs *channels) tidyLocked(of *ledger.Session) {
 			if ch := cs.of(last); ch != nil {
 				ch.tidyLocked()
 			}
+		}
+	}
+}
+
+// endLocked ends the channels of a pool; why says what happened.
+func (cs *channels) endLocked(of *ledger.Pool, why string) {
+	for rec := range cs.svc.ledger.Channels.All() {
+		if rec.Pool == of {
+			cs.of(rec).End(why)
+			cs.of(rec).tidyLocked()
 		}
 	}
 }

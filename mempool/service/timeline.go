@@ -38,7 +38,7 @@ func (s *Session) Timeline() (uint64, mempool.Export, error) {
 		return 0, mempool.Export{}, err
 	}
 	if s.rec.Timeline == nil {
-		file, err := svc.sparesLocked(mempool.PageName)
+		file, err := svc.descriptors.sparesLocked(mempool.PageName)
 		defer svc.descriptors.giveBack(file)
 		if err = cmp.Or(err, s.rec.Alive()); err != nil {
 			return 0, mempool.Export{}, err
@@ -123,7 +123,7 @@ func (s *Service) failBuffersLocked(t *ledger.Timeline, unreached func(mempool.F
 		if at < 0 {
 			continue
 		}
-		s.ledger.Fail(b, s.timelines.Reason(b.Ready[at]))
+		b.Fail(s.timelines.Reason(b.Ready[at]))
 		s.changed.broadcast(b)
 		told.add(b)
 		s.broken.add(t.Session, b, b.Frames > 0)

@@ -36,7 +36,7 @@ func (s *Session) Refused(err error) {
 		full.pool.noteFullLocked(s.rec, full.bytes, "and was refused: "+strings.TrimPrefix(full.Error(), mempool.ErrLimit.Error()+": "))
 		return
 	}
-	if count, now := svc.refused(err); now {
+	if count, now := svc.eventLog.Refused(limitOf(err)); now {
 		e := s.rec.About(mempool.LimitMet, "a request of %s was refused: %v", s.rec.Who(), err)
 		e.Count = count
 		svc.mu.note(e, nil)
@@ -47,7 +47,7 @@ func (s *Session) Refused(err error) {
 func (s *Service) Refused(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if count, now := s.refused(err); now {
+	if count, now := s.eventLog.Refused(limitOf(err)); now {
 		s.mu.note(mempool.HistoryEvent{Kind: mempool.LimitMet, Count: count, Text: fmt.Sprintf("a connection was refused: %v", err)}, nil)
 	}
 }
@@ -59,13 +59,12 @@ func (s *Service) Impaired(text string) {
 	s.mu.note(mempool.HistoryEvent{Kind: mempool.ServiceImpaired, Text: text}, nil)
 }
 
-// refused counts a refusal by the limit that an error names.
-func (s *Service) refused(err error) (count int, now bool) {
-	name := "" // for limits without a name
+// limitOf returns the name of the limit that an error is about; "": the limit has none.
+func limitOf(err error) string {
 	if limit := (*ledger.LimitError)(nil); errors.As(err, &limit) {
-		name = limit.Limit
+		return limit.Limit
 	}
-	return s.eventLog.Refused(name)
+	return ""
 }
 
 // noteFullLocked notes an event that a session finds no room in the pool.
@@ -76,7 +75,7 @@ func (p *Pool) noteFullLocked(of *ledger.Session, size uint64, what string) {
 	}
 	e := of.About(mempool.PoolFull, "%s asked for %s in pool %q %s", of.Who(), bytesize.Text(size), p.rec.Info.Name, what)
 	e.Bytes, e.Count = size, count
-	if most, bytes := p.svc.ledger.MostOf(p.rec); most != nil {
+	if most, bytes := p.rec.LargestHolder(); most != nil {
 		e.Text += fmt.Sprintf("; %s has the most of it, %s", most.Who(), bytesize.Text(bytes))
 	}
 	p.svc.mu.note(e, p.rec)
@@ -94,19 +93,18 @@ func (p *Pool) noteRefusedLocked(of *ledger.Session, size uint64, err error) {
 	}
 }
 
-// noteLeaseLong notes an event that the session waits for a buffer that another session has leased. The caller holds Service.mu.
-func (s *Session) noteLeaseLong(b *ledger.Buffer, waited time.Duration) {
+// noteLeaseLong notes an event that a session waits for a buffer that another session has leased. The caller holds s.mu.
+func (s *Service) noteLeaseLong(waits *ledger.Session, b *ledger.Buffer, waited time.Duration) {
 	of, how := b.Holder()
 	if of == nil || of.Ended {
 		return
 	}
-	holder := s.svc.sessionOf(of)
-	count, now := holder.blocking.Tell()
+	count, now := s.sessionOf(of).blocking.Tell()
 	if !now {
 		return
 	}
-	e := of.About(mempool.LeaseLong, "%s has waited %v for buffer %d of pool %q, which %s has leased to be %s: end that session if it hangs", s.rec.Who(), waited,
+	e := of.About(mempool.LeaseLong, "%s has waited %v for buffer %d of pool %q, which %s has leased to be %s: end that session if it hangs", waits.Who(), waited,
 		b.ID, b.Block.Pool.Info.Name, of.Who(), how)
 	e.Buffer, e.Bytes, e.Took, e.Count = b.ID, b.Bytes, waited, count
-	s.svc.mu.note(e, b.Block.Pool)
+	s.mu.note(e, b.Block.Pool)
 }

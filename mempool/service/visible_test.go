@@ -23,7 +23,7 @@ var everybodys = map[string]bool{"Pools": true, "PoolNames": true, "Sessions": t
 	"Leases": true, "Timelines": true, "pools": true, "sessions": true, "blocks": true, "timelines": true, "all": true, "Channels": true, "ChannelNames": true}
 
 // ofSessions are the types whose methods carry out requests of sessions.
-var ofSessions = map[string]bool{"Session": true, "View": true, "Channel": true, "Member": true, "Lease": true, "channels": true}
+var ofSessions = map[string]bool{"Session": true, "View": true, "Channel": true, "Member": true, "Lease": true, "channels": true, "pools": true, "Answer": true}
 
 // A request names things by ids and names. The test reads the package's source: methods of a session look up such things only as an argument
 // of Find or Claim, which hide what the session may not see.

@@ -82,19 +82,6 @@ func (s *Service) Counts() mempool.Counts {
 	return c
 }
 
-// longest returns the request that has waited longest, of those for which the function `may` returns true, or nil if there is none.
-func (all waits) longest(may func(*wait) bool) (longest *wait) {
-	for w := range all {
-		if !may(w) {
-			continue
-		}
-		if longest == nil || w.since.Before(longest.since) {
-			longest = w
-		}
-	}
-	return longest
-}
-
 func newWaiter(ctx context.Context, s *Session, limit time.Duration, p purpose) waiter {
 	w := waiter{ctx: ctx, session: s, purpose: p}
 	if limit > 0 {
@@ -141,27 +128,30 @@ func (w *waiter) wait(changed <-chan struct{}) bool {
 	if !w.patient() || w.late {
 		return false
 	}
-	w.enter()
-	w.session.svc.unlock()
-	defer func() {
-		w.session.svc.mu.Lock()
-		w.leave()
-	}()
-	return w.sleep(changed)
+	if w.timer == nil {
+		w.timer = time.NewTimer(min(time.Until(w.end), w.session.svc.patience))
+	}
+	return w.sleep(changed, w.timer.C)
 }
 
-func (w *waiter) sleep(changed <-chan struct{}) bool {
+// outlast does the same as wait, but waits without a deadline. Call outlast only for a change that always happens soon.
+func (w *waiter) outlast(changed <-chan struct{}) bool { return w.sleep(changed, nil) }
+
+func (w *waiter) sleep(changed <-chan struct{}, timer <-chan time.Time) bool {
 	svc := w.session.svc
-	if w.timer == nil {
-		w.timer = time.NewTimer(min(time.Until(w.end), svc.patience))
-	}
+	w.enter()
+	svc.unlock()
+	defer func() {
+		svc.mu.Lock()
+		w.leave()
+	}()
 	for {
 		select {
 		case <-changed:
 			return true
 		case <-w.session.over:
 			return true
-		case <-w.timer.C:
+		case <-timer:
 			left := time.Until(w.end)
 			if left <= 0 {
 				w.late = true
@@ -178,26 +168,6 @@ func (w *waiter) sleep(changed <-chan struct{}) bool {
 			w.err = context.Cause(w.ctx)
 			return false
 		}
-	}
-}
-
-// outlast does the same as wait, but waits without a deadline. Call outlast only for a change that always happens soon.
-func (w *waiter) outlast(changed <-chan struct{}) bool {
-	s := w.session
-	w.enter()
-	s.svc.unlock()
-	defer func() {
-		s.svc.mu.Lock()
-		w.leave()
-	}()
-	select {
-	case <-changed:
-		return true
-	case <-s.over:
-		return true
-	case <-w.ctx.Done():
-		w.err = context.Cause(w.ctx)
-		return false
 	}
 }
 

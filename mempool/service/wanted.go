@@ -15,100 +15,90 @@ const wantedRest = 200 * time.Millisecond
 // WantedTime is how long a caller that got [mempool.ErrWanted] waits for the sessions that were told to release memory.
 const WantedTime = 50 * time.Millisecond
 
-// wantFor adds n (+1 or −1) to the number of the session's allocations that find no room. The caller holds Service.mu.
-func (p *Pool) wantFor(s *Session, n int) {
-	if p.wanting == nil {
-		p.wanting = make(map[*Session]int)
-	}
-	if p.wanting[s] += n; p.wanting[s] == 0 {
-		delete(p.wanting, s)
+// count adds n (+1 or −1) to the number of the session's allocations that find no room. The caller holds Service.mu.
+func (d *demand) count(s *Session, n int) {
+	if d.wanting[s] += n; d.wanting[s] == 0 {
+		delete(d.wanting, s)
 	}
 }
 
-// ask sends Wanted to the sessions that keep memory, unless they got it less than wantedRest ago. The result `told` is true if they got it
-// within the last WantedTime. The caller holds Service.mu.
-func (p *Pool) ask() (told bool) {
+// dividedBy notes that a session has made a range. Such a session learns only from Wanted that it may release the range's memory. The caller
+// holds Service.mu.
+func (d *demand) dividedBy(s *Session) { d.dividers[s] = struct{}{} }
+
+// ask sends Wanted to the sessions that may have memory to release, unless they got it less than wantedRest ago. The result `told` is true if
+// they got it within the last WantedTime. The caller holds Service.mu.
+func (d *demand) ask() (told bool) {
 	now := time.Now()
-	if now.Sub(p.asked) >= wantedRest {
-		p.asked = now
-		p.tellKeepers()
+	if now.Sub(d.asked) >= wantedRest {
+		d.asked = now
+		d.tell()
 	}
-	return p.keepers() && now.Sub(p.asked) < WantedTime
+	return len(d.pool.rec.Producers)+len(d.dividers) > 0 && now.Sub(d.asked) < WantedTime
 }
 
-// keepers reports whether there are sessions that may keep memory for their next frames or ranges. The caller holds Service.mu.
-func (p *Pool) keepers() bool { return len(p.rec.Producers) > 0 || len(p.dividers) > 0 }
-
-// tellKeepers sends Wanted to these sessions. The caller holds Service.mu.
-func (p *Pool) tellKeepers() {
+// tell sends Wanted to the sessions that may have memory for their next frames or ranges. The caller holds Service.mu.
+func (d *demand) tell() {
+	p := d.pool
 	for s := range p.rec.Producers {
 		p.svc.sessionOf(s).tellLocked(Wanted{Pool: p.rec.Info.ID})
 	}
-	for s := range p.dividers {
-		if !s.writesIn(p) { // its arenas are gone
-			delete(p.dividers, s)
+	for s := range d.dividers {
+		if !s.rec.WritesIn(p.rec) { // its arenas are gone
+			delete(d.dividers, s)
 		} else if p.rec.Producers[s.rec] == 0 {
 			s.tellLocked(Wanted{Pool: p.rec.Info.ID})
 		}
 	}
 }
 
-// writesIn reports whether a session has a write lease in a pool. The caller holds Service.mu.
-func (s *Session) writesIn(p *Pool) bool {
-	for _, l := range s.rec.Leases {
-		if l.Write && l.Buffer.Block.Pool == p.rec {
-			return true
-		}
-	}
-	return false
-}
-
-// want tries to get memory for an allocation that finds no room: it calls ask, and frees buffers that channels have kept after the
-// producers left. It also starts a goroutine that runs wantOn, which calls want again after each wantedRest. The result `more` is true if
+// meet tries to get memory for an allocation that finds no room: it calls ask, and frees buffers that channels have retained after the
+// producers left. It also starts a goroutine that runs meetAgain, which calls meet again after each wantedRest. The result `more` is true if
 // channels freed buffers. The result `told` is the result of ask. The caller holds Service.mu.
-func (p *Pool) want() (more, told bool) {
-	if !p.streams && len(p.dividers) == 0 { // the pool has never had a channel, or a range
+func (d *demand) meet() (more, told bool) {
+	if !d.streams && len(d.dividers) == 0 { // the pool has never had a channel, or a range
 		return false, false
 	}
-	told = p.ask()
-	changes := p.room.changes
-	if now := time.Now(); now.Sub(p.tidied) >= wantedRest {
-		p.tidied = now
-		p.tidyLocked()
+	told = d.ask()
+	changes := d.pool.room.changes
+	if now := time.Now(); now.Sub(d.tidied) >= wantedRest {
+		d.tidied = now
+		d.tidyLocked()
 	}
-	if len(p.wanting) > 0 && !p.asking {
-		p.asking = true
-		p.svc.drains.Go(p.wantOn)
+	if len(d.wanting) > 0 && !d.asking {
+		d.asking = true
+		d.pool.svc.drains.Go(d.meetAgain)
 	}
-	return p.room.changes != changes, told
+	return d.pool.room.changes != changes, told
 }
 
-// As long as an allocation finds no room, wantOn calls want again after each pause of wantedRest.
-func (p *Pool) wantOn() {
+// As long as an allocation finds no room, meetAgain calls meet again after each pause of wantedRest.
+func (d *demand) meetAgain() {
+	svc := d.pool.svc
 	for again := true; again; {
 		select {
 		case <-time.After(wantedRest):
-		case <-p.svc.closing:
+		case <-svc.closing:
 		}
-		p.svc.mu.Lock()
-		again = len(p.wanting) > 0 && !p.svc.closed
-		p.asking = again
+		svc.mu.Lock()
+		again = len(d.wanting) > 0 && !svc.closed
+		d.asking = again
 		if again {
-			p.want()
+			d.meet()
 		}
-		p.svc.unlock()
+		svc.unlock()
 	}
 }
 
-// tidyLocked calls channel.tidyLocked for the pool's channels that keep buffers of producers that left, except for channels that were tidied
+// tidyLocked calls channel.tidyLocked for the pool's channels that retain buffers of producers that left, except for channels that were tidied
 // a moment ago.
-func (p *Pool) tidyLocked() {
-	now := time.Now()
-	for rec := range p.svc.ledger.Channels.All() {
-		if rec.Pool != p.rec || len(rec.Kept) == 0 {
+func (d *demand) tidyLocked() {
+	now, svc := time.Now(), d.pool.svc
+	for rec := range svc.ledger.Channels.All() {
+		if rec.Pool != d.pool.rec || len(rec.Retained) == 0 {
 			continue
 		}
-		if ch := p.svc.channels.of(rec); !now.Before(ch.rests) {
+		if ch := svc.channels.of(rec); !now.Before(ch.rests) {
 			ch.tidyLocked()
 		}
 	}

@@ -106,10 +106,10 @@ func TestPatienceHelpsForAMomentAfterProducersWereAsked(t *testing.T) {
 	p.send()
 	require.ErrorIs(t, tryAllocate(r.owner, r.pool, 1), mempool.ErrWanted)
 	require.Equal(t, 1, r.wants(p.worker))
-	r.pool.asked = time.Now().Add(time.Hour) // as if the producer had got Wanted just now
+	r.pool.demand.asked = time.Now().Add(time.Hour) // as if the producer had got Wanted just now
 	require.ErrorIs(t, tryAllocate(r.owner, r.pool, 1), mempool.ErrWanted, "another asked it just now")
 	require.Zero(t, r.wants(p.worker), "it is not told again")
-	r.pool.asked = time.Now().Add(-wantedRest / 2)
+	r.pool.demand.asked = time.Now().Add(-wantedRest / 2)
 	err := tryAllocate(r.owner, r.pool, 1)
 	require.ErrorIs(t, err, mempool.ErrLimit)
 	require.NotErrorIs(t, err, mempool.ErrWanted, "it has had its time")
@@ -145,7 +145,7 @@ func TestAChannelRestsBetweenLooks(t *testing.T) {
 	rest := func(until time.Time) {
 		r.svc.mu.Lock()
 		defer r.svc.mu.Unlock()
-		sh.rests, r.pool.tidied = until, time.Time{}
+		sh.rests, r.pool.demand.tidied = until, time.Time{}
 	}
 	rest(time.Now().Add(time.Hour)) // as if the last call of tidyLocked had taken minutes
 	c.done(f, mempool.Fence{})
@@ -199,7 +199,7 @@ func TestSessionsWithRangesAreAskedForMemory(t *testing.T) {
 	}
 	release(t, whole)
 	require.NoError(t, <-freed)
-	pool.asked = time.Time{} // long ago
+	pool.demand.asked = time.Time{} // long ago
 	require.NotErrorIs(t, tryAllocate(other, pool, 4096), mempool.ErrWanted, "its arena is gone")
-	assert.Empty(t, pool.dividers)
+	assert.Empty(t, pool.demand.dividers)
 }

@@ -31,7 +31,14 @@ def has_driver() -> bool:
 
 
 # The files whose tests start clusters or try many combinations.
-LONG = ("test_gpu_dask.py", "test_gpu_ray.py", "test_libraries.py", "test_array_matrix.py")
+LONG = (
+    "test_gpu_dask.py",
+    "test_gpu_ray.py",
+    "test_kinds.py",
+    "test_peers.py",
+    "test_libraries.py",
+    "test_array_matrix.py",
+)
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,12 @@ def test_every_block_of_python_is_run_or_checked():
 
 
 @pytest.mark.parametrize(
-    ("page", "words"), [key for key, (how, _) in HOW.items() if how in {ALONE, SERVED, CLUSTER, PYTEST}]
+    ("page", "words"),
+    [
+        pytest.param(*key, marks=pytest.mark.long if how == CLUSTER else ())
+        for key, (how, _) in HOW.items()
+        if how in {ALONE, SERVED, CLUSTER, PYTEST}
+    ],
 )
 def test_a_documented_program_runs(page, words, tmp_path):
     how, output = HOW[page, words]

@@ -818,6 +818,7 @@ def test_no_interrupt_of_the_end_of_a_publisher_leaves_its_arena(real, quiet, st
     assert at_every_step(try_it, begins=True) > 3
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_no_interrupt_of_the_end_of_a_client_leaves_its_session(real, quiet):
     client, other = real
@@ -886,7 +887,13 @@ def test_no_interrupt_of_the_first_publication_holds_up_the_next(monkeypatch):
     assert session.producers == {1: "the producer"}
 
 
-@pytest.mark.parametrize("how", ["subscribe by name", "subscribe to a channel", "publish"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *(pytest.param(how, marks=pytest.mark.long) for how in ("subscribe by name", "subscribe to a channel")),
+        "publish",
+    ],
+)
 def test_no_interrupt_of_a_join_leaves_its_member(real, quiet, how):
     client, other = real
     channel = client.create_channel("c")

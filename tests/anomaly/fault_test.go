@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"testing"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
 )
 
 // fault is a result with which a driver call fails, and the error codes that the client may then get.
@@ -20,6 +22,22 @@ var faults = []fault{
 	{error: "INVALID_VALUE", codes: []string{"invalid", "unavailable"}},
 	{error: "NOT_SUPPORTED", codes: []string{"unavailable", "invalid"}},
 	{error: "NOT_PERMITTED", codes: []string{"internal", "unavailable"}, once: true},
+}
+
+// tried are the faults of a run: with -short, the first; test-long runs all.
+func tried() []fault {
+	if testing.Short() {
+		return faults[:1]
+	}
+	return faults
+}
+
+// triedKinds are the kinds of the tests that start the most processes: with -short, the first.
+func triedKinds() []mempool.Kind {
+	if testing.Short() {
+		return kinds[:1]
+	}
+	return kinds
 }
 
 // rule returns a rule for the simulated driver: the kth driver call after arm fails.

@@ -76,7 +76,7 @@ func (l *loop) operation(t *testing.T, k mempool.Kind, o operation) {
 	require.NoError(t, err)
 	l.count(t, k, o, before)
 	for _, side := range []string{"service", "client"} {
-		for _, f := range faults {
+		for _, f := range tried() {
 			if f.once && k != kinds[0] {
 				continue
 			}

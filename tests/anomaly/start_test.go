@@ -13,7 +13,7 @@ import (
 func TestAStartThatFailsIsTriedAgain(t *testing.T) {
 	needSimulation(t)
 	for _, call := range []string{"cuInit", "cuDriverGetVersion", "cuGetProcAddress"} {
-		for _, f := range faults {
+		for _, f := range tried() {
 			t.Run(call+" "+f.error, func(t *testing.T) {
 				client, err := start("client", "SIMCUDA_FAULTS=call="+call+" nth=1 error="+f.error)
 				require.NoError(t, err)

@@ -92,7 +92,11 @@ func TestNothingIsLostWhereverTheServiceOrItsGuardIsKilled(t *testing.T) {
 	for point := range deaths {
 		require.Contains(t, points, point)
 	}
-	for _, kind := range []mempool.Kind{mempool.Host, mempool.VMM, mempool.Device} {
+	kinds := []mempool.Kind{mempool.Host, mempool.VMM, mempool.Device}
+	if testing.Short() {
+		kinds = kinds[:1] // test-long runs all
+	}
+	for _, kind := range kinds {
 		for _, point := range points {
 			if _, memory := deaths[point]; kind != mempool.Host && memory && !strings.HasPrefix(point, "keep/") && !strings.HasPrefix(point, "drop/") {
 				continue

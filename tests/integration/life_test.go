@@ -70,6 +70,7 @@ func TestAPrivateServiceSaysWhereItListensAndLeavesNothing(t *testing.T) {
 }
 
 func TestAnUnusedServiceEndsAfterItsLastClient(t *testing.T) {
+	t.Parallel()
 	s := startAlone(t, "--private", "--end-unused", "5s")
 	c, err := bridge.Dialer{Wait: true}.Dial(t.Context(), s.socket)
 	require.NoError(t, err)

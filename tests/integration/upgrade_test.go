@@ -125,6 +125,7 @@ func newer(t *testing.T) string {
 }
 
 func TestAProgramThatDoesNotServeIsNotTheNextOne(t *testing.T) {
+	t.Parallel()
 	s := guarded(t, mempool.Host)
 	c := dial(t, s)
 	p, err := c.TryOpenPool(t.Context(), "p")
@@ -157,6 +158,7 @@ func TestAProgramThatDoesNotServeIsNotTheNextOne(t *testing.T) {
 }
 
 func TestAServiceAnswersWhileItsGuardIsStopped(t *testing.T) {
+	t.Parallel()
 	s := guarded(t, mempool.Host)
 	c := dial(t, s)
 	p, err := c.TryOpenPool(t.Context(), "p")

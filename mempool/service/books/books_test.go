@@ -60,7 +60,7 @@ func (p *play) step() {
 		l := p.leases[i]
 		p.leases = append(p.leases[:i], p.leases[i+1:]...)
 		l.Buffer.SetReady(ledger.Fences{l.Session.Timeline.Promise(1, p.Last.Lease)})
-		p.EndLease(l)
+		l.End()
 		p.prune(l.Buffer)
 	}
 }
@@ -264,7 +264,7 @@ func BenchmarkCommit(b *testing.B) {
 				if kept && l.Commit(p.Ledger) != nil {
 					b.FailNow()
 				}
-				p.EndLease(lease)
+				lease.End()
 				p.RemoveBuffer(of)
 				block.TakeBack()
 				if kept && l.Commit(p.Ledger) != nil {

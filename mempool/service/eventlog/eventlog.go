@@ -12,8 +12,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Kept is the greatest number of events that an event log keeps.
-const Kept = 4096
+// Capacity is the greatest number of events that an event log keeps.
+const Capacity = 4096
 
 // Entry is an event, with the users who may use the event's pool: they may see the event too.
 type Entry struct {
@@ -31,7 +31,7 @@ type Events struct {
 	calls [calls]struct{ made, failed atomic.Uint64 }
 
 	mu       sync.Mutex
-	ring     []Entry // the index of an event is (number - 1 - before) modulo Kept; the ring grows to that length
+	ring     []Entry // the index of an event is (number - 1 - before) modulo Capacity; the ring grows to that length
 	before   uint64  // the number of the last event of the services before this one, which are not here
 	last     uint64  // number of the newest event
 	unlogged []Entry
@@ -137,10 +137,10 @@ func (j *Events) record(one Entry) {
 	one.Number, one.At = j.last, time.Now()
 	j.unlogged = append(j.unlogged, one)
 	one.Text = Cut(one.Text, maxText)
-	if len(j.ring) < Kept {
+	if len(j.ring) < Capacity {
 		j.ring = append(j.ring, one)
 	} else {
-		j.ring[(j.last-1-j.before)%Kept] = one
+		j.ring[(j.last-1-j.before)%Capacity] = one
 	}
 	j.counts.kinds[one.Kind] += uint64(one.Count)
 	for w := range j.watchers {

@@ -26,7 +26,7 @@ func fill(j *Events, n int) {
 
 func TestEventsAreNumberedAndTheOldestAreForgotten(t *testing.T) {
 	j := New(nil)
-	fill(j, Kept+10)
+	fill(j, Capacity+10)
 	page := j.Read(0, 7, everything)
 	assert.EqualValues(t, 10, page.Lost)
 	require.Len(t, page.Events, 7)
@@ -34,9 +34,9 @@ func TestEventsAreNumberedAndTheOldestAreForgotten(t *testing.T) {
 		assert.EqualValues(t, 11+i, e.Number)
 	}
 	assert.EqualValues(t, 17, page.Next)
-	page = j.Read(page.Next, 2*Kept, everything)
+	page = j.Read(page.Next, 2*Capacity, everything)
 	assert.Zero(t, page.Lost)
-	assert.Len(t, page.Events, Kept-7)
+	assert.Len(t, page.Events, Capacity-7)
 	assert.Equal(t, j.Last(), page.Next)
 }
 
@@ -93,7 +93,7 @@ func TestTheEventForEventsLeftOutSaysHowManyTheyWere(t *testing.T) {
 			j.Note(Entry{HistoryEvent: mempool.HistoryEvent{Kind: mempool.FrameLost, Count: 8, Text: "8 frames are lost"}})
 		}
 		j.Close()
-		events := j.Read(0, Kept, everything).Events
+		events := j.Read(0, Capacity, everything).Events
 		require.Len(t, events, ration.Burst+1)
 		last := events[ration.Burst]
 		assert.Equal(t, 24, last.Count)
@@ -152,7 +152,7 @@ func TestEventsAreInTheOrderOfTheirTimes(t *testing.T) {
 		j.Note(Entry{HistoryEvent: mempool.HistoryEvent{Kind: mempool.LimitMet, At: time.Now().Add(-time.Hour)}})
 		time.Sleep(Rest)
 		synctest.Wait()
-		events := j.Read(0, Kept, everything).Events
+		events := j.Read(0, Capacity, everything).Events
 		require.Len(t, events, ration.Burst+2)
 		assert.True(t, slices.IsSortedFunc(events, func(a, b mempool.HistoryEvent) int { return a.At.Compare(b.At) }))
 	})
@@ -166,8 +166,8 @@ func TestTheNumbersOfEventsGoOnAfterThoseOfAnotherJournal(t *testing.T) {
 	require.Len(t, page.Events, 1)
 	assert.EqualValues(t, 71, page.Events[0].Number)
 	assert.Zero(t, page.Lost)
-	fill(j, Kept+5)
-	page = j.Read(60, Kept, everything)
+	fill(j, Capacity+5)
+	page = j.Read(60, Capacity, everything)
 	assert.EqualValues(t, 70+6-60, page.Lost)
 	assert.EqualValues(t, 77, page.Events[0].Number)
 }

@@ -35,7 +35,7 @@ func (j *Events) page(after uint64, most int, may func(*Entry) bool) (page mempo
 		page.Lost, after = forgotten-after, forgotten
 	}
 	for page.Next = min(after, j.last); page.Next < j.last && len(page.Events) < most; page.Next++ {
-		if one := &j.ring[(page.Next-j.before)%Kept]; may(one) {
+		if one := &j.ring[(page.Next-j.before)%Capacity]; may(one) {
 			page.Events = append(page.Events, one.HistoryEvent)
 		}
 	}

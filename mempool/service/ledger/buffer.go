@@ -59,10 +59,21 @@ type published struct {
 	lost    uint64 // the greatest version of a name that the buffer has lost
 }
 
+// replaced returns the version of the content that a publication of the buffer replaces: that of the old name, which may be nil, or that which
+// names of the buffer had before its content was written anew.
+func (p published) replaced(old *Name) uint64 {
+	if old == nil {
+		return p.lost
+	}
+	return max(old.Version, p.lost)
+}
+
+func (b *Buffer) ledger() *Ledger { return b.Block.Pool.ledger }
+
 // Published returns the name and version of the newest publication of the buffer, and whether it has this name still. "": it was never
 // published. Who sees the buffer may know its names: see [Name.VisibleTo].
 func (b *Buffer) Published() (name string, version uint64, still bool) {
-	l := b.Block.Pool.ledger
+	l := b.ledger()
 	p := l.published[b.ID]
 	n := l.Names.Get(p.name)
 	return p.name, p.version, n != nil && n.Buffer == b
@@ -77,7 +88,7 @@ type division struct {
 }
 
 func (b *Buffer) division() (d division) {
-	if of := b.Block.Pool.ledger.divisions[b.ID]; of != nil {
+	if of := b.ledger().divisions[b.ID]; of != nil {
 		d = *of
 	}
 	return d
@@ -112,10 +123,10 @@ func (t *buffers) putRange(b, whole *Buffer, base uint64) {
 	t.putBuffer(b)
 }
 
-// MayDivide says whether a session may make a buffer of n bytes, from the byte `base` on, of a lease's buffer.
+// MayDivide says whether the lease's session may make a buffer of n bytes, from the byte `base` on, of the lease's buffer.
 //
 // Errors: [mempool.ErrInvalid], [mempool.ErrClosed] if the pool is being destroyed, [mempool.ErrLimit].
-func (l *Ledger) MayDivide(of *Lease, base, n uint64) error {
+func (of *Lease) MayDivide(base, n uint64) error {
 	b := of.Buffer
 	switch {
 	case !of.Write:
@@ -127,7 +138,7 @@ func (l *Ledger) MayDivide(of *Lease, base, n uint64) error {
 	case b.Block.Pool.Closing:
 		return b.Block.Pool.Ending()
 	}
-	return l.MayAllocate(of.Session)
+	return b.ledger().MayAllocate(of.Session)
 }
 
 // AddBuffer makes a buffer of n bytes in a leased block that counts for a.
@@ -179,23 +190,23 @@ func (l *Ledger) RemoveBuffer(b *Buffer) (whole *Buffer) {
 	return nil
 }
 
-// Fail marks a buffer as failed. The argument `reason` is the reason that the buffer's producer gave, or "" if the producer died.
-func (l *Ledger) Fail(b *Buffer, reason string) {
+// Fail marks the buffer as failed. The argument `reason` is the reason that the buffer's producer gave, or "" if the producer died.
+func (b *Buffer) Fail(reason string) {
 	b.Failed = true
-	l.Touch(b)
+	b.ledger().Touch(b)
 	if reason != "" {
-		l.reasons[b.ID] = reason
+		b.ledger().reasons[b.ID] = reason
 	}
-	l.EndNames(b)
+	b.EndNames()
 }
 
 // Incomplete returns the error of a buffer that has failed.
-func (t *buffers) Incomplete(b *Buffer) error {
+func (b *Buffer) Incomplete() error {
 	if b.Block.Place == PlaceLost {
 		return typed.Errorf(mempool.ErrProducerDied, "buffer %d is lost: its memory, of kind %s, ended with the process of the service that had allocated it; write it again", b.ID,
 			b.Block.Pool.Info.Kind)
 	}
-	if reason, ok := t.reasons[b.ID]; ok {
+	if reason, ok := b.ledger().reasons[b.ID]; ok {
 		return typed.Errorf(mempool.ErrContentFailed, "buffer %d is incomplete; its producer says: %s", b.ID, reason)
 	}
 	return typed.Errorf(mempool.ErrProducerDied, "buffer %d is incomplete: the process that wrote it died before finishing", b.ID)
@@ -203,10 +214,10 @@ func (t *buffers) Incomplete(b *Buffer) error {
 
 // Available returns nil if the buffer can be leased now, for writing or for reading as `write` says; ErrBusy if such a lease may be possible
 // later; and another error if it never will be.
-func (t *buffers) Available(b *Buffer, write bool) error {
+func (b *Buffer) Available(write bool) error {
 	switch {
 	case b.Failed:
-		return t.Incomplete(b)
+		return b.Incomplete()
 	case write && b.Whole() != nil: // another range may overlap it
 		return typed.Errorf(mempool.ErrInvalid, "buffer %d is a part of an arena, which only the arena's program writes: lease it for reading, and copy it", b.ID)
 	case b.Doubted:
@@ -225,10 +236,11 @@ func (t *buffers) Available(b *Buffer, write bool) error {
 }
 
 // Event returns the handle of the interprocess event that came with the buffer's content, or nil.
-func (t *buffers) Event(b *Buffer) []byte { return t.events[b.ID] }
+func (b *Buffer) Event() []byte { return b.ledger().events[b.ID] }
 
 // SetEvent stores the handle of an interprocess event, or removes it if the handle is nil.
-func (l *Ledger) SetEvent(b *Buffer, handle []byte) {
+func (b *Buffer) SetEvent(handle []byte) {
+	l := b.ledger()
 	if _, had := l.events[b.ID]; !had && handle == nil {
 		return
 	}
@@ -243,7 +255,7 @@ func (l *Ledger) SetEvent(b *Buffer, handle []byte) {
 // SetReady replaces the fences after which the content is complete.
 func (b *Buffer) SetReady(ts Fences) {
 	if !slices.Equal(b.Ready, ts) {
-		b.Block.Pool.ledger.Touch(b)
+		b.ledger().Touch(b)
 	}
 	b.Ready = ts
 }
@@ -312,10 +324,10 @@ func (l *Ledger) putLease(of *Lease) {
 	l.addReferences(of.Session, of.Wait)
 }
 
-// Await changes the fences for which the session of a write lease waits before it uses the memory of ranges again: it adds `more`, and removes
+// Await changes the fences for which the session of the write lease waits before it uses the memory of ranges again: it adds `more`, and removes
 // those for which `over` is true. It removes the timelines that nobody can ask for any more, and returns them.
-func (l *Ledger) Await(of *Lease, more Fences, over func(mempool.Fence) bool) (gone []*Timeline) {
-	before := of.Wait
+func (of *Lease) Await(more Fences, over func(mempool.Fence) bool) (gone []*Timeline) {
+	l, before := of.Buffer.ledger(), of.Wait
 	of.Wait = before.Union(nil).Drop(over).Union(more)
 	l.Touch(of)
 	l.addReferences(of.Session, of.Wait)
@@ -325,14 +337,15 @@ func (l *Ledger) Await(of *Lease, more Fences, over func(mempool.Fence) bool) (g
 // Demote makes a read lease of a write lease.
 func (of *Lease) Demote() {
 	of.Buffer.Writer, of.Write = nil, false
-	of.Buffer.Block.Pool.ledger.Touch(of)
+	of.Buffer.ledger().Touch(of)
 	of.Buffer.Readers.Add(of)
 }
 
-// EndLease ends a lease. The buffer stays, even if nothing holds it any more. EndLease returns the timelines that nobody can ask for any
-// more, and removes them.
-func (l *Ledger) EndLease(of *Lease) (gone []*Timeline) {
+// End ends the lease. The buffer stays, even if nothing holds it any more. End returns the timelines that nobody can ask for any more, and
+// removes them.
+func (of *Lease) End() (gone []*Timeline) {
 	b, wait := of.Buffer, of.Wait
+	l := b.ledger()
 	of.Ended, of.Wait = true, nil
 	l.Touch(of)
 	RemoveKey(&of.Session.Leases, &of.Session.most.leases, of.ID)
@@ -359,6 +372,16 @@ func (s *Session) Lease(id uint64) (*Lease, error) {
 		return l, nil
 	}
 	return nil, typed.Errorf(mempool.ErrReleased, "session %d has no lease %d: it has ended, or it is another session's, or it never was", s.ID, id)
+}
+
+// WritesIn says whether the session has a write lease in a pool.
+func (s *Session) WritesIn(p *Pool) bool {
+	for _, l := range s.Leases {
+		if l.Write && l.Buffer.Block.Pool == p {
+			return true
+		}
+	}
+	return false
 }
 
 // VisibleTo says whether a session may see the buffer.

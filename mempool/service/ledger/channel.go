@@ -3,6 +3,7 @@ package ledger
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -41,10 +42,10 @@ type Channel struct {
 	RosterFile, SequencerFile uint64
 	First                     uint64 // the first frame that a broadcast has not given up
 	LastMember                uint64 // the greatest id of a member so far
-	// The keys of Kept are buffers of producers that have left: the buffers that the channel or a consumer may still need. The value of each
+	// The keys of Retained are buffers of producers that have left: the buffers that the channel or a consumer may still need. The value of each
 	// key is a list of the producers that may have published this buffer. A producer in the list may have no slot any more.
-	Kept  map[*Buffer][]*Member
-	Alone time.Time // since when a closed queue with frames has no consumer; zero: it has consumers, no frames, or is open
+	Retained map[*Buffer][]*Member
+	Alone    time.Time // since when a closed queue with frames has no consumer; zero: it has consumers, no frames, or is open
 }
 
 // Member is what is known of a producer or a consumer of a channel.
@@ -62,7 +63,7 @@ type Member struct {
 	Entered  bool
 	Left     bool
 	Said     bool // the member left by its own request
-	kept     int  // how many entries of Channel.Kept name the member
+	retained int  // how many entries of Channel.Retained name the member
 }
 
 // channels is the table of the channels.
@@ -132,7 +133,7 @@ func (l *Ledger) AddChannel(spec mempool.ChannelSpec, p *Pool, uid uint32) *Chan
 
 // putChannel adds a channel without members to the tables.
 func (cs *channels) putChannel(ch *Channel) {
-	ch.Members, ch.Kept = make(map[uint64]*Member), make(map[*Buffer][]*Member)
+	ch.Members, ch.Retained = make(map[uint64]*Member), make(map[*Buffer][]*Member)
 	cs.Channels.Set(ch.Info.ID, ch)
 	if !ch.Closed {
 		cs.ChannelNames[ch.Info.Name] = ch
@@ -301,11 +302,11 @@ func (l *Ledger) RemoveMember(m *Member) *Timeline {
 	return l.dropReference(m.Timeline)
 }
 
-// unseat notes that the member has no slot, or that the channel keeps one buffer of it less.
+// unseat notes that the member has no slot, or that the channel retains one buffer of it less.
 func (m *Member) unseat() {
 	m.Channel.Touch(m)
-	if m.kept == 0 && m.Channel.Members[m.ID] != m {
-		m.Channel.Pool.ledger.dropHolder(m.Session)
+	if m.retained == 0 && m.Channel.Members[m.ID] != m {
+		m.Session.dropHolder()
 	}
 }
 
@@ -380,25 +381,21 @@ func (ch *Channel) Consumers() (n int) {
 	return n
 }
 
-// Leftovers counts the buffers that the channel keeps, and the members that left and whose slots can become free without another request.
+// Leftovers counts the buffers that the channel retains, and the members that left and whose slots can become free without another request.
 func (ch *Channel) Leftovers() (n int) {
 	for _, m := range ch.Members {
 		if m.Left && (m.Said || m.Role == Producer) {
 			n++
 		}
 	}
-	return n + len(ch.Kept)
+	return n + len(ch.Retained)
 }
 
 // SortedMembers returns the session's members, ordered by channel.
-func (s *Session) SortedMembers() (members []*Member) {
-	for m := range s.Members {
-		members = append(members, m)
-	}
-	slices.SortFunc(members, func(a, b *Member) int {
+func (s *Session) SortedMembers() []*Member {
+	return slices.SortedFunc(maps.Keys(s.Members), func(a, b *Member) int {
 		return cmp.Or(cmp.Compare(a.Channel.Info.ID, b.Channel.Info.ID), cmp.Compare(a.ID, b.ID))
 	})
-	return members
 }
 
 // Consumes says whether a consumer of the session has a slot: the session's process may then use frames.
@@ -421,30 +418,30 @@ func (s *Session) ConsumesFrom(ch *Channel) bool {
 	return false
 }
 
-// Keep notes that the channel may need a buffer whose write lease is about to end. The argument `producers` has the producers that may have
+// Retain notes that the channel may need a buffer whose write lease is about to end. The argument `producers` has the producers that may have
 // published the buffer.
-func (ch *Channel) Keep(b *Buffer, producers []*Member) {
-	if ch.Kept[b] == nil {
+func (ch *Channel) Retain(b *Buffer, producers []*Member) {
+	if ch.Retained[b] == nil {
 		b.Frames++
 	}
-	ch.Kept[b] = append(ch.Kept[b], producers...)
+	ch.Retained[b] = append(ch.Retained[b], producers...)
 	for _, m := range producers {
-		m.kept++
+		m.retained++
 	}
-	ch.Touch(keptBy{ch, b})
+	ch.Touch(retainedBy{ch, b})
 	ch.Touch(b)
 }
 
 // Release notes that the channel needs a buffer no more. The result `lost` is true if no channel has had the buffer, although its writer
 // was gone before the buffer was complete: the buffer has failed.
 func (ch *Channel) Release(b *Buffer) (lost bool) {
-	for _, m := range ch.Kept[b] {
-		m.kept--
+	for _, m := range ch.Retained[b] {
+		m.retained--
 		m.unseat()
 	}
-	delete(ch.Kept, b)
+	delete(ch.Retained, b)
 	b.Frames--
-	ch.Touch(keptBy{ch, b})
+	ch.Touch(retainedBy{ch, b})
 	ch.Touch(b)
 	if b.Doubted && b.Frames == 0 {
 		b.Doubted, b.Failed, lost = false, true, true
@@ -469,7 +466,7 @@ func (l *Ledger) MapLent(s *Session, channel, id uint64) (*Block, error) {
 		return nil, typed.Errorf(mempool.ErrNotFound, "no buffer of pool %q uses block %d", ch.Pool.Info.Name, id)
 	}
 	if s.Mapped[id] == nil {
-		if err := l.MayMap(s); err != nil {
+		if err := l.Limits.MayMap(s); err != nil {
 			return nil, err
 		}
 		s.Map(b)

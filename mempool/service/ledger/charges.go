@@ -82,35 +82,37 @@ func (a *Account) GiveUp(b *Block) { a.remove(b.Size) }
 
 // Keeper is a process of a user. The process may keep free blocks. Other processes cannot use a free block while a process keeps it.
 type Keeper struct {
-	uid      uint32
-	process  uint64           // 0: the process is not known, and the keeper belongs to one session alone
+	keeperKey
 	sessions int              // for how many sessions of the process the service still holds something
 	kept     map[*Pool]uint64 // bytes of the free blocks that the process keeps
 }
 
+// keepers has the known processes for whose sessions the service still holds something.
+type keepers map[keeperKey]*Keeper
+
 type keeperKey struct {
-	process uint64
+	process uint64 // 0: the process is not known, and the keeper belongs to one session alone
 	uid     uint32
 }
 
-// keeper returns the keeper of a session that begins.
-func (l *Ledger) keeper(p mempool.Peer) *Keeper {
+// of returns the keeper of a session that begins.
+func (ks keepers) of(p mempool.Peer) *Keeper {
 	key := keeperKey{p.Process, p.UID}
-	k := l.keepers[key]
+	k := ks[key]
 	if k == nil {
-		k = &Keeper{uid: p.UID, process: p.Process, kept: make(map[*Pool]uint64)}
+		k = &Keeper{keeperKey: key, kept: make(map[*Pool]uint64)}
 		if p.Process != 0 {
-			l.keepers[key] = k
+			ks[key] = k
 		}
 	}
 	k.sessions++
 	return k
 }
 
-// dropKeeper notes that the service holds nothing more for a session of the process.
-func (l *Ledger) dropKeeper(k *Keeper) {
+// drop notes that the service holds nothing more for a session of the process.
+func (ks keepers) drop(k *Keeper) {
 	if k.sessions--; k.sessions == 0 && k.process != 0 {
-		delete(l.keepers, keeperKey{k.process, k.uid})
+		delete(ks, k.keeperKey)
 	}
 }
 

@@ -42,7 +42,7 @@ type checker struct {
 	accounts   map[*Account]uint64
 	kept       map[*Keeper]map[*Pool]uint64
 	names      map[*Buffer]int // how many names each buffer has
-	frames     map[*Buffer]int // how many channels keep each buffer
+	frames     map[*Buffer]int // how many channels retain each buffer
 	references map[*Timeline]int
 	used       map[*Block]*Buffer
 }
@@ -57,6 +57,14 @@ type sums struct {
 	stuck, charged, listed, free int
 	inUse, channels              int
 	producers                    map[*Session]int
+}
+
+// known says whether a session is in the tables.
+func (c *checker) known(s *Session) bool {
+	if s.Ended {
+		return c.Ended.Get(s.ID) == s
+	}
+	return c.Sessions.Get(s.ID) == s
 }
 
 // want notes a fault unless ok is true.
@@ -213,12 +221,12 @@ func (c *checker) checkChannels() {
 		s.channels++
 		members += len(ch.Members)
 		c.checkMembers(ch, s)
-		for b, producers := range ch.Kept {
+		for b, producers := range ch.Retained {
 			c.frames[b]++
-			c.want(c.Buffers.Get(b.ID) == b && b.Block.Pool == ch.Pool, "channel %d keeps buffer %d, which is gone or in another pool", id, b.ID)
-			c.want(len(producers) > 0, "channel %d keeps buffer %d of no producer", id, b.ID)
+			c.want(c.Buffers.Get(b.ID) == b && b.Block.Pool == ch.Pool, "channel %d retains buffer %d, which is gone or in another pool", id, b.ID)
+			c.want(len(producers) > 0, "channel %d retains buffer %d of no producer", id, b.ID)
 			for _, m := range producers {
-				c.want(m.Channel == ch && m.Role == Producer && m.Left, "channel %d keeps buffer %d of member %d, which is no producer that left", id, b.ID, m.ID)
+				c.want(m.Channel == ch && m.Role == Producer && m.Left, "channel %d retains buffer %d of member %d, which is no producer that left", id, b.ID, m.ID)
 			}
 		}
 	}
@@ -388,7 +396,7 @@ func (c *checker) checkSessions() {
 	}
 	c.want(maps.Equal(of, c.sessionsOf), "the sessions of each user are counted as %v, not %v", c.sessionsOf, of)
 	for key, k := range c.keepers {
-		c.want(k.process == key.process && k.uid == key.uid && keepers[k] > 0, "process %d of user %d is known, and has no session", key.process, key.uid)
+		c.want(k.keeperKey == key && keepers[k] > 0, "process %d of user %d is known, and has no session", key.process, key.uid)
 	}
 	for k, n := range keepers {
 		equal(c, fmt.Sprintf("process %d of user %d", k.process, k.uid), "the number of sessions", k.sessions, n)
@@ -403,7 +411,7 @@ func (c *checker) checkSessions() {
 
 func (c *checker) checkSession(s *Session) {
 	c.want(s.Keeper.uid == s.Peer.UID && s.Keeper.process == s.Peer.Process, "session %d counts for another process", s.ID)
-	c.want(s.Keeper.process == 0 || c.keepers[keeperKey{s.Keeper.process, s.Keeper.uid}] == s.Keeper, "the process of session %d is not known", s.ID)
+	c.want(s.Keeper.process == 0 || c.keepers[s.Keeper.keeperKey] == s.Keeper, "the process of session %d is not known", s.ID)
 	for id, b := range s.Mapped {
 		c.want(b.ID == id && c.Blocks.Get(id) == b && b.Mapped.Has(s), "session %d maps block %d, which is gone or does not know it", s.ID, id)
 	}

@@ -50,7 +50,7 @@ func newBooks(t testing.TB) *books {
 	}
 	buffer := func(bytes uint64) *Buffer { return bufferOf(b.writer, bytes) }
 	end := func(of *Buffer) *Block {
-		b.EndLease(of.Writer)
+		of.Writer.End()
 		b.RemoveBuffer(of)
 		return of.Block
 	}
@@ -66,9 +66,9 @@ func newBooks(t testing.TB) *books {
 	b.SetName(mempool.Publication{Name: "drafts", WhileUsed: true}, b.written, b.writer)
 	l.Demote()
 	b.shared.Ready = fence
-	b.SetEvent(b.shared, []byte{1, 2})
+	b.shared.SetEvent([]byte{1, 2})
 	b.Grant(b.shared, b.reader, false, fence, 5)
-	b.Fail(b.shared, "out of luck")
+	b.shared.Fail("out of luck")
 
 	b.channel = b.AddChannel(mempool.ChannelSpec{Name: "frames", Pool: b.pool.Info.ID, Capacity: 4}.Filled(), b.pool, 7)
 	dead := b.OpenSession(mempool.Peer{UID: 8, PID: 3, Process: 13}, false, time.Unix(1002, 0).UTC())
@@ -85,11 +85,11 @@ func newBooks(t testing.TB) *books {
 	b.kept.Block.Hold(dead)
 	b.EndSession(dead)
 	b.gone.Leave(false)
-	b.channel.Keep(b.kept, []*Member{b.gone})
+	b.channel.Retain(b.kept, []*Member{b.gone})
 	b.kept.Doubted = true
 	b.ranged = b.AddRange(b.written, 500, b.writer.Describe(mempool.Bytes(100)), 100, 3)
 	b.Grant(b.ranged, b.writer, true, nil, 4)
-	require.Empty(t, b.EndLease(b.kept.Writer))
+	require.Empty(t, b.kept.Writer.End())
 	require.False(t, b.EndTimeline(dead.Timeline), "its member still writes it")
 	b.kept.Block.Left(dead)
 	require.False(t, b.kept.Block.EndHold())
@@ -190,9 +190,9 @@ func TestACheckSaysWhatIsWrong(t *testing.T) {
 		"two producers of channel 1 have slot 0":       func(b *books) { b.gone.Slot = 0 },
 		"writes timeline 2, which is gone or another":  func(b *books) { b.producer.Timeline = b.gone.Timeline },
 		"session 2 has member 2 of channel 1":          func(b *books) { delete(b.channel.Members, 2) },
-		"keeps buffer 5, which is gone":                func(b *books) { b.Buffers.Remove(5) },
-		"keeps buffer 5 of no producer":                func(b *books) { b.channel.Kept[b.kept] = nil },
-		"keeps buffer 5 of member 1":                   func(b *books) { b.channel.Kept[b.kept][0] = b.producer },
+		"retains buffer 5, which is gone":              func(b *books) { b.Buffers.Remove(5) },
+		"retains buffer 5 of no producer":              func(b *books) { b.channel.Retained[b.kept] = nil },
+		"retains buffer 5 of member 1":                 func(b *books) { b.channel.Retained[b.kept][0] = b.producer },
 		"buffer 5: the number of channels is":          func(b *books) { b.kept.Frames++ },
 		"has two fences of word 3":                     func(b *books) { b.pending.Fences = append(b.pending.Fences, b.pending.Fences...) },
 		"which cannot be":                              func(b *books) { b.pending.Fences = Fences{{Timeline: 5, Word: 1, Value: 1}} },
@@ -201,7 +201,7 @@ func TestACheckSaysWhatIsWrong(t *testing.T) {
 		"counts for 1 processes, and the pool's set":   func(b *books) { delete(b.pool.charged, b.pending) },
 		"is freed, and still in the table":             func(b *books) { b.free.State = BlockFreed },
 		"has ended, and has 3 leases":                  func(b *books) { b.EndSession(b.writer) },
-		"is known, and has no session":                 func(b *books) { b.keepers[keeperKey{4, 4}] = &Keeper{uid: 4, process: 4} },
+		"is known, and has no session":                 func(b *books) { b.keepers[keeperKey{4, 4}] = &Keeper{keeperKey: keeperKey{4, 4}} },
 		"counts for another process":                   func(b *books) { b.reader.Peer.Process = 5 },
 		"keeps block 3, and is not an ended one":       func(b *books) { b.free.keeping().left.Add(b.writer) },
 		"the number of blocks that could not be freed": func(b *books) { b.pool.stuck = []*Block{b.free} },
@@ -234,8 +234,8 @@ func TestAPoolThatIsGoneLeavesNothingBehind(t *testing.T) {
 	b := newBooks(t)
 	b.RemoveName(b.Names.Get("weights"))
 	for _, l := range []*Lease{b.ranged.Writer, b.written.Writer, b.Leases.Get(2), b.Leases.Get(5)} {
-		b.EndLease(l)
-		b.EndNames(l.Buffer)
+		l.End()
+		l.Buffer.EndNames()
 		if l.Buffer.Unused() {
 			if whole := b.RemoveBuffer(l.Buffer); whole == nil {
 				l.Buffer.Block.Fences = nil
@@ -253,7 +253,7 @@ func TestAPoolThatIsGoneLeavesNothingBehind(t *testing.T) {
 	require.Nil(t, b.RemoveMember(b.consumer))
 	b.RemoveChannel(b.channel)
 	require.Empty(t, b.Check())
-	b.ClosePool(b.pool)
+	b.pool.Close()
 	require.Empty(t, b.Check())
 	chosen, all := uint64(0), b.pool.Cached
 	for _, mapped := range []bool{false, true} {

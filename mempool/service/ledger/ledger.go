@@ -30,7 +30,7 @@ type Ledger struct {
 	Last LastIDs
 
 	poolsOf, sessionsOf Tally
-	keepers             map[keeperKey]*Keeper
+	keepers             keepers
 }
 
 // LastIDs has the greatest id of each kind.
@@ -42,13 +42,14 @@ type LastIDs struct {
 // New makes a ledger without records.
 func New(l Limits) *Ledger {
 	return &Ledger{Limits: l.Filled(), Pools: make(map[uint64]*Pool), PoolNames: make(map[string]*Pool), poolsOf: make(Tally), sessionsOf: make(Tally),
-		keepers: make(map[keeperKey]*Keeper), Exports: make(map[uint64][]byte),
+		keepers: make(keepers), Exports: make(map[uint64][]byte),
 		buffers: buffers{reasons: make(map[uint64]string), events: make(map[uint64][]byte), published: make(map[uint64]published), divisions: make(map[uint64]*division)}, names: names{namesOf: make(Tally), whileUsed: make(map[uint64][]*Name)},
 		timelines: timelines{Timelines: make(map[uint64]*Timeline)}, channels: channels{ChannelNames: make(map[string]*Channel)}}
 }
 
 // Session is what is known of one connection.
 type Session struct {
+	ledger  *Ledger
 	ID      uint64
 	Peer    mempool.Peer
 	Owner   bool   // the session's user is the user that the service runs as, or root: it sees everything
@@ -78,8 +79,8 @@ type Session struct {
 // OpenSession adds a session of a peer. The argument `owner` says whether the peer's user sees everything.
 func (l *Ledger) OpenSession(p mempool.Peer, owner bool, began time.Time) *Session {
 	l.Last.Session++
-	s := &Session{ID: l.Last.Session, Peer: p, Owner: owner, Began: began, Leases: make(map[uint64]*Lease), Names: make(map[string]*Name),
-		Mapped: make(map[uint64]*Block), Accounts: make(map[*Pool]*Account), Keeper: l.keeper(p)}
+	s := &Session{ledger: l, ID: l.Last.Session, Peer: p, Owner: owner, Began: began, Leases: make(map[uint64]*Lease), Names: make(map[string]*Name),
+		Mapped: make(map[uint64]*Block), Accounts: make(map[*Pool]*Account), Keeper: l.keepers.of(p)}
 	l.Sessions.Set(s.ID, s)
 	l.sessionsOf.add(p.UID, 1)
 	l.Touch(s)
@@ -112,7 +113,7 @@ func (l *Ledger) ForgetSession(s *Session) {
 	l.Ended.Remove(s.ID)
 	s.forgotten = true
 	l.Touch(s)
-	l.dropKeeper(s.Keeper)
+	l.keepers.drop(s.Keeper)
 }
 
 // Answer has what a successor needs to build the answer to a request again.
@@ -124,10 +125,10 @@ type Answer struct {
 
 // Did notes that the packet of this number, with the request q or with none, changed something, and from what the request's answer is made
 // again. A packet 0 is not noted: its request has waited, and later packets have been carried out.
-func (l *Ledger) Did(s *Session, packet uint64, q uint32, answer uint64) {
+func (s *Session) Did(packet uint64, q uint32, answer uint64) {
 	if packet > s.Done {
 		s.Done = packet
-		l.Touch(doneBy{s})
+		s.ledger.Touch(doneBy{s})
 	}
 	if q != 0 {
 		if s.Answers == nil {
@@ -135,33 +136,25 @@ func (l *Ledger) Did(s *Session, packet uint64, q uint32, answer uint64) {
 		}
 		a := &Answer{session: s, request: q, From: answer}
 		s.Answers[q] = a
-		l.Touch(a)
+		s.ledger.Touch(a)
 	}
 }
 
 // Answered notes that the client has the answers to requests.
-func (l *Ledger) Answered(s *Session, requests []uint32) {
+func (s *Session) Answered(requests []uint32) {
 	for _, q := range requests {
 		if a := s.Answers[q]; a != nil {
 			delete(s.Answers, q)
-			l.Touch(a)
+			s.ledger.Touch(a)
 		}
 	}
 }
 
-// dropHolder notes that a timeline or a member that referred to a session is gone.
-func (l *Ledger) dropHolder(s *Session) {
+// dropHolder notes that a timeline or a member that referred to the session is gone.
+func (s *Session) dropHolder() {
 	if s.holders--; s.forgotten {
-		l.Touch(s)
+		s.ledger.Touch(s)
 	}
-}
-
-// known says whether a session is in the tables.
-func (l *Ledger) known(s *Session) bool {
-	if s.Ended {
-		return l.Ended.Get(s.ID) == s
-	}
-	return l.Sessions.Get(s.ID) == s
 }
 
 // SessionsOf returns how many sessions a user has.

@@ -116,20 +116,15 @@ func (e *LimitError) Error() string {
 // Unwrap returns [mempool.ErrLimit].
 func (*LimitError) Unwrap() error { return mempool.ErrLimit }
 
-// mayHold says whether the session's own limit allows one more lease.
-func (l *Ledger) mayHold(s *Session) error {
-	if have, most := len(s.Leases), l.Limits.SessionLeases; have >= most {
-		return &LimitError{"session-leases", most, s.String(), "leases", have, "release some"}
-	}
-	return nil
-}
-
 // MayLease says whether the session may have one more lease.
 func (l *Ledger) MayLease(s *Session) error {
 	if have, most := l.Leases.Len(), l.Limits.Leases; have >= most {
 		return &LimitError{"leases", most, "the service", "leases", have, "wait until some are released"}
 	}
-	return l.mayHold(s)
+	if have, most := len(s.Leases), l.Limits.SessionLeases; have >= most {
+		return &LimitError{"session-leases", most, s.String(), "leases", have, "release some"}
+	}
+	return nil
 }
 
 // MayAllocate says whether the session may have one more buffer.
@@ -141,17 +136,9 @@ func (l *Ledger) MayAllocate(s *Session) error {
 }
 
 // MayMap says whether the session may be sent the export of one more block.
-func (l *Ledger) MayMap(s *Session) error {
-	if have, most := len(s.Mapped), l.Limits.SessionBlocks; have >= most {
+func (l *Limits) MayMap(s *Session) error {
+	if have, most := len(s.Mapped), l.SessionBlocks; have >= most {
 		return &LimitError{"session-blocks", most, s.String(), "mapped blocks", have, "drop the blocks that no lease needs"}
-	}
-	return nil
-}
-
-// mayName says whether the session's user may publish one more name.
-func (l *Ledger) mayName(s *Session) error {
-	if have, most := l.namesOf[s.Peer.UID], l.Limits.UserNames; have >= most {
-		return &LimitError{"user-names", most, s.Peer.String(), "names", have, "unpublish some"}
 	}
 	return nil
 }

@@ -32,7 +32,7 @@ type names struct {
 // and also returns the old one, whose buffer may now be unused. Without a version, the version is one more than the content that is replaced had.
 func (l *Ledger) SetName(p mempool.Publication, b *Buffer, s *Session) (named, old *Name) {
 	old = l.Names.Get(p.Name)
-	named = &Name{Text: p.Name, Buffer: b, UID: s.Peer.UID, Version: max(p.Version, l.replaced(old, b)+1), WhileUsed: p.WhileUsed && !p.Keep}
+	named = &Name{Text: p.Name, Buffer: b, UID: s.Peer.UID, Version: max(p.Version, l.published[b.ID].replaced(old)+1), WhileUsed: p.WhileUsed && !p.Keep}
 	if old != nil {
 		l.RemoveName(old)
 	}
@@ -44,15 +44,6 @@ func (l *Ledger) SetName(p mempool.Publication, b *Buffer, s *Session) (named, o
 	l.Touch(namedBy{l, p.Name})
 	l.Touch(b)
 	return named, old
-}
-
-// replaced returns the version of the content that a publication of the buffer b replaces: that of the old name, which may be nil, or that
-// which names of the buffer had before its content was written anew.
-func (l *Ledger) replaced(old *Name, b *Buffer) uint64 {
-	if old == nil {
-		return l.published[b.ID].lost
-	}
-	return max(old.Version, l.published[b.ID].lost)
 }
 
 // putName adds a name to the tables, to its owner and to its buffer.
@@ -90,8 +81,9 @@ func (l *Ledger) RemoveName(n *Name) {
 	}
 }
 
-// EndNames removes the names of the buffer b that last while it is used, if it is not used any more, or has failed.
-func (l *Ledger) EndNames(b *Buffer) {
+// EndNames removes the names of the buffer that last while it is used, if it is not used any more, or has failed.
+func (b *Buffer) EndNames() {
+	l := b.ledger()
 	if names := l.whileUsed[b.ID]; len(names) > 0 && (b.Failed || b.Writer == nil && b.Readers.Len() == 0 && b.Frames == 0) {
 		for _, n := range slices.Clone(names) {
 			l.RemoveName(n)
@@ -106,20 +98,21 @@ func (l *Ledger) EndNames(b *Buffer) {
 // version that does not grow, or cannot.
 func (l *Ledger) MayName(s *Session, b *Buffer, text string, replace bool, version uint64) error {
 	old, err := Claim(s, "buffer", text, l.Names.Get(text))
-	switch {
+	replaced := l.published[b.ID].replaced(old)
+	switch have, most := l.namesOf[s.Peer.UID], l.Limits.UserNames; {
 	case err != nil:
 		return err
 	case old != nil && old.UID != s.Peer.UID:
 		return typed.Errorf(mempool.ErrDenied, "the name %q belongs to user %d", text, old.UID)
 	case old != nil && !replace && old.Buffer != b:
 		return typed.Errorf(mempool.ErrExists, "the name %q is taken: pass replace=True (in Go Replace: true), or unpublish it first", text)
-	case l.replaced(old, b) >= math.MaxInt64: // a packet could not have a greater one
+	case replaced >= math.MaxInt64: // a packet could not have a greater one
 		return typed.Errorf(mempool.ErrInvalid, "%q has the greatest version: unpublish it first, and publish another buffer", text)
-	case version > 0 && version <= l.replaced(old, b):
+	case version > 0 && version <= replaced:
 		return typed.Errorf(mempool.ErrInvalid, "version %d of %q is not newer than version %d, which it replaces: give a greater number, or none",
-			version, text, l.replaced(old, b))
-	case old == nil:
-		return l.mayName(s)
+			version, text, replaced)
+	case old == nil && have >= most:
+		return &LimitError{"user-names", most, s.Peer.String(), "names", have, "unpublish some"}
 	}
 	return nil
 }

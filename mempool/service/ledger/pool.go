@@ -67,11 +67,11 @@ func (p *Pool) makeLists() {
 	p.users, p.charged = make(Tally), make(map[*Block]struct{})
 }
 
-// ClosePool notes that a pool is being destroyed: its name is free.
-func (l *Ledger) ClosePool(p *Pool) {
+// Close notes that the pool is being destroyed: its name is free.
+func (p *Pool) Close() {
 	p.Closing = true
-	delete(l.PoolNames, p.Info.Name)
-	l.Touch(p)
+	delete(p.ledger.PoolNames, p.Info.Name)
+	p.ledger.Touch(p)
 }
 
 // RemovePool removes a pool: one that could not be made, or one that is destroyed. It also removes the pool's blocks that could not be freed,
@@ -184,9 +184,9 @@ func (p *Pool) UserBytes(uid uint32) uint64 { return uint64(p.users[uid]) }
 // Bounded says whether the pool has a limit for each session or for each user.
 func (p *Pool) Bounded() bool { return p.Info.SessionBytes > 0 || p.Info.UserBytes > 0 }
 
-// MostOf returns the session that has the most bytes in the pool, or nil if no session has any.
-func (l *Ledger) MostOf(p *Pool) (most *Session, bytes uint64) {
-	for s := range l.Sessions.All() {
+// LargestHolder returns the session that has the most bytes in the pool, or nil if no session has any.
+func (p *Pool) LargestHolder() (most *Session, bytes uint64) {
+	for s := range p.ledger.Sessions.All() {
 		if a := s.Accounts[p]; a != nil && (a.bytes > bytes || a.bytes == bytes && bytes > 0 && s.ID < most.ID) {
 			most, bytes = s, a.bytes
 		}

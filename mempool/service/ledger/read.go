@@ -79,7 +79,7 @@ func (r *reader) read(k key, of fields) {
 			if k.table == inAnswers {
 				packet, q = 0, uint32(k.b)
 			}
-			r.Did(s, packet, q, e.N)
+			s.Did(packet, q, e.N)
 		}
 	case *poolFields:
 		r.readPool(k.a, e)
@@ -104,14 +104,14 @@ func (r *reader) read(k key, of fields) {
 		}
 	case *memberFields:
 		r.readMember(k, e)
-	case *keptFields:
+	case *retainedFields:
 		ch, _ := named(r, "channel", k.a, r.Channels.Get)
 		b, ok := named(r, "buffer", k.b, r.Buffers.Get)
 		for _, id := range e.Producers {
 			m, known := named(r, "member", id, func(id uint64) *Member { return r.members[[2]uint64{k.a, id}] })
 			if ch != nil && ok && known {
-				ch.Kept[b] = append(ch.Kept[b], m)
-				m.kept++
+				ch.Retained[b] = append(ch.Retained[b], m)
+				m.retained++
 			}
 		}
 	default:
@@ -135,9 +135,9 @@ func (r *reader) readPair(k key) {
 }
 
 func (r *reader) readSession(id uint64, e *sessionFields) {
-	s := &Session{ID: id, Peer: e.Peer, Owner: e.Owner, Program: e.Program, Began: e.Began, Token: e.Token, Ended: e.Ended, forgotten: e.Forgotten, Leases: make(map[uint64]*Lease),
+	s := &Session{ledger: r.Ledger, ID: id, Peer: e.Peer, Owner: e.Owner, Program: e.Program, Began: e.Began, Token: e.Token, Ended: e.Ended, forgotten: e.Forgotten, Leases: make(map[uint64]*Lease),
 		Names: make(map[string]*Name), Mapped: make(map[uint64]*Block), Accounts: make(map[*Pool]*Account)}
-	s.Keeper = r.keeper(s.Peer)
+	s.Keeper = r.keepers.of(s.Peer)
 	switch {
 	case s.forgotten:
 		r.forgotten[id] = s
@@ -202,7 +202,7 @@ func (r *reader) readBlock(id uint64, e *blockFields) {
 // charge finds out which processes keep the free blocks, and lists these blocks.
 func (r *reader) charge() {
 	for _, s := range r.forgotten {
-		r.dropKeeper(s.Keeper)
+		r.keepers.drop(s.Keeper)
 	}
 	var free []*Block
 	for b := range r.Blocks.All() {

@@ -34,8 +34,8 @@ const (
 	inLeases
 	inNames // key: the name
 	inChannels
-	inMembers // key: channel, member
-	inKept    // key: channel, buffer
+	inMembers  // key: channel, member
+	inRetained // key: channel, buffer
 	tables
 )
 
@@ -106,8 +106,8 @@ func (t table) fields() fields {
 		return new(channelFields)
 	case inMembers:
 		return new(memberFields)
-	case inKept:
-		return new(keptFields)
+	case inRetained:
+		return new(retainedFields)
 	}
 	return noFields{}
 }
@@ -124,32 +124,32 @@ type changes struct {
 }
 
 // NoteChanges makes the ledger note the records that change from now on, for [Ledger.AppendChanges].
-func (l *Ledger) NoteChanges() { l.noting = true }
+func (cs *changes) NoteChanges() { cs.noting = true }
 
 // Touch notes that a record has changed, was added or was removed. A caller that changes a field of a record calls it before the ledger's lock is
 // released.
-func (l *Ledger) Touch(r record) {
-	if !l.noting {
+func (cs *changes) Touch(r record) {
+	if !cs.noting {
 		return
 	}
-	for i := len(l.touched) - 1; i >= max(0, len(l.touched)-8); i-- { // usually a request changes a record several times
-		if l.touched[i] == r {
+	for i := len(cs.touched) - 1; i >= max(0, len(cs.touched)-8); i-- { // usually a request changes a record several times
+		if cs.touched[i] == r {
 			return
 		}
 	}
-	l.touched = append(l.touched, r)
+	cs.touched = append(cs.touched, r)
 }
 
 // AppendChanges appends what has changed since the last call. [Records.Apply] reads it.
-func (l *Ledger) AppendChanges(dst []byte) []byte {
-	c := &l.codec
+func (cs *changes) AppendChanges(dst []byte) []byte {
+	c := &cs.codec
 	c.data = dst
-	for _, r := range l.touched {
+	for _, r := range cs.touched {
 		c.record(r)
 	}
-	clear(l.touched)
-	if l.touched = l.touched[:0]; cap(l.touched) > 1<<16 {
-		l.touched = nil
+	clear(cs.touched)
+	if cs.touched = cs.touched[:0]; cap(cs.touched) > 1<<16 {
+		cs.touched = nil
 	}
 	dst, c.data = c.data, nil
 	return dst
@@ -187,8 +187,8 @@ func (l *Ledger) each(f func(record)) {
 		for _, m := range ch.Members {
 			member(m)
 		}
-		for b, producers := range ch.Kept {
-			f(keptBy{ch, b})
+		for b, producers := range ch.Retained {
+			f(retainedBy{ch, b})
 			for _, m := range producers {
 				if ch.Members[m.ID] != m {
 					member(m)
@@ -321,7 +321,7 @@ func (t table) show(data []byte, there bool) string {
 }
 
 func (k key) String() string {
-	return fmt.Sprintf("%s %d.%d%s", [...]string{"last", "session", "timeline", "pool", "block", "done", "answer", "shown", "mapping", "buffer", "lease", "name ", "channel", "member", "kept"}[k.table],
+	return fmt.Sprintf("%s %d.%d%s", [...]string{"last", "session", "timeline", "pool", "block", "done", "answer", "shown", "mapping", "buffer", "lease", "name ", "channel", "member", "retained"}[k.table],
 		k.a, k.b, k.text)
 }
 
@@ -685,14 +685,14 @@ type memberFields struct {
 	Timeline                            uint64 // 0: none
 	File                                uint64
 	Oldest                              bool
-	Gone, Reserved, Entered, Left, Said bool // gone: it has no slot any more, and the channel keeps buffers of it
+	Gone, Reserved, Entered, Left, Said bool // gone: it has no slot any more, and the channel retains buffers of it
 }
 
 func (m *Member) key() key { return key{table: inMembers, a: m.Channel.Info.ID, b: m.ID} }
 
 func (m *Member) write(c *codec) {
 	seated := m.Channel.Members[m.ID] == m
-	if !c.lives(seated || m.kept > 0) {
+	if !c.lives(seated || m.retained > 0) {
 		return
 	}
 	e := memberFields{Session: m.Session.ID, Slot: m.Slot, Role: m.Role, Full: m.Full, File: m.File, Oldest: m.Oldest, Gone: !seated, Reserved: m.Reserved, Entered: m.Entered, Left: m.Left, Said: m.Said}
@@ -712,26 +712,26 @@ func (e *memberFields) code(c *codec) {
 	c.flags(&e.Oldest, &e.Gone, &e.Reserved, &e.Entered, &e.Left, &e.Said)
 }
 
-// keptBy is a buffer that a channel keeps.
-type keptBy struct {
+// retainedBy is a buffer that a channel retains.
+type retainedBy struct {
 	ch *Channel
 	b  *Buffer
 }
 
-type keptFields struct{ Producers []uint64 } // members
+type retainedFields struct{ Producers []uint64 } // members
 
-func (k keptBy) key() key { return key{table: inKept, a: k.ch.Info.ID, b: k.b.ID} }
+func (k retainedBy) key() key { return key{table: inRetained, a: k.ch.Info.ID, b: k.b.ID} }
 
-func (k keptBy) write(c *codec) {
-	producers, kept := k.ch.Kept[k.b]
-	if !c.lives(kept) {
+func (k retainedBy) write(c *codec) {
+	producers, retained := k.ch.Retained[k.b]
+	if !c.lives(retained) {
 		return
 	}
-	var e keptFields
+	var e retainedFields
 	for _, m := range producers {
 		e.Producers = append(e.Producers, m.ID)
 	}
 	e.code(c)
 }
 
-func (e *keptFields) code(c *codec) { list(c, &e.Producers, number) }
+func (e *retainedFields) code(c *codec) { list(c, &e.Producers, number) }

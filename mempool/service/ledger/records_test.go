@@ -14,7 +14,7 @@ import (
 func TestALedgerThatWasWrittenIsReadBack(t *testing.T) {
 	b := newBooks(t)
 	b.written.Block.Hold(b.reader) // a session that has ended keeps the block
-	b.EndLease(b.Leases.Get(5))
+	b.Leases.Get(5).End()
 	b.reader.Map(b.free)
 	b.EndSession(b.reader)
 	b.consumer.Leave(true)
@@ -27,14 +27,14 @@ func TestALedgerThatWasWrittenIsReadBack(t *testing.T) {
 	have, want := read.Pools[1], b.pool
 	assert.Equal(t, []any{want.Reserved, want.Leased, want.Cached, want.Held, want.Used, want.Blocks, want.Has, want.loose, want.users},
 		[]any{have.Reserved, have.Leased, have.Cached, have.Held, have.Used, have.Blocks, have.Has, have.loose, have.users})
-	assert.EqualError(t, read.Incomplete(read.Buffers.Get(2)), b.Incomplete(b.shared).Error())
+	assert.EqualError(t, read.Buffers.Get(2).Incomplete(), b.shared.Incomplete().Error())
 	assert.Equal(t, []any{read.Buffers.Get(1), uint64(500)}, []any{read.Buffers.Get(6).Whole(), read.Buffers.Get(6).Base()})
-	assert.Equal(t, []byte{1, 2}, read.Event(read.Buffers.Get(2)))
+	assert.Equal(t, []byte{1, 2}, read.Buffers.Get(2).Event())
 	assert.Equal(t, b.pending.ID, have.Own(read.Sessions.Get(1), 512).ID, "its process still has the block that its work uses")
 	assert.Equal(t, b.free.ID, have.Idle(b.free.Size).ID)
 	ch := read.ChannelNames["frames"]
 	assert.Equal(t, []any{b.channel.Info, 3, map[uint32]int{7: 1}}, []any{ch.Info, len(ch.Members), producersOf(have)})
-	lost := ch.Kept[read.Buffers.Get(b.kept.ID)][0]
+	lost := ch.Retained[read.Buffers.Get(b.kept.ID)][0]
 	assert.Equal(t, []any{ch.Members[3], true, uint64(3), true}, []any{lost, lost.Left, lost.Session.ID, lost.Timeline.Dead}, "its session is forgotten")
 	assert.Nil(t, read.Ended.Get(3))
 	assert.True(t, ch.Release(read.Buffers.Get(b.kept.ID)), "nothing has it any more")
@@ -49,7 +49,7 @@ func TestAChannelThatOutlivesItsPoolIsWrittenWithIt(t *testing.T) {
 	b.AddPool(p, mempool.PoolInfo{Name: "q", MaxBytes: 1 << 20}, 512, 0)
 	ch := b.AddChannel(mempool.ChannelSpec{Name: "last", Pool: p.Info.ID, Capacity: 1}.Filled(), p, 9)
 	b.AddMember(ch, b.reader, MemberSpec{Role: Consumer}, 1, 0)
-	b.ClosePool(p)
+	p.Close()
 	p.Closed = true
 	b.CloseChannel(ch)
 	b.RemovePool(p)
@@ -101,7 +101,7 @@ func TestEveryFieldOfARecordIsWrittenOrComputed(t *testing.T) {
 		record, entry any
 		computed      []string // or in the key, or written under another name, or records of its own
 	}{
-		{Session{}, sessionFields{}, []string{"ID", "Done", "Answers", "Leases", "Names", "Mapped", "Accounts", "Members", "Timeline", "most", "Keeper", "forgotten", "holders", "tensor"}},
+		{Session{}, sessionFields{}, []string{"ledger", "ID", "Done", "Answers", "Leases", "Names", "Mapped", "Accounts", "Members", "Timeline", "most", "Keeper", "forgotten", "holders", "tensor"}},
 		{Pool{}, poolFields{}, []string{"ledger", "Access", "Reserved", "Leased", "Cached", "Held", "Used", "Blocks", "Has", "Channels", "Producers", "growing", "cache", "loose", "pending",
 			"lastPending", "stuck", "users", "charged", "names"}},
 		{Block{}, blockFields{}, []string{"ID", "Mapped", "kept"}},
@@ -109,8 +109,8 @@ func TestEveryFieldOfARecordIsWrittenOrComputed(t *testing.T) {
 		{Lease{}, leaseFields{}, []string{"ID", "Ended"}},
 		{Name{}, nameFields{}, []string{"Text"}},
 		{Timeline{}, timelineFields{}, []string{"ledger", "ID", "Shown", "references"}},
-		{Channel{}, channelFields{}, []string{"Info", "Pool", "Members", "Kept"}},
-		{Member{}, memberFields{}, []string{"ID", "Channel", "kept"}},
+		{Channel{}, channelFields{}, []string{"Info", "Pool", "Members", "Retained"}},
+		{Member{}, memberFields{}, []string{"ID", "Channel", "retained"}},
 	} {
 		record, entry := reflect.TypeOf(one.record), reflect.TypeOf(one.entry)
 		for _, field := range reflect.VisibleFields(record) {

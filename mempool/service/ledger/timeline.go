@@ -63,7 +63,7 @@ func (all *timelines) removeUnreferenced(t *Timeline) bool {
 	for s := range t.Shown {
 		t.ledger.Touch(showing{t, s})
 	}
-	t.ledger.dropHolder(t.Session)
+	t.Session.dropHolder()
 	return true
 }
 

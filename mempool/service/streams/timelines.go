@@ -140,20 +140,10 @@ func (ts *Timelines) Pending(fs ledger.Fences) ledger.Fences {
 	return fs.Drop(ts.Over)
 }
 
-// Incomplete drops the fences that are over, except the fences that have failed: readers must learn that the content failed. It changes fs
+// PendingOrFailed drops the fences that are over, except the fences that have failed: readers must learn that the content failed. It changes fs
 // in place.
-func (ts *Timelines) Incomplete(fs ledger.Fences) ledger.Fences {
+func (ts *Timelines) PendingOrFailed(fs ledger.Fences) ledger.Fences {
 	return fs.Drop(func(f mempool.Fence) bool { return ts.Over(f) && !ts.Failed(f) })
-}
-
-// Unfinished returns a copy of what Incomplete returns, without a change of fs.
-func (ts *Timelines) Unfinished(fs ledger.Fences) (out []mempool.Fence) {
-	for _, f := range fs {
-		if !ts.Over(f) || ts.Failed(f) {
-			out = append(out, f)
-		}
-	}
-	return out
 }
 
 // Add returns the fences of fs and of `done`, without the fences that are over. If Add kept the fences that are over, a buffer with many

@@ -64,37 +64,37 @@ func (of Lending) Needs(b *ledger.Block) bool {
 	return slices.ContainsFunc(of, func(g *glance) bool { return g.of.Pool == b.Pool && g.needs(b, g.producers) })
 }
 
-// Keep is for a write lease that is about to end. Each channel that the session's producers leave keeps the lease's buffer. The result is
-// true if a channel needs the buffer or may need it. A channel also keeps a buffer that it does not need any more, because consumers' work
-// on the buffer may still run: Unneeded reads the fences of this work later. If it is not certain that a channel needs the buffer, Keep
+// Retain is for a write lease that is about to end. Each channel that the session's producers leave retains the lease's buffer. The result is
+// true if a channel needs the buffer or may need it. A channel also retains a buffer that it does not need any more, because consumers' work
+// on the buffer may still run: Unneeded reads the fences of this work later. If it is not certain that a channel needs the buffer, Retain
 // marks the buffer as doubted.
-func (of Lending) Keep(l *ledger.Lease) (needed bool) {
+func (of Lending) Retain(l *ledger.Lease) (needed bool) {
 	b := l.Buffer
 	named := false
 	for _, g := range of {
 		if l.Write && g.of.Pool == b.Block.Pool {
-			g.of.Keep(b, g.producers)
+			g.of.Retain(b, g.producers)
 			named = named || g.names(b.Block, g.producers)
 		}
 	}
 	needed = of.Needs(b.Block)
-	b.Doubted = needed && !named // Keep has touched the buffer
+	b.Doubted = needed && !named // Retain has touched the buffer
 	return needed
 }
 
-// Unneeded returns the buffers that the channel keeps, and that neither the channel nor its consumers need any more. It adds to each of their
+// Unneeded returns the buffers that the channel retains, and that neither the channel nor its consumers need any more. It adds to each of their
 // blocks the fences of the work that may still use it. Unneeded also returns the buffers that are not doubted any more.
 func (st *Stream) Unneeded() (free, certain []*ledger.Buffer) {
-	if len(st.Kept) == 0 {
+	if len(st.Retained) == 0 {
 		return nil, nil
 	}
 	var all []*ledger.Member
-	for _, producers := range st.Kept {
+	for _, producers := range st.Retained {
 		all = append(all, producers...)
 	}
 	slices.SortFunc(all, func(a, b *ledger.Member) int { return int(a.ID) - int(b.ID) })
 	found := st.look(slices.Compact(all))
-	for b, producers := range st.Kept {
+	for b, producers := range st.Retained {
 		if b.Doubted && found.names(b.Block, producers) {
 			b.Doubted = false
 			st.Touch(b)
@@ -112,7 +112,7 @@ func (st *Stream) Unneeded() (free, certain []*ledger.Buffer) {
 		return nil, certain
 	}
 	for _, b := range free {
-		work := done.Union(st.timelines.Outstanding(st.Kept[b][0].Session.Timeline))
+		work := done.Union(st.timelines.Outstanding(st.Retained[b][0].Session.Timeline))
 		b.Block.SetFences(st.timelines.Pending(work.Union(b.Block.Fences)))
 	}
 	return free, certain

@@ -1,0 +1,277 @@
+"""Measures poolbridge beside its limits: ``python benchmarks/limits.py``.
+
+A limit is the same work in a program without poolbridge: only the calls of the system, of the driver or of the
+interpreter that the work cannot do without. Each round measures every limit, poolbridge and iceoryx2, one after the
+other; the table has the medians and the ranges of the rounds. With ``--busy``, one program for each CPU works beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import re
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fan_iceoryx2 import IceoryxFan
+from run import key, say
+from sample import percentile
+from streams import measure_streams
+
+import poolbridge
+
+ROOT = Path(__file__).parents[1]
+Row = dict[str, Any]
+# The workloads of the table, what of them counts, and what their limits are.
+RATES, TIMES = "per_second", "p50_us"
+TABLE = (
+    ("stream/go-go/1 consumer", RATES, "frames of 8 bytes through the ring alone, asleep; GPU: a driver call for each"),
+    ("stream/go-python/1 consumer", RATES, "GPU: a driver call for each frame"),
+    ("stream/go-python/8 consumers", RATES, "GPU: a driver call for each frame"),
+    ("stream/python-python/1 consumer", RATES, "GPU: a driver call for each frame"),
+    ("stream/python-python/8 consumers", RATES, "GPU: a driver call for each frame"),
+    ("stream/python-spinning/1 consumer", RATES, ""),
+    ("stream/python-python/1 consumer", TIMES, "a byte through a socket to a process that sleeps"),
+    ("stream/python-spinning/1 consumer", TIMES, ""),
+    ("stream/go-spinning python/1 consumer", TIMES, ""),
+    ("stream/go-python leases/1 consumer", RATES, "a packet and its answer for each frame, in Go"),
+    ("transfer/by name", TIMES, "three packets with answers: two in Go, one in Python"),
+    ("allocate/go", TIMES, "a packet and its answer, in Go"),
+    ("allocate/python", TIMES, "a packet and its answer, in Python"),
+    ("start-up/first", TIMES, "GPU: cuInit and a context"),
+)
+
+
+def echo(end: socket.socket) -> None:
+    """Send back every packet."""
+    while packet := end.recv(4096):
+        end.send(packet)
+
+
+def packet_and_answer(seconds: float) -> list[int]:
+    """Return the times of a packet of 128 bytes to another process and back, in the calls that a client makes."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child = multiprocessing.get_context("fork").Process(target=_only, args=(echo, theirs, ours), daemon=True)
+    child.start()
+    theirs.close()
+    ours.setblocking(False)
+    poll, buffer, packet = select.poll(), memoryview(bytearray(4096)), bytes(128)
+    poll.register(ours, select.POLLIN)
+    took: list[int] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        begun = time.monotonic_ns()
+        ours.send(packet)
+        poll.poll()
+        ours.recvmsg_into([buffer], 256)
+        took.append(time.monotonic_ns() - begun)
+    ours.close()
+    child.join()
+    return took
+
+
+def stamp(end: socket.socket, stamps: socket.socket) -> None:
+    """Say when each byte came."""
+    while end.recv(1):
+        stamps.send(str(time.monotonic_ns()).encode())
+
+
+def a_byte(count: int = 500) -> list[int]:
+    """Return how long a byte takes to a process that sleeps, one byte every millisecond."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child = multiprocessing.get_context("fork").Process(target=_only, args=(stamp, theirs, ours, theirs), daemon=True)
+    child.start()
+    theirs.close()
+    took: list[int] = []
+    for _ in range(count):
+        time.sleep(0.001)
+        begun = time.monotonic_ns()
+        ours.send(b"x")
+        took.append(int(ours.recv(64)) - begun)
+    ours.close()
+    child.join()
+    return took
+
+
+def _only(work: Any, end: socket.socket, other: socket.socket, *more: Any) -> None:
+    other.close()
+    work(end, *more)
+
+
+_START = """
+import ctypes, time
+begun = time.monotonic_ns()
+cuda = ctypes.CDLL("libcuda.so.1")
+context = ctypes.c_void_p()
+failed = cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+print(failed or time.monotonic_ns() - begun)
+"""
+
+
+def cuda_start() -> float | None:
+    """Return how many microseconds CUDA takes to start in a new process; None without a driver."""
+    done = subprocess.run([sys.executable, "-c", _START], check=False, capture_output=True, text=True)
+    return int(done.stdout) / 1e3 if done.returncode == 0 and int(done.stdout) > 1000 else None
+
+
+def in_go(package: str, pattern: str, metric: str) -> float | None:
+    """Return a figure of a benchmark in Go, run from a bundle's program or, in a checkout, by ``go test``; or None."""
+    built = ROOT / "bin" / f"{package.replace('/', '-')}.test"
+    arguments = ["-run=^$", f"-bench={pattern}", "-benchtime=0.3s"]
+    program = [str(built), *(one.replace("-", "-test.", 1) for one in arguments)]
+    if not built.exists():
+        program = ["go", "test", *arguments, f"./{package}"]
+    with contextlib.suppress(OSError):
+        done = subprocess.run(program, check=False, capture_output=True, text=True, cwd=ROOT)
+        if found := re.search(rf"([\d.]+) {re.escape(metric)}", done.stdout):
+            return float(found[1])
+    return None
+
+
+def limits(kinds: list[str], seconds: float) -> Iterator[tuple[str, str, str, float]]:
+    """Yield the limits: the workload, the kind of memory, what counts, and the limit."""
+    python = percentile(sorted(packet_and_answer(seconds)), 0.5) / 1e3
+    slept = percentile(sorted(a_byte()), 0.5) / 1e3
+    go = in_go("bridge/seqpacket", "APacketAndItsAnswer", "ns/op")
+    ring = in_go("internal/shmchannel", "Processes/broadcast/1_consumers/asleep", "frames/s")
+    fence = in_go("cuda", "WriteValue64", "ns/op")
+    start = cuda_start()
+    for kind in kinds:
+        yield "allocate/python", kind, TIMES, python
+        yield "stream/python-python/1 consumer", kind, TIMES, slept
+        if go is not None:
+            yield "allocate/go", kind, TIMES, go / 1e3
+            yield "transfer/by name", kind, TIMES, 2 * go / 1e3 + python
+            yield "stream/go-python leases/1 consumer", kind, RATES, 1e9 / go
+        if kind == "host" and ring is not None:
+            yield "stream/go-go/1 consumer", kind, RATES, ring
+        if kind == "device" and fence is not None:
+            for one in (
+                "go-go/1 consumer",
+                "go-python/1 consumer",
+                "go-python/8 consumers",
+                "python-python/1 consumer",
+            ):
+                yield f"stream/{one}", kind, RATES, 1e9 / fence
+            yield "stream/python-python/8 consumers", kind, RATES, 1e9 / fence
+        if kind == "device" and start is not None:
+            yield "start-up/first", kind, TIMES, start
+
+
+def ours(given: argparse.Namespace) -> list[Row]:
+    """Run ``poolsvc bench`` once, and return its results."""
+    command = [
+        given.poolsvc,
+        "bench",
+        "--json",
+        "--python",
+        sys.executable,
+        "--time",
+        f"{given.seconds}s",
+        "--rounds=1",
+    ]
+    command += ["--kind", ",".join(given.kind), "--only", "transfer,stream,allocate,start-up", "--size", "1MiB"]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    report = json.loads(done.stdout)
+    given.report.setdefault("machine", report["machine"])
+    found: list[Row] = report["results"]
+    return found
+
+
+def peers(given: argparse.Namespace) -> Iterator[Row]:
+    """Measure streams between Python processes: poolbridge's and, on memory of the CPU, iceoryx2's, in turn."""
+
+    def skip(kind: str, system: str, reason: str) -> None:
+        given.report["skipped"][f"{system}, {kind}"] = reason
+
+    with poolbridge.serve() as service:
+        for kind in given.kind:
+            for one in measure_streams(
+                service.path, skip, seconds=given.seconds, consumers=(1, 8), kind=kind, others=(IceoryxFan,), rounds=1
+            ):
+                yield one.to_json()
+
+
+def spread(values: list[float]) -> str:
+    """Return the median and, in brackets, the least and the greatest value."""
+    digits = 1 if median(values) < 100 else 0
+    middle, least, most = (f"{value:,.{digits}f}" for value in (median(values), min(values), max(values)))
+    return f"{middle} ({least} to {most})"
+
+
+def table(kind: str, found: dict[tuple[str, str, str, str], list[float]]) -> Iterator[str]:
+    """Yield the lines of the table of a kind of memory: what the work takes, its limit, and iceoryx2."""
+    yield f"| {kind} | | poolbridge | limit | of the limit | iceoryx2 | the limit is |"
+    yield "|---|---|---|---|---|---|---|"
+    for workload, what, limit in TABLE:
+        mine, bound, theirs = (found.get((workload, kind, what, one)) for one in ("poolbridge", "limit", "iceoryx2"))
+        if not mine:
+            continue
+        share = ""
+        if bound:
+            share = f"{median(mine) / median(bound):.2f}"
+        cells = [spread(one) if one else "" for one in (mine, bound, theirs)]
+        yield f"| {workload} | {what} | {cells[0]} | {cells[1]} | {share} | {cells[2]} | {limit if bound else ''} |"
+        late = found.get((workload, kind, "p99_us", "poolbridge"))
+        if what == TIMES and late:
+            worse = found.get((workload, kind, "p99_us", "iceoryx2"))
+            yield f"| | p99_us | {spread(late)} | | | {spread(worse) if worse else ''} | |"
+
+
+def main() -> int:
+    """Measure, and print the tables."""
+    parser = argparse.ArgumentParser(prog="python benchmarks/limits.py", description=__doc__)
+    parser.add_argument("--poolsvc", default=str(ROOT / "bin" / "poolsvc"), help="the program (default: bin/poolsvc)")
+    parser.add_argument("--kind", nargs="+", default=["host"], choices=("host", "device"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--seconds", type=float, default=0.3, help="about the time of each measurement in a round (0.3)"
+    )
+    parser.add_argument("--busy", action="store_true", help="let one program for each CPU work beside")
+    parser.add_argument("--out", help="file for all figures of all rounds, as JSON")
+    given = parser.parse_args()
+    given.poolsvc = str(Path(given.poolsvc).resolve())
+    given.report = {"skipped": {}}
+    os.environ["POOLBRIDGE_POOLSVC"] = given.poolsvc
+    found: dict[tuple[str, str, str, str], list[float]] = {}
+    beside = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0) if given.busy
+    ]
+    try:
+        for number in range(given.rounds):
+            begun = time.monotonic()
+            for workload, kind, what, value in limits(given.kind, given.seconds):
+                found.setdefault((workload, kind, what, "limit"), []).append(value)
+            for one in (*ours(given), *peers(given)):
+                workload, kind, _, system = key(one)
+                for what in (RATES, TIMES, "p99_us", "p999_us"):
+                    if one.get(what) is not None:
+                        found.setdefault((workload, kind, what, system), []).append(one[what])
+            say(f"round {number + 1} of {given.rounds}: {time.monotonic() - begun:.0f} s")
+    finally:
+        for process in beside:
+            process.kill()
+    for kind in given.kind:
+        sys.stdout.write("\n".join(table(kind, found)) + "\n\n")
+    for what, why in given.report["skipped"].items():
+        say(f"skipped {what}: {why}")
+    if given.out:
+        figures = [
+            {"workload": w, "kind": k, "what": what, "system": s, "rounds": v} for (w, k, what, s), v in found.items()
+        ]
+        Path(given.out).write_text(json.dumps({**given.report, "figures": figures}, indent=1), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

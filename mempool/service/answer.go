@@ -1,0 +1,123 @@
+package service
+
+import (
+	"context"
+
+	"github.com/poolbridge/poolbridge/mempool"
+)
+
+// This file carries out each request once, also if the service dies meanwhile: the books have the answers that a client may lack.
+
+// Request says which request of its client a session carries out.
+type Request struct {
+	Packet uint64 // its number among the packets of the session, from 1
+	Query  uint32 // the number that the client gave the request; 0: the client wants no answer
+}
+
+type requestKey struct{}
+
+// Begin says which request the calling goroutine, the only one of the session that does not wait, carries out now.
+func (s *Session) Begin(r Request) { s.request = r }
+
+// WithQuery returns a context for a request that waits in a goroutine of its own.
+func WithQuery(ctx context.Context, q uint32) context.Context {
+	return context.WithValue(ctx, requestKey{}, Request{Query: q})
+}
+
+// didLocked notes that the request of ctx, or without ctx that of Begin, has changed something, and from what its answer is made again.
+func (s *Session) didLocked(ctx context.Context, answer uint64) {
+	if s.svc.books == nil {
+		return
+	}
+	r := s.request
+	if waits, ok := ctx.Value(requestKey{}).(Request); ok {
+		r = waits
+	}
+	s.rec.Did(r.Packet, r.Query, answer)
+}
+
+// Answer is an answer that the session's client may lack. It is made again.
+type Answer struct {
+	session *Session
+	// From is the id of what the request has made, or another number; the kind of the request says which.
+	From uint64
+}
+
+// Answer returns the answer to a request that the session, or its predecessor, has carried out. It returns false if the request has changed
+// nothing.
+func (s *Session) Answer(q uint32) (answer Answer, did bool) {
+	s.svc.mu.Lock()
+	defer s.svc.mu.Unlock()
+	a := s.rec.Answers[q]
+	if a == nil {
+		return answer, false
+	}
+	return Answer{s, a.From}, true
+}
+
+// Answered notes that the client has the answers to requests.
+func (s *Session) Answered(requests []uint32) {
+	s.svc.mu.Lock()
+	defer s.svc.mu.Unlock()
+	s.rec.Answered(requests)
+}
+
+// Token returns the proof with which the session's client can take the session up again: see [Service.Resume]. It returns false if the session
+// ends with this process.
+func (s *Session) Token() (token mempool.Epoch, lasts bool) { return s.rec.Token, s.svc.books != nil }
+
+// MadePool returns the pool that the session has made. Those who may use the pool need not include its maker.
+//
+// Errors: [mempool.ErrNotFound].
+func (a Answer) MadePool() (*Pool, error) {
+	svc := a.session.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	p, err := svc.ledger.SeenPool(a.session.rec, a.From)
+	if err != nil {
+		return nil, err
+	}
+	return svc.pools.of(p), nil
+}
+
+// Granted returns the lease again.
+//
+// Errors: [mempool.ErrReleased].
+func (a Answer) Granted() (g GrantedLease, err error) {
+	s := a.session
+	s.svc.mu.Lock()
+	defer s.svc.mu.Unlock()
+	l, err := s.rec.Lease(a.From)
+	if err != nil {
+		return g, err
+	}
+	if b := l.Buffer.Block; s.rec.Mapped[b.ID] == b {
+		s.rec.Unmap(b) // the export may be lost with the first answer, and is sent again
+	}
+	for n := range s.svc.ledger.Names.All() {
+		if n.Buffer == l.Buffer && !l.Write {
+			g.Version = n.Version
+		}
+	}
+	g.Lease, g.Grant, g.Mapped = Lease{s, l}, s.svc.describe(l), false
+	return g, nil
+}
+
+// memberBits is how many bits of the number from which an answer is made again are the id of a member. The rest is the id of its channel.
+const memberBits = 32
+
+func answerOf(j Joined) uint64 { return j.Channel.ID<<memberBits | j.ID }
+
+// Joined returns again what Join has returned.
+//
+// Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed].
+func (a Answer) Joined() (Joined, error) {
+	svc := a.session.svc
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	m, err := svc.ledger.Member(a.session.rec, a.From>>memberBits, a.From&(1<<memberBits-1))
+	if err != nil {
+		return Joined{}, err
+	}
+	return svc.channels.of(m.Channel).describeJoined(m), nil
+}
