@@ -39,9 +39,9 @@ const partPause = 50 * time.Millisecond
 
 // arenaBlock is a block of an arena. The arena's mutex guards it.
 type arenaBlock struct {
-	lease *Lease
-	free  []span           // by offset; neighbours are joined
-	lent  map[uint64]*Part // by buffer id: ranges that others may still use
+	lease  *Lease
+	free   []span           // by offset; neighbours are joined
+	ranges map[uint64]*Part // by buffer id: those that others may still use
 }
 
 // span is a part of a block.
@@ -154,7 +154,7 @@ func (a *Arena) grow(ctx context.Context, n uint64) (p *Part, err error) {
 		return nil, l.Release(false)
 	}
 	defer a.mu.Unlock()
-	b := &arenaBlock{lease: l, free: []span{{0, size}}, lent: make(map[uint64]*Part)}
+	b := &arenaBlock{lease: l, free: []span{{0, size}}, ranges: make(map[uint64]*Part)}
 	if a.blocks = append(a.blocks, b); len(a.blocks) > 1 {
 		p = a.takeAt(b, 0, n)
 	}
@@ -165,7 +165,7 @@ func (a *Arena) grow(ctx context.Context, n uint64) (p *Part, err error) {
 func (a *Arena) collect(ctx context.Context, b *arenaBlock) error {
 	a.mu.Lock()
 	var ids []uint64
-	for id := range b.lent {
+	for id := range b.ranges {
 		ids = append(ids, id)
 	}
 	a.mu.Unlock()
@@ -187,8 +187,8 @@ func (a *Arena) collect(ctx context.Context, b *arenaBlock) error {
 		a.mu.Lock()
 		var empty *Lease
 		for _, id := range reply.Buffers {
-			if p := b.lent[id]; p != nil {
-				delete(b.lent, id)
+			if p := b.ranges[id]; p != nil {
+				delete(b.ranges, id)
 				empty = cmp.Or(empty, p.dropLocked())
 			}
 		}
@@ -302,7 +302,7 @@ func (p *Part) Lease(ctx context.Context, t Tensor) (*Lease, error) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p.block.lent[made.held.Info().Buffer] = p
+	p.block.ranges[made.held.Info().Buffer] = p
 	return made, nil
 }
 

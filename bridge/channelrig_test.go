@@ -163,7 +163,7 @@ func (p *partner) take(m *wire.Join) *seat {
 	s := &seat{channel: m.Channel}
 	files := p.get(m, &s.JoinReply)
 	require.Len(p, files, 3)
-	s.config = shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Slot: int(s.Slot), ID: s.Member}
+	s.config = shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Seat: int(s.Slot), ID: s.Member}
 	return s
 }
 

@@ -169,7 +169,7 @@ func (c *Client) Close() error {
 	}
 	var err error
 	for _, l := range append(s.Blocks.BeginClose(), c.streams.ClosePublishers()...) {
-		ended := c.release(session.Unasked, l, true)
+		ended := c.traceRelease(session.Unasked, l, true)
 		if !errors.Is(ended, session.ErrClientClosed) && !errors.Is(ended, ErrDisconnected) {
 			err = errors.Join(err, ended)
 		}

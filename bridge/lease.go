@@ -284,7 +284,7 @@ func (l *Lease) Publish(ctx context.Context, p Publication) (err error) {
 //
 // Errors: [ErrDisconnected] if the connection was lost, and with it the lease.
 func (l *Lease) Release(incomplete bool) error {
-	return l.client.release(session.Unasked, &l.held, incomplete)
+	return l.client.traceRelease(session.Unasked, &l.held, incomplete)
 }
 
 // ReleaseAfter is like [Lease.Release], for memory that queues of the caller still use: the next user of the memory waits for the present
@@ -293,5 +293,5 @@ func (l *Lease) Release(incomplete bool) error {
 //
 // Errors: those of Release; the context's error if ReleaseAfter had to wait.
 func (l *Lease) ReleaseAfter(ctx context.Context, queues ...Queue) error {
-	return l.client.release(ctx, &l.held, false, queues...)
+	return l.client.traceRelease(ctx, &l.held, false, queues...)
 }

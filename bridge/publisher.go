@@ -13,13 +13,13 @@ import (
 // next frame, and [Publisher.Publish] publishes this memory. So a stream asks the service for nothing. Several goroutines may call the
 // methods, and have several loans at a time.
 //
-// The memory of a Publisher is an arena: one lease of one buffer, which is divided into slots of equal size. The first loan asks the service
-// for an arena of a few slots more than the channel keeps frames. If the pool has no room, the arena has fewer slots. If all slots are in
+// The memory of a Publisher is an arena: one lease of one buffer, which is divided into chunks of equal size. The first loan asks the service
+// for an arena of a few chunks more than the channel keeps frames. If the pool has no room, the arena has fewer chunks. If all chunks are in
 // use, because the program has many loans or because subscribers hold frames that the channel does not keep any more, the Publisher asks for
-// a further arena. A Publisher that has not been used for a second gives the arenas back of which every slot is free. It does so at once if
+// a further arena. A Publisher that has not been used for a second gives the arenas back of which every chunk is free. It does so at once if
 // other programs, or other parts of this program, wait for memory of the pool. The next loan asks for an arena again.
 //
-// A subscriber maps the whole arena, so all members of a channel can read all slots of the arena. An arena has frames of one channel only.
+// A subscriber maps the whole arena, so all members of a channel can read all chunks of the arena. An arena has frames of one channel only.
 type Publisher struct {
 	channel *Channel
 	shared  *stream.Publisher
@@ -41,16 +41,16 @@ func (p *Publisher) String() string {
 	return fmt.Sprintf("publisher of frames of %d bytes in %v", p.shared.Bytes, p.channel)
 }
 
-// Loan lends memory for a frame: a write lease on one slot. The caller writes the content, and then passes the lease to [Publisher.Publish],
+// Loan lends memory for a frame: a write lease on one chunk. The caller writes the content, and then passes the lease to [Publisher.Publish],
 // or releases it. Loan prefers memory on which no work of readers is running. If there is no such memory, the lease waits for this work
 // before it uses the memory, as every lease does.
 //
-// If no slot is free, Loan waits until one comes back.
+// If no chunk is free, Loan waits until one comes back.
 //
-// Errors: [ErrLimit] or [ErrOutOfMemory] at the deadline: the error says how many slots there are and what has them; [ErrClosed].
+// Errors: [ErrLimit] or [ErrOutOfMemory] at the deadline: the error says how many chunks there are and what has them; [ErrClosed].
 func (p *Publisher) Loan(ctx context.Context) (*Lease, error) { return p.loan(ctx, session.Waiting) }
 
-// TryLoan is like [Publisher.Loan], but does not wait until a slot comes back. It may ask the service for memory.
+// TryLoan is like [Publisher.Loan], but does not wait until a chunk comes back. It may ask the service for memory.
 //
 // Errors: those of Loan, at once.
 func (p *Publisher) TryLoan(ctx context.Context) (*Lease, error) { return p.loan(ctx, session.Once) }
@@ -70,7 +70,7 @@ func (p *Publisher) TryPublish(ctx context.Context, l *Lease, o FrameOptions) (u
 	return p.send(ctx, session.Once, l, o)
 }
 
-// Close ends the Publisher. It gives an arena back as soon as all slots of the arena are free. The program can still use and release its
+// Close ends the Publisher. It gives an arena back as soon as all chunks of the arena are free. The program can still use and release its
 // loans. A second call does nothing. The result is always nil.
 func (p *Publisher) Close() error {
 	p.shared.Close()
@@ -85,7 +85,7 @@ func (p *Publisher) loan(ctx context.Context, try session.Attempt) (l *Lease, er
 		defer func() { end(l, err) }()
 	}
 	made := &Lease{client: c}
-	if err := p.shared.Lend(ctx, try, &made.held); err != nil {
+	if err := p.shared.Loan(ctx, try, &made.held); err != nil {
 		return nil, err
 	}
 	return made, nil

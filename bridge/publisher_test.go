@@ -91,7 +91,7 @@ func TestAStreamOfAPublisherAsksTheServiceForNothing(t *testing.T) {
 	}
 }
 
-func TestALoanIsALeaseOfItsSlotOnly(t *testing.T) {
+func TestALoanIsALeaseOfItsChunkOnly(t *testing.T) {
 	s := pair(t, hostPool("p", 1<<22), mempool.ChannelSpec{Capacity: 1})
 	p := publisher(t, s.from, 100)
 	a, b := loan(t, p), loan(t, p)
@@ -154,7 +154,7 @@ func TestAFrameOfALoanMayHaveAnotherTensor(t *testing.T) {
 	}
 }
 
-func TestSlotsComeBackHoweverALoanEnds(t *testing.T) {
+func TestChunksComeBackHoweverALoanEnds(t *testing.T) {
 	s := pair(t, hostPool("p", 3<<16), mempool.ChannelSpec{Capacity: 1, Full: mempool.Fail})
 	from := s.follow(t, mempool.SubscribeOptions{})
 	p := publisher(t, s.from, 1<<16)
@@ -179,7 +179,7 @@ func TestSlotsComeBackHoweverALoanEnds(t *testing.T) {
 	}
 }
 
-func TestAPoolOfOneSlotMoreThanTheChannelKeepsIsEnough(t *testing.T) {
+func TestAPoolOfOneChunkMoreThanTheChannelKeepsIsEnough(t *testing.T) {
 	const capacity = 3
 	for _, mode := range []mempool.ChannelMode{mempool.Broadcast, mempool.WorkQueue} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -203,7 +203,7 @@ func TestAPoolOfOneSlotMoreThanTheChannelKeepsIsEnough(t *testing.T) {
 	}
 }
 
-func TestAFullPublisherSaysWhatHasItsSlots(t *testing.T) {
+func TestAFullPublisherSaysWhatHasItsChunks(t *testing.T) {
 	s := pair(t, hostPool("p", 2<<16), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 1})
 	from := s.follow(t, mempool.SubscribeOptions{})
 	p := publisher(t, s.from, 1<<16)
@@ -212,13 +212,13 @@ func TestAFullPublisherSaysWhatHasItsSlots(t *testing.T) {
 	l := loan(t, p)
 	_, err := p.TryLoan(t.Context())
 	require.ErrorIs(t, err, ErrLimit)
-	assert.ErrorContains(t, err, `channel "c": of the 2 slots of this publisher, 1 are on loan, and 1 have frames that the channel keeps or subscribers hold; publish`)
+	assert.ErrorContains(t, err, `channel "c": of the 2 chunks of this publisher, 1 are on loan, and 1 have frames that the channel keeps or subscribers hold; publish`)
 	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	_, err = p.Loan(short)
 	require.ErrorIs(t, err, ErrLimit)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	assert.ErrorContains(t, err, "of the 2 slots")
+	assert.ErrorContains(t, err, "of the 2 chunks")
 	got := make(chan error)
 	go func() {
 		l, err := p.Loan(context.Background())
@@ -253,8 +253,8 @@ func TestAPublisherGrowsWhereWorkersHoldItsFrames(t *testing.T) {
 		require.NoError(t, f.Ack()) // the memory stays in the worker's hands
 		frames = append(frames, f)
 	}
-	assert.GreaterOrEqual(t, p.shared.Slots(), held)
-	assert.Less(t, p.shared.Slots(), 2*(held+1+stream.ArenaMore+stream.SmallMore))
+	assert.GreaterOrEqual(t, p.shared.Chunks(), held)
+	assert.Less(t, p.shared.Chunks(), 2*(held+1+stream.ArenaMore+stream.SmallMore))
 	for n, f := range frames {
 		got, err := verify(f)
 		require.NoError(t, err)
@@ -268,13 +268,13 @@ func TestAPublisherGrowsWhereWorkersHoldItsFrames(t *testing.T) {
 
 func TestAPublisherUsesItsWholePoolAgainAfterArenasWentBack(t *testing.T) {
 	const capacity, bytes = 2, 1 << 19
-	for _, slots := range []int{7, 14, 32} {
-		for kept := range slots {
-			t.Run(fmt.Sprintf("slot %d of %d stays", kept, slots), func(t *testing.T) {
-				s := pair(t, hostPool("p", uint64(slots)*bytes), mempool.ChannelSpec{Capacity: capacity})
+	for _, chunks := range []int{7, 14, 32} {
+		for kept := range chunks {
+			t.Run(fmt.Sprintf("chunk %d of %d stays", kept, chunks), func(t *testing.T) {
+				s := pair(t, hostPool("p", uint64(chunks)*bytes), mempool.ChannelSpec{Capacity: capacity})
 				p := publisher(t, s.from, bytes)
 				var loans []*Lease
-				for range slots {
+				for range chunks {
 					loans = append(loans, loan(t, p))
 				}
 				_, err := p.Publish(t.Context(), loans[kept], mempool.FrameOptions{})
@@ -286,7 +286,7 @@ func TestAPublisherUsesItsWholePoolAgainAfterArenasWentBack(t *testing.T) {
 				}
 				s.producer.streams.GiveBack(s.pool.opened.Info.ID)
 				eventually(t, func() bool { return s.svc.Stats().Buffers == 1 })
-				for range slots - 1 {
+				for range chunks - 1 {
 					loan(t, p)
 				}
 			})
@@ -314,7 +314,7 @@ func TestAnIdlePublisherKeepsWhatItsChannelKeeps(t *testing.T) {
 	from := s.follow(t, mempool.SubscribeOptions{})
 	p := publisher(t, s.from, 1<<12)
 	var loans []*Lease
-	for range 3 + stream.ArenaMore + stream.SmallMore + 1 { // one more than the first arena has slots
+	for range 3 + stream.ArenaMore + stream.SmallMore + 1 { // one more than the first arena has chunks
 		loans = append(loans, loan(t, p))
 	}
 	require.Equal(t, 2, s.svc.Stats().Buffers)
@@ -367,7 +367,7 @@ func TestWhoWaitsForMemoryGetsWhatAPublisherDoesNotUse(t *testing.T) {
 	}
 }
 
-func TestASlotWaitsForTheWorkOfItsReaders(t *testing.T) {
+func TestAChunkWaitsForTheWorkOfItsReaders(t *testing.T) {
 	s := pair(t, hostPool("p", 2<<16), mempool.ChannelSpec{Capacity: 1})
 	from := s.follow(t, mempool.SubscribeOptions{})
 	p := publisher(t, s.from, 1<<16)
@@ -397,7 +397,7 @@ func TestASlotWaitsForTheWorkOfItsReaders(t *testing.T) {
 	require.NoError(t, receive(t, from, 3).Release())
 }
 
-func TestALoanPrefersASlotWhoseReadersAreDone(t *testing.T) {
+func TestALoanPrefersAChunkWhoseReadersAreDone(t *testing.T) {
 	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Mode: mempool.WorkQueue, Capacity: 2})
 	from := s.follow(t, mempool.SubscribeOptions{})
 	p := publisher(t, s.from, 1<<10)
@@ -508,7 +508,7 @@ func TestTheEndOfTheClientOrItsServiceEndsAWaitForALoan(t *testing.T) {
 		"the publisher is closed": {func(_ *channelPair, waiting *Publisher) error { waiting.Close(); return nil }, ErrClosed},
 		"the service ends":        {func(s *channelPair, _ *Publisher) error { return s.Close() }, ErrDisconnected},
 	} {
-		for _, where := range []string{"for a slot", "at the service"} {
+		for _, where := range []string{"for a chunk", "at the service"} {
 			if what == "the publisher is closed" && where == "at the service" {
 				continue
 			}
@@ -566,7 +566,7 @@ func TestSeveralGoroutinesShareAPublisher(t *testing.T) {
 	all.Wait()
 }
 
-func TestPublishersOfOneChannelGetTheirOwnSlotsBack(t *testing.T) {
+func TestPublishersOfOneChannelGetTheirOwnChunksBack(t *testing.T) {
 	s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
 	from := s.follow(t, mempool.SubscribeOptions{})
 	var ps []*Publisher
@@ -595,7 +595,7 @@ func TestAStreamOfAPublisherGoesOnWhileTheServiceIsStopped(t *testing.T) {
 			require.NoError(t, err)
 			p := publisher(t, ch, 1<<12)
 			var hand []*Frame
-			for n := range uint64(2) { // all slots are in the consumer's hands
+			for n := range uint64(2) { // all chunks are in the consumer's hands
 				require.NoError(t, sendLoan(t.Context(), p, n))
 				hand = append(hand, receive(t, from, n))
 			}
@@ -616,7 +616,7 @@ func TestAStreamOfAPublisherGoesOnWhileTheServiceIsStopped(t *testing.T) {
 			p.Close()
 			require.NoError(t, ch.Close(t.Context()))
 			all, err := pool.Allocate(t.Context(), mempool.Bytes(2<<12))
-			require.NoError(t, err, "no slot is lost")
+			require.NoError(t, err, "no chunk is lost")
 			require.NoError(t, all.Release(false))
 		})
 	}
@@ -772,7 +772,7 @@ func TestTheTracerSeesLoans(t *testing.T) {
 	require.NoError(t, errors.Join(ch.Close(t.Context())))
 }
 
-func TestASlotOfAGPUWaitsForTheStreamsOfItsWriterAndItsReaders(t *testing.T) {
+func TestAChunkOfAGPUWaitsForTheStreamsOfItsWriterAndItsReaders(t *testing.T) {
 	_, path := serve(t, server.Config{})
 	producer, consumer := dial(t, path), dial(t, path)
 	pool := gpuPool(t, producer)
@@ -797,11 +797,11 @@ func TestASlotOfAGPUWaitsForTheStreamsOfItsWriterAndItsReaders(t *testing.T) {
 	require.NoError(t, f.Lease.WaitOn(t.Context(), q))
 	require.NoError(t, f.ReleaseAfter(t.Context(), q))
 	var loans []*Lease
-	for range p.shared.Slots() {
+	for range p.shared.Chunks() {
 		loans = append(loans, loan(t, p))
 	}
 	last := loans[len(loans)-1]
-	assert.Equal(t, at, memoryOf(t, last).Pointer(), "the slot with work is taken last")
+	assert.Equal(t, at, memoryOf(t, last).Pointer(), "the chunk with work is taken last")
 	assert.Len(t, last.Grant().Wait, 2, "it waits for its writer and its reader")
 	for _, l := range loans[:len(loans)-1] {
 		assert.Empty(t, l.Grant().Wait)

@@ -139,8 +139,8 @@ func (s *subscription) traceReceive(ctx context.Context) (context.Context, func(
 	}
 }
 
-// release ends a lease, and tells the tracer. If the caller has no context, the tracer gets the context of the operation that made the lease.
-func (t *tracing) release(ctx context.Context, l *session.Lease, incomplete bool, after ...mempool.Queue) (err error) {
+// traceRelease ends a lease, and tells the tracer. If the caller has no context, the tracer gets the context of the operation that made the lease.
+func (t *tracing) traceRelease(ctx context.Context, l *session.Lease, incomplete bool, after ...mempool.Queue) (err error) {
 	if t.tracer != nil {
 		o, traced := t.startRelease(ctx, l)
 		defer func() { t.tracer.TraceEnd(traced, o, err) }()

@@ -35,15 +35,15 @@ type connection struct {
 	unsure   unconfirmed
 	features map[string]bool // features that both the client and the service have; hello sets them
 
-	work       sync.WaitGroup // the sender of notices, and the requests that wait
-	waits      waits
-	unanswered unanswered
+	work    sync.WaitGroup // the sender of notices, and the requests that wait
+	waits   waits
+	timings timings
 	// exportLost says that an export could not be sent, so Grant.Mapped may be wrong for this session. sender.sending guards it.
 	exportLost bool
 }
 
 func (s *Server) newConn(conn *seqpacket.Conn) *connection {
-	c := &connection{server: s, features: make(map[string]bool), waits: waits{cancels: make(map[uint64]context.CancelFunc)}, unanswered: unanswered{report: s.config.Answered},
+	c := &connection{server: s, features: make(map[string]bool), waits: waits{cancels: make(map[uint64]context.CancelFunc)}, timings: timings{report: s.config.Answered},
 		sender: sender{conn: conn, limits: s.limits, notices: notices{wake: make(chan struct{}, 1)}}}
 	c.ctx, c.cancel = context.WithCancelCause(s.ctx)
 	c.peer, c.unknown = peerOf(conn)
@@ -266,7 +266,7 @@ func (c *connection) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 		out.Token = token[:]
 	}
 	failpoint.At("hello/answering")
-	c.reply(q, out, nil)
+	c.answer(q, out, nil)
 	failpoint.At("hello/answered")
 	return nil
 }
@@ -290,11 +290,12 @@ func (c *connection) answerAgain(q uint32, r wire.Request) bool {
 		p, err := c.session.FindPool(answer.From)
 		c.replyPool(q, p, err)
 	case *wire.Publish:
-		c.reply(q, &wire.PublishReply{Version: answer.From}, nil)
+		c.answer(q, &wire.PublishReply{Version: answer.From}, nil)
 	case *wire.GetTimeline:
 		c.timeline(q, r)
 	case *wire.MakeChannel:
-		c.makeChannel(q, r) // it is there
+		reply, err := makeChannel(c.session, r) // it is there
+		c.answer(q, reply, err)
 	case *wire.Join:
 		j, err := answer.Joined()
 		c.replyJoined(q, j, err)
@@ -313,19 +314,19 @@ type unconfirmed struct {
 // manyUnconfirmed is how many answers the server sends before it asks whether the client has them.
 const manyUnconfirmed = 64
 
-// sentAnswer notes that the answer to request q was sent. When the socket holds nothing that the client has not read, the client has all answers.
-func (c *connection) sentAnswer(q uint32) {
-	if _, lasts := c.session.Token(); !lasts {
+// add notes that the answer to request q of session s was sent by conn. When conn holds nothing that the client has not read, the client has
+// all answers.
+func (u *unconfirmed) add(q uint32, s *service.Session, conn *seqpacket.Conn) {
+	if _, lasts := s.Token(); !lasts {
 		return
 	}
-	u := &c.unsure
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.requests = append(u.requests, q); len(u.requests)%manyUnconfirmed != 0 {
 		return
 	}
-	if unread, err := c.conn.Unread(); err == nil && unread == 0 {
-		c.session.Answered(u.requests)
+	if unread, err := conn.Unread(); err == nil && unread == 0 {
+		s.Answered(u.requests)
 		u.requests = u.requests[:0]
 	}
 }

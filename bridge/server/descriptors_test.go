@@ -56,6 +56,6 @@ func TestAPoolsFileIsNotSentOnceItIsClosed(t *testing.T) {
 	c := greeted(t, r.path)
 	gone := r.only(t)
 	files := []*os.File{b}
-	gone.reply(8, &wire.PoolReply{Pool: wire.PoolInfo{ID: 1, Name: "p", Kind: wire.Kind(mempool.Host), MaxBytes: 1, Export: &wire.Export{FDs: 1}}}, files)
+	gone.answer(8, &wire.PoolReply{Pool: wire.PoolInfo{ID: 1, Name: "p", Kind: wire.Kind(mempool.Host), MaxBytes: 1, Export: &wire.Export{FDs: 1}}}, nil, files...)
 	assert.ErrorIs(t, c.Reply(8, &wire.PoolReply{}), wire.CodeClosed)
 }

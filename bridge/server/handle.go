@@ -15,12 +15,10 @@ import (
 
 func (c *connection) trim(q uint32, r *wire.Trim) {
 	n, err := c.session.TrimPool(r.Pool, r.Keep)
-	if err != nil {
-		c.fail(q, err)
-		return
+	if err == nil {
+		c.sendWaiting() // the client then knows at the reply which blocks it must unmap
 	}
-	c.sendWaiting() // the client then knows at the reply which blocks it must unmap
-	c.reply(q, &wire.TrimReply{Bytes: n}, nil)
+	c.answer(q, &wire.TrimReply{Bytes: n}, err)
 }
 
 func (c *connection) get(q uint32, r *wire.Get) {
@@ -45,13 +43,9 @@ func (c *connection) allocRange(q uint32, r *wire.AllocRange) {
 	l.answer()
 }
 
-func (c *connection) returned(q uint32, r *wire.Returned) {
-	gone, wait, err := c.session.Returned(r.Lease, r.Buffers)
-	if err != nil {
-		c.fail(q, err)
-		return
-	}
-	c.reply(q, &wire.ReturnedReply{Buffers: gone, Wait: convert.WireFences(wait)}, nil)
+func returned(s *service.Session, r *wire.Returned) (wire.Reply, error) {
+	gone, wait, err := s.Returned(r.Lease, r.Buffers)
+	return &wire.ReturnedReply{Buffers: gone, Wait: convert.WireFences(wait)}, err
 }
 
 func (c *connection) cancelRequest(q uint32, r *wire.Cancel) {
@@ -59,8 +53,8 @@ func (c *connection) cancelRequest(q uint32, r *wire.Cancel) {
 	c.done(q, nil)
 }
 
-func (c *connection) stats(q uint32, _ *wire.StatsRequest) {
-	c.reply(q, &wire.StatsReply{Stats: convert.WireServiceStats(c.session.View().Stats())}, nil)
+func stats(s *service.Session, _ *wire.StatsRequest) (wire.Reply, error) {
+	return &wire.StatsReply{Stats: convert.WireServiceStats(s.View().Stats())}, nil
 }
 
 func (c *connection) release(q uint32, r *wire.Release) {
@@ -73,12 +67,20 @@ func (c *connection) release(q uint32, r *wire.Release) {
 	c.done(q, c.session.Release(r.Failed, convert.Fences(r.Done), append([]uint64{r.Lease}, r.Also...)...))
 }
 
-func (c *connection) done(q uint32, err error) {
-	if err != nil {
-		c.fail(q, err)
+func (c *connection) done(q uint32, err error) { c.answer(q, &wire.EmptyReply{}, err) }
+
+// answerInTime answers request q by the function that `attempt` returns. If an attempt that does not wait fails with the error `missing`, and the
+// request may wait, answerInTime makes another attempt, from a new goroutine.
+func (c *connection) answerInTime(q uint32, wait uint64, missing error, attempt func(ctx context.Context, wait time.Duration) (answer func(), err error)) {
+	answer, err := attempt(c.ctx, 0)
+	if wait == 0 || q == 0 || !errors.Is(err, missing) {
+		answer()
 		return
 	}
-	c.reply(q, &wire.EmptyReply{}, nil)
+	c.waitFor(q, err, func(ctx context.Context) func() {
+		answer, _ := attempt(ctx, milliseconds(wait))
+		return answer
+	})
 }
 
 func (c *connection) create(q uint32, r *wire.Create) {
@@ -142,26 +144,21 @@ func (c *connection) replyPool(q uint32, p *service.Pool, err error) {
 	out := convert.WirePoolInfo(p.Info())
 	x, files := convert.WireExport(p.Export())
 	out.Export = x
-	c.reply(q, &wire.PoolReply{Pool: out}, files)
+	c.answer(q, &wire.PoolReply{Pool: out}, nil, files...)
 }
 
-func (c *connection) publish(q uint32, r *wire.Publish) {
+func publishBuffer(s *service.Session, r *wire.Publish) (wire.Reply, error) {
 	complete, err := convert.Completion(r.Ready, r.Event)
 	if err != nil {
-		c.fail(q, err)
-		return
+		return nil, err
 	}
 	p := mempool.Publication{Name: r.Name, Keep: r.Keep, WhileUsed: r.WhileUsed, Replace: r.Replace, Version: r.Version, Completion: complete}
 	if r.Tensor != nil {
 		t := convert.Tensor(*r.Tensor)
 		p.Tensor = &t
 	}
-	version, err := c.session.Publish(r.Lease, p)
-	if err != nil {
-		c.fail(q, err)
-		return
-	}
-	c.reply(q, &wire.PublishReply{Version: version}, nil)
+	version, err := s.Publish(r.Lease, p)
+	return &wire.PublishReply{Version: version}, err
 }
 
 // alloc answers with a new lease. A large allocation takes long, so alloc starts a new goroutine for it: the session's other requests do

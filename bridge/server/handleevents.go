@@ -14,11 +14,7 @@ import (
 func (c *connection) events(q uint32, r *wire.Events) {
 	most := int(min(cmp.Or(r.Most, wire.MaxEvents), wire.MaxEvents))
 	answer := func(page mempool.EventPage, err error) {
-		if err != nil {
-			c.fail(q, err)
-			return
-		}
-		c.reply(q, &wire.EventsReply{Events: convert.WireEvents(page.Events), Next: page.Next, Lost: page.Lost}, nil)
+		c.answer(q, &wire.EventsReply{Events: convert.WireEvents(page.Events), Next: page.Next, Lost: page.Lost}, err)
 	}
 	page, err := c.session.View().Events(c.ctx, r.After, most, 0)
 	if q == 0 || err != nil || r.Wait == 0 || len(page.Events) > 0 || page.Lost > 0 {

@@ -41,11 +41,7 @@ func (c *connection) list(q uint32, r *wire.List) {
 		err = typed.Errorf(mempool.ErrInvalid, "there is no list of %q: expected %s, %s, %s, %s, %s or %s", r.What, wire.ListSessions, wire.ListChannels, wire.ListNames,
 			wire.ListBuffers, wire.ListLeases, wire.ListMembers)
 	}
-	if err != nil {
-		c.fail(q, err)
-		return
-	}
-	c.reply(q, reply, nil)
+	c.answer(q, reply, err)
 }
 
 // lists makes lists wait for other requests: a client asks for a long list in many requests, and these requests could use a whole

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
@@ -25,14 +26,9 @@ func (c *connection) join(q uint32, r *wire.Join) {
 		c.replyJoined(q, m, err)
 		return
 	}
-	m, err := c.session.JoinChannel(c.ctx, r.Name, spec, 0)
-	if r.Wait == 0 || !errors.Is(err, mempool.ErrNotFound) {
-		c.replyJoined(q, m, err)
-		return
-	}
-	c.waitFor(q, err, func(ctx context.Context) func() {
-		m, err := c.session.JoinChannel(ctx, r.Name, spec, milliseconds(r.Wait))
-		return func() { c.replyJoined(q, m, err) }
+	c.answerInTime(q, r.Wait, mempool.ErrNotFound, func(ctx context.Context, wait time.Duration) (func(), error) {
+		m, err := c.session.JoinChannel(ctx, r.Name, spec, wait)
+		return func() { c.replyJoined(q, m, err) }, err
 	})
 }
 
@@ -44,12 +40,12 @@ func (c *connection) replyJoined(q uint32, m service.Joined, err error) {
 	}
 	x, files := convert.WireExport(m.Export)
 	reply := &wire.JoinReply{Channel: convert.WireChannelIdentity(m.Channel), Slot: uint64(m.Slot), Member: m.ID, Export: *x}
-	sent := c.unanswered.answer(q)
+	sent := c.timings.end(q)
 	err = c.send(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, reply) })
 	if err != nil {
 		_ = c.session.Channel(m.Channel.ID).Member(m.ID).Leave() // this fails only if the member is gone
 	}
-	c.answered(q, sent, err)
+	c.replySent(q, sent, err)
 }
 
 // enter lets a member take part in its channel. Before the reply, enter sends the client the files of those other members that the new

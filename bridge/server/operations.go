@@ -28,15 +28,15 @@ var operations = byName(
 	on((*connection).alloc),
 	on((*connection).get),
 	on((*connection).lease),
-	on((*connection).publish),
+	answered(publishBuffer),
 	done(func(s *service.Session, r *wire.Unpublish) error { return s.Unpublish(r.Name) }),
 	on((*connection).release),
 	on((*connection).allocRange).needs(wire.FeatureRanges),
-	on((*connection).returned).needs(wire.FeatureRanges),
+	answered(returned).needs(wire.FeatureRanges),
 	on((*connection).cancelRequest).looking(),
 	done(func(s *service.Session, r *wire.Dropped) error { return s.Dropped(r.Blocks) }).slowly(),
 
-	on((*connection).stats).looking(),
+	answered(stats).looking(),
 	on((*connection).list).looking(),
 	on((*connection).events).looking(),
 	on((*connection).endSession),
@@ -45,7 +45,7 @@ var operations = byName(
 	on((*connection).timeline).needs(wire.FeatureTimelines),
 	done(func(s *service.Session, _ *wire.Seal) error { return s.SealTimeline() }).needs(wire.FeatureTimelines),
 
-	on((*connection).makeChannel).needs(wire.FeatureChannels),
+	answered(makeChannel).needs(wire.FeatureChannels),
 	on((*connection).find).needs(wire.FeatureChannels),
 	done(func(s *service.Session, r *wire.CloseChannel) error {
 		if r.Discard {
@@ -81,7 +81,7 @@ func (c *connection) handle(q uint32, r wire.Request) {
 	if o.slow {
 		defer c.tellWorking(0)()
 	}
-	defer c.unanswered.begins(q, o.name)()
+	defer c.timings.begin(q, o.name)()
 	if _, lists := r.(*wire.List); !lists {
 		c.server.lists.others.Add(1)
 	}
@@ -92,6 +92,14 @@ func (c *connection) handle(q uint32, r wire.Request) {
 func on[R wire.Request](run func(c *connection, q uint32, r R)) operation {
 	var none R
 	return operation{name: none.Op(), run: func(c *connection, q uint32, r wire.Request) { run(c, q, r.(R)) }}
+}
+
+// answered returns the operation of requests of type R. The server calls the function `do`, and answers with its reply or its error.
+func answered[R wire.Request](do func(s *service.Session, r R) (wire.Reply, error)) operation {
+	return on(func(c *connection, q uint32, r R) {
+		reply, err := do(c.session, r)
+		c.answer(q, reply, err)
+	})
 }
 
 // done returns an `operation`: what the server does for requests of type R. The server calls the function `do` and then answers with an

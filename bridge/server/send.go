@@ -172,23 +172,25 @@ func farewell(conn *seqpacket.Conn, reason error) {
 	}
 }
 
-// reply answers request q and sends files with the answer. If q is 0, the client wants no answer, and reply does nothing.
-func (c *connection) reply(q uint32, r wire.Reply, files []*os.File) {
-	if q == 0 {
-		return
+// answer answers request q with r and files, or with err if err is not nil. If q is 0, the client wants no answer: see fail.
+func (c *connection) answer(q uint32, r wire.Reply, err error, files ...*os.File) {
+	switch {
+	case err != nil:
+		c.fail(q, err)
+	case q != 0:
+		sent := c.timings.end(q)
+		c.replySent(q, sent, c.send(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, r) }))
 	}
-	sent := c.unanswered.answer(q)
-	c.answered(q, sent, c.send(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, r) }))
 }
 
-// answered records that the answer to request q was sent. If the answer could not be sent, answered sends the error instead.
-func (c *connection) answered(q uint32, sent func(result string), err error) {
+// replySent records that the answer to request q was sent. If the answer could not be sent, replySent sends the error instead.
+func (c *connection) replySent(q uint32, sent func(result string), err error) {
 	if err != nil {
 		c.failed(q, sent, err)
 		return
 	}
 	sent("ok")
-	c.sentAnswer(q)
+	c.unsure.add(q, c.session, c.conn)
 }
 
 // replyLease answers with a lease. The reply with a session's first lease on a block has the export of the block. This reply must reach the
@@ -206,7 +208,7 @@ func (c *connection) replyLease(q uint32, g service.GrantedLease, err error) {
 	out := convert.WireGrant(g.Grant)
 	var files []*os.File
 	first := false
-	sent := c.unanswered.answer(q)
+	sent := c.timings.end(q)
 	c.sending.Lock()
 	if !g.Mapped || c.exportLost {
 		var x mempool.Export
@@ -224,14 +226,14 @@ func (c *connection) replyLease(q uint32, g service.GrantedLease, err error) {
 		err = errors.Join(err, g.Lease.Undo(first))
 	}
 	c.sending.Unlock()
-	c.answered(q, sent, err)
+	c.replySent(q, sent, err)
 }
 
 // fail answers request q with an error. If q is 0, the client wants no answer, and fail sends nothing. But if the error ends the session,
 // fail sends a goodbye to this client.
-func (c *connection) fail(q uint32, err error) { c.failed(q, c.unanswered.answer(q), err) }
+func (c *connection) fail(q uint32, err error) { c.failed(q, c.timings.end(q), err) }
 
-// failed does what fail does, for a caller that has called answer.
+// failed does what fail does, for a caller that has ended the timing.
 func (c *connection) failed(q uint32, sent func(result string), err error) {
 	e := convert.WireError(err)
 	if e.Code == wire.CodeInternal {

@@ -9,7 +9,7 @@ import (
 type AdoptedMember struct {
 	MemberSpec
 	ID             uint64
-	Slot           int
+	Seat           int
 	File           *os.File
 	Entered        bool
 	Reserved       bool
@@ -17,7 +17,7 @@ type AdoptedMember struct {
 }
 
 // AdoptHost takes over the channel of a host whose process is gone: its files, the greatest id of a member so far, the first frame that was not
-// given up (see [Host.First]), whether it was closed, and the members that have a slot. The roster may have a change that the host did not
+// given up (see [Host.First]), whether it was closed, and the members that have a seat. The roster may have a change that the host did not
 // complete, and of which nothing else is known: AdoptHost completes the change, or the caller repeats it. AdoptHost owns the files, also if it fails.
 //
 // Errors: [ErrInvalid], [ErrFile], [ErrCorrupt]; errors of the system.
@@ -25,7 +25,7 @@ func AdoptHost(spec Spec, rosterFile, sequencerFile *os.File, lastID, first uint
 	h := &Host{channel: &channel{geometry: geometryFor(spec.Capacity), mode: spec.Mode, policy: spec.Policy, delivers: uint64(spec.MaxDeliveries)},
 		rosterFile: rosterFile, sequencerFile: sequencerFile, lastID: lastID, first: first}
 	for _, one := range members {
-		all = append(all, &Member{Role: one.Role, Peer: Peer{Slot: one.Slot, ID: one.ID, Timeline: one.Timeline, PID: one.PID}, policy: one.Policy, oldest: one.Oldest,
+		all = append(all, &Member{Role: one.Role, Peer: Peer{Seat: one.Seat, ID: one.ID, Timeline: one.Timeline, PID: one.PID}, policy: one.Policy, oldest: one.Oldest,
 			file: one.File, reserved: one.Reserved, left: one.Left, said: one.SaidLeft})
 	}
 	defer func() {
@@ -37,16 +37,16 @@ func AdoptHost(spec Spec, rosterFile, sequencerFile *os.File, lastID, first uint
 		return nil, nil, err
 	}
 	for i, m := range all {
-		slots := h.seats(m.Role)
-		if m.Slot < 0 || m.Slot >= len(slots) || slots[m.Slot] != nil {
-			return nil, nil, invalid("two members have slot %d, or there is none", m.Slot)
+		seats := h.seats(m.Role)
+		if m.Seat < 0 || m.Seat >= len(seats) || seats[m.Seat] != nil {
+			return nil, nil, invalid("two members have seat %d, or there is none", m.Seat)
 		}
-		slots[m.Slot] = m
+		seats[m.Seat] = m
 		if err := m.mapFile(h.geometry); err != nil {
 			return nil, nil, err
 		}
-		s := h.slot(m)
-		m.joined = (members[i].Entered || m.reserved) && s.id.Load() == m.ID && s.state.Load() != slotFree
+		s := h.seat(m)
+		m.joined = (members[i].Entered || m.reserved) && s.id.Load() == m.ID && s.state.Load() != seatFree
 		m.start = s.start.Load()
 	}
 	if h.roster.state.Load() == channelClosing || closed && h.roster.state.Load() == channelOpen {

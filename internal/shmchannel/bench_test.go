@@ -164,7 +164,7 @@ func BenchmarkProcesses(b *testing.B) {
 			}
 			var processes []*process
 			for _, m := range f.members[1:] {
-				require.NoError(b, p.AddCursor(m.Slot, m.ID, m.File()))
+				require.NoError(b, p.AddCursor(m.Seat, m.ID, m.File()))
 				processes = append(processes, f.start(m, job{Drain: true, Spin: c.spin}))
 			}
 			require.NoError(b, f.host.Join(m))

@@ -168,10 +168,10 @@ func TestPublishWaitsForRoomWithBlockAndNotWithFail(t *testing.T) {
 				_, err := p.Publish(within(t), p.next())
 				done <- err
 			}()
-			require.Eventually(t, func() bool { return r.host.sequencer.waiting[p.member.Slot].Load() != 0 }, time.Minute, time.Millisecond)
+			require.Eventually(t, func() bool { return r.host.sequencer.waiting[p.member.Seat].Load() != 0 }, time.Minute, time.Millisecond)
 			c.release(c.take())
 			require.NoError(t, <-done)
-			assert.Zero(t, r.host.sequencer.waiting[p.member.Slot].Load())
+			assert.Zero(t, r.host.sequencer.waiting[p.member.Seat].Load())
 		})
 	}
 }
@@ -305,13 +305,13 @@ func TestAConsumerHasABoundedNumberOfFramesInHand(t *testing.T) {
 	}
 }
 
-func TestAProducerNeedsNothingOfAConsumerWhoseSlotTheHostIsFreeing(t *testing.T) {
+func TestAProducerNeedsNothingOfAConsumerWhoseSeatTheHostIsFreeing(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 4})
 	p := r.producer(4)
 	late, err := r.host.Add(MemberSpec{Role: ConsumerRole})
 	require.NoError(t, err)
 	require.NoError(t, r.host.Join(late))
-	r.host.slot(late).id.Store(0) // the producer has loaded the state before
+	r.host.seat(late).id.Store(0) // the producer has loaded the state before
 	p.publish()
 	p.reclaim()
 }
@@ -324,10 +324,10 @@ func TestAMemberWhoseFileHasNotArrivedIsNamed(t *testing.T) {
 	require.NoError(t, r.host.Join(late))
 	var unknown *UnknownMemberError
 	require.ErrorAs(t, p.publishError(), &unknown)
-	assert.Equal(t, UnknownMemberError{ConsumerRole, late.Slot, late.ID}, *unknown)
+	assert.Equal(t, UnknownMemberError{ConsumerRole, late.Seat, late.ID}, *unknown)
 	_, err = p.Reclaim()
 	require.ErrorIs(t, err, ErrUnknownMember)
-	require.NoError(t, p.AddCursor(late.Slot, late.ID, late.File()))
+	require.NoError(t, p.AddCursor(late.Seat, late.ID, late.File()))
 	p.publish()
 	c.release(c.take())
 
@@ -338,13 +338,13 @@ func TestAMemberWhoseFileHasNotArrivedIsNamed(t *testing.T) {
 	defer q.Close()
 	require.NoError(t, r.host.Join(other))
 	for _, m := range r.host.Members(nil, ConsumerRole) {
-		require.NoError(t, q.AddCursor(m.Slot, m.ID, m.File()))
+		require.NoError(t, q.AddCursor(m.Seat, m.ID, m.File()))
 	}
 	_, err = q.TryPublish(&Record{Block: 1, Description: bytes64})
 	require.NoError(t, err)
 	require.ErrorAs(t, c.takeError(), &unknown)
-	assert.Equal(t, UnknownMemberError{ProducerRole, other.Slot, other.ID}, *unknown)
-	require.NoError(t, c.AddTrack(other.Slot, other.ID, other.File()))
+	assert.Equal(t, UnknownMemberError{ProducerRole, other.Seat, other.ID}, *unknown)
+	require.NoError(t, c.AddTrack(other.Seat, other.ID, other.File()))
 	require.EqualValues(t, 2, c.take().Number)
 }
 

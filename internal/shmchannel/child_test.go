@@ -26,7 +26,7 @@ const emulatorEnv = "SHMCHANNEL_TEST_EMULATOR"
 // job says what a child must do.
 type job struct {
 	Role     Role
-	Slot     int
+	Seat     int
 	ID       uint64
 	Mode     Mode
 	Capacity uint64
@@ -39,7 +39,7 @@ type job struct {
 
 type other struct {
 	Role Role
-	Slot int
+	Seat int
 	ID   uint64
 }
 
@@ -130,7 +130,7 @@ func childMain() error {
 		return err
 	}
 	file := func(fd int) *os.File { return os.NewFile(uintptr(fd), fmt.Sprint("file ", fd)) }
-	config := MemberConfig{Roster: file(fileRoster), Sequencer: file(fileSequencer), Own: file(fileOwn), Slot: j.Slot, ID: j.ID, Spin: j.Spin}
+	config := MemberConfig{Roster: file(fileRoster), Sequencer: file(fileSequencer), Own: file(fileOwn), Seat: j.Seat, ID: j.ID, Spin: j.Spin}
 	child := &child{
 		job:    j,
 		pool:   list[content](mapShared(file(filePool), poolBlocks*blockBytes), 0, poolBlocks),
@@ -158,7 +158,7 @@ func childMain() error {
 		}
 		for i, o := range j.Members {
 			if o.Role == ConsumerRole {
-				if err := p.AddCursor(o.Slot, o.ID, file(fileMembers+i)); err != nil {
+				if err := p.AddCursor(o.Seat, o.ID, file(fileMembers+i)); err != nil {
 					return err
 				}
 			}
@@ -172,7 +172,7 @@ func childMain() error {
 	}
 	for i, o := range j.Members {
 		if o.Role == ProducerRole {
-			if err := c.AddTrack(o.Slot, o.ID, file(fileMembers+i)); err != nil {
+			if err := c.AddTrack(o.Seat, o.ID, file(fileMembers+i)); err != nil {
 				return err
 			}
 		}
@@ -209,9 +209,9 @@ func (c *child) produce(p *Producer) error {
 		select {
 		case <-c.stop:
 			fmt.Println("stopped")
-			for p.Lent() > 0 {
+			for p.Outstanding() > 0 {
 				if err := reclaim(); err != nil {
-					return fmt.Errorf("%d blocks are lent: %w", p.Lent(), err)
+					return fmt.Errorf("%d blocks are outstanding: %w", p.Outstanding(), err)
 				}
 			}
 			if len(free) != len(c.Blocks) {
@@ -345,14 +345,14 @@ func newFamily(t testing.TB, spec Spec, members ...MemberSpec) *family {
 // start starts the process of a member and joins it to the channel.
 func (f *family) start(m *Member, j job) *process {
 	f.t.Helper()
-	j.Role, j.Slot, j.ID, j.Mode, j.Capacity = m.Role, m.Slot, m.ID, f.host.mode, f.host.capacity
+	j.Role, j.Seat, j.ID, j.Mode, j.Capacity = m.Role, m.Seat, m.ID, f.host.mode, f.host.capacity
 	ledgerFile, err := makeFile(nil, "ledger", ledgerBytes)
 	require.NoError(f.t, err)
 	defer ledgerFile.Close()
 	files := []*os.File{f.host.RosterFile(), f.host.SequencerFile(), m.File(), f.poolFile, ledgerFile}
 	for _, o := range f.members {
 		if o.Role != m.Role && o.File() != nil {
-			j.Members = append(j.Members, other{o.Role, o.Slot, o.ID})
+			j.Members = append(j.Members, other{o.Role, o.Seat, o.ID})
 			files = append(files, o.File())
 		}
 	}

@@ -78,8 +78,8 @@ type ConsumerConfig struct {
 //
 // Errors: [ErrInvalid], [ErrFile]; errors of the system.
 func OpenConsumer(config ConsumerConfig) (*Consumer, error) {
-	if config.Slot < 0 || config.Slot >= MaxConsumers || config.ID == 0 {
-		return nil, invalid("a consumer has a slot from 0 to %d and an id, not %d and %d", MaxConsumers-1, config.Slot, config.ID)
+	if config.Seat < 0 || config.Seat >= MaxConsumers || config.ID == 0 {
+		return nil, invalid("a consumer has a seat from 0 to %d and an id, not %d and %d", MaxConsumers-1, config.Seat, config.ID)
 	}
 	ch, err := openChannel(config.Roster, config.Sequencer)
 	if err != nil {
@@ -97,24 +97,24 @@ func OpenConsumer(config ConsumerConfig) (*Consumer, error) {
 // AddTrack gives the consumer the file f of a producer. After the call, the caller may close the file.
 //
 // Errors: [ErrInvalid], [ErrFile], [ErrLeft] if the consumer is closed; errors of the system.
-func (c *Consumer) AddTrack(slot int, id uint64, f *os.File) error {
-	if slot < 0 || slot >= MaxProducers || id == 0 {
-		return invalid("a producer has a slot from 0 to %d and an id, not %d and %d", MaxProducers-1, slot, id)
+func (c *Consumer) AddTrack(seat int, id uint64, f *os.File) error {
+	if seat < 0 || seat >= MaxProducers || id == 0 {
+		return invalid("a producer has a seat from 0 to %d and an id, not %d and %d", MaxProducers-1, seat, id)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return c.gone("is closed")
 	}
-	old := c.tracks[slot]
-	if old != nil && old.id >= id { // a later member of a slot has a greater id
+	old := c.tracks[seat]
+	if old != nil && old.id >= id { // a later member of a seat has a greater id
 		return nil
 	}
 	t, err := mapTrack(f, c.geometry, id, false)
 	if err != nil {
 		t = &track{id: id} // the frames of this producer fail, and no other frames
 	}
-	c.tracks[slot] = t
+	c.tracks[seat] = t
 	if old != nil {
 		err = errors.Join(err, old.unmap())
 	}
@@ -209,7 +209,7 @@ func (c *Consumer) attempt(f *Frame) (ok bool, err error) {
 //
 // Errors: [ErrLeft], [ErrDestroyed].
 func (c *Consumer) takesPart() error {
-	own := &c.roster.consumers[c.slot]
+	own := &c.roster.consumers[c.seat]
 	switch {
 	case c.left:
 		return c.gone("has left")
@@ -248,7 +248,7 @@ func (c *Consumer) ended(next, newest uint64) error {
 // abandoned reports whether the consumer needs producers, and none is left.
 func (c *Consumer) abandoned() bool { return c.needsProducers && c.roster.abandoned.Load() != 0 }
 
-// Producers returns the producers: those that take part, and those that left and whose slot no other producer has got. If none takes part,
+// Producers returns the producers: those that take part, and those that left and whose seat no other producer has got. If none takes part,
 // it also returns when the last one left; the time is zero if none has joined yet. After Close, both are as they were then.
 func (c *Consumer) Producers() (found []ProducerState, abandoned time.Time) {
 	c.mu.Lock()
@@ -267,25 +267,25 @@ func (c *Consumer) lookAtProducers() {
 	}
 	for i := range MaxProducers {
 		s := &c.roster.producers[i]
-		if how := Ending(s.ending.Load()); s.state.Load() == slotActive || how != 0 {
+		if how := Ending(s.ending.Load()); s.state.Load() == seatActive || how != 0 {
 			c.producers = append(c.producers, ProducerState{s.pid.Load(), how})
 		}
 	}
 }
 
-// trackOf returns the track of the producer in a slot, and the producer.
-func (c *Consumer) trackOf(number uint64, slot int) (*track, Peer, error) {
-	s := &c.roster.producers[slot]
-	peer := s.peer(slot)
-	if s.state.Load() == slotFree || peer.ID == 0 {
-		return nil, peer, &FrameError{number, slot, "the slot of its producer is free"}
+// trackOf returns the track of the producer in a seat, and the producer.
+func (c *Consumer) trackOf(number uint64, seat int) (*track, Peer, error) {
+	s := &c.roster.producers[seat]
+	peer := s.peer(seat)
+	if s.state.Load() == seatFree || peer.ID == 0 {
+		return nil, peer, &FrameError{number, seat, "the seat of its producer is free"}
 	}
-	t := c.tracks[slot]
+	t := c.tracks[seat]
 	if t == nil || t.id != peer.ID {
-		return nil, peer, &UnknownMemberError{ProducerRole, slot, peer.ID}
+		return nil, peer, &UnknownMemberError{ProducerRole, seat, peer.ID}
 	}
 	if t.region == nil {
-		return nil, peer, &FrameError{number, slot, "the file of its producer could not be mapped"}
+		return nil, peer, &FrameError{number, seat, "the file of its producer could not be mapped"}
 	}
 	return t, peer, nil
 }

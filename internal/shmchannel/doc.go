@@ -2,7 +2,7 @@
 // docs/streams.md.
 //
 // A [Host] makes the files of a channel and decides which members take part. A [Producer] publishes records. Each
-// names the memory of a frame: a block, or a slot of an arena in a block. The producer gets the memory back when no consumer needs it. A [Consumer] takes frames in the order of their numbers. The
+// names the memory of a frame: a block, or a chunk of an arena in a block. The producer gets the memory back when no consumer needs it. A [Consumer] takes frames in the order of their numbers. The
 // host does no work for each frame. It works only when a member joins, leaves or dies.
 //
 // The package does not use sessions, sockets or GPUs. The caller passes file descriptors to the package. In this package, blocks and

@@ -17,8 +17,8 @@ var (
 	ErrCorrupt = errors.New("shmchannel: the shared memory is corrupt")
 	// ErrFull means that the channel cannot accept another frame now.
 	ErrFull = errors.New("shmchannel: the channel is full")
-	// ErrNoSlot means that the channel cannot accept a new member: it already has [MaxProducers] producers or [MaxConsumers] consumers.
-	ErrNoSlot = errors.New("shmchannel: no slot for another member")
+	// ErrNoSeat means that the channel cannot accept a new member: it already has [MaxProducers] producers or [MaxConsumers] consumers.
+	ErrNoSeat = errors.New("shmchannel: no seat for another member")
 	// ErrClosed means that the channel is closed, so nobody can publish in it any more.
 	ErrClosed = errors.New("shmchannel: the channel is closed")
 	// ErrEnded means that the channel is closed and no frame is left to take.
@@ -69,12 +69,12 @@ func (e *FullError) Unwrap() error { return ErrFull }
 // AddTrack or AddCursor, and repeats the call that failed.
 type UnknownMemberError struct {
 	Role Role
-	Slot int
+	Seat int
 	ID   uint64
 }
 
 func (e *UnknownMemberError) Error() string {
-	return fmt.Sprintf("%v: %v %d in slot %d", ErrUnknownMember, e.Role, e.ID, e.Slot)
+	return fmt.Sprintf("%v: %v %d in seat %d", ErrUnknownMember, e.Role, e.ID, e.Seat)
 }
 
 func (e *UnknownMemberError) Unwrap() error { return ErrUnknownMember }
@@ -82,12 +82,12 @@ func (e *UnknownMemberError) Unwrap() error { return ErrUnknownMember }
 // FrameError says which frame is unusable and why. It wraps [ErrFrame].
 type FrameError struct {
 	Number   uint64
-	Producer int // slot of the producer
+	Producer int // seat of the producer
 	Reason   string
 }
 
 func (e *FrameError) Error() string {
-	return fmt.Sprintf("%v: frame %d of the producer in slot %d: %s", ErrFrame, e.Number, e.Producer, e.Reason)
+	return fmt.Sprintf("%v: frame %d of the producer in seat %d: %s", ErrFrame, e.Number, e.Producer, e.Reason)
 }
 
 func (e *FrameError) Unwrap() error { return ErrFrame }

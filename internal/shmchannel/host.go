@@ -112,11 +112,11 @@ type MemberSpec struct {
 	Empty *os.File
 }
 
-// Add makes the file of a new member and reserves a slot for the member. The caller then gives this file to the new member and to the
+// Add makes the file of a new member and reserves a seat for the member. The caller then gives this file to the new member and to the
 // members of the other role, and gives the new member the files of the members of the other role (see [Host.Members]). When all these
 // members have the files and the new member has opened the channel, the caller calls [Host.Join].
 //
-// Errors: [ErrInvalid], [ErrClosed], [ErrNoSlot]; errors of the system.
+// Errors: [ErrInvalid], [ErrClosed], [ErrNoSeat]; errors of the system.
 func (h *Host) Add(spec MemberSpec) (*Member, error) {
 	if spec.Policy > Latest {
 		return nil, invalid("unknown policy %d", spec.Policy)
@@ -144,7 +144,7 @@ func (h *Host) admits(role Role) bool {
 	return state == channelOpen || state == channelClosed && h.mode == Queue && role == ConsumerRole
 }
 
-// seats returns the members of a role by their slots. A producer that left keeps its slot while the channel keeps its frames.
+// seats returns the members of a role by their seats. A producer that left keeps its seat while the channel keeps its frames.
 func (h *Host) seats(role Role) []*Member {
 	if role == ProducerRole {
 		return h.producers[:]
@@ -152,17 +152,17 @@ func (h *Host) seats(role Role) []*Member {
 	return h.consumers[:]
 }
 
-// place finds a free slot for a new member.
+// place finds a free seat for a new member.
 func (h *Host) place(m *Member) (**Member, error) {
-	slots := h.seats(m.Role)
-	for i := range slots {
-		if slots[i] == nil {
-			m.Slot = i
-			return &slots[i], nil
+	seats := h.seats(m.Role)
+	for i := range seats {
+		if seats[i] == nil {
+			m.Seat = i
+			return &seats[i], nil
 		}
 	}
 	return nil, fmt.Errorf("%w: the channel has %d %ss, which is the limit; a member that left counts until its frames are "+
-		"neither kept nor in hand", ErrNoSlot, len(slots), m.Role)
+		"neither kept nor in hand", ErrNoSeat, len(seats), m.Role)
 }
 
 func (m *Member) makeFile(empty *os.File, l geometry) (err error) {
@@ -224,15 +224,15 @@ func (m *Member) free() error {
 	return err
 }
 
-// slot returns the member's slot in the roster.
-func (h *Host) slot(m *Member) *slot {
+// seat returns the member's seat in the roster.
+func (h *Host) seat(m *Member) *seat {
 	if m.Role == ProducerRole {
-		return &h.roster.producers[m.Slot]
+		return &h.roster.producers[m.Seat]
 	}
-	return &h.roster.consumers[m.Slot]
+	return &h.roster.consumers[m.Seat]
 }
 
-// Members appends the members of a role to the slice `to`, including members that left and still have a slot. It returns the new slice.
+// Members appends the members of a role to the slice `to`, including members that left and still have a seat. It returns the new slice.
 func (h *Host) Members(to []*Member, role Role) []*Member {
 	for _, m := range h.seats(role) {
 		if m != nil {
@@ -269,7 +269,7 @@ func (h *Host) announce(prepare func(tail)) (tail, error) {
 		if prepare != nil {
 			prepare(t)
 		}
-		next := newTail(t.number(), t.slot(), v)
+		next := newTail(t.number(), t.seat(), v)
 		if h.sequencer.tail.CompareAndSwap(uint64(t), uint64(next)) {
 			return next, nil
 		}

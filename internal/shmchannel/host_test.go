@@ -132,14 +132,14 @@ func TestFilesThatAreNotOfTheChannelAreRefused(t *testing.T) {
 	require.ErrorIs(t, err, ErrFile)
 	require.ErrorIs(t, c.AddTrack(5, 99, q.member.File()), ErrFile)
 	require.ErrorIs(t, p.AddCursor(5, 99, d.member.File()), ErrFile)
-	for _, slot := range []int{-1, MaxProducers} {
-		require.ErrorIs(t, c.AddTrack(slot, 9, p.member.File()), ErrInvalid)
-		_, err := OpenProducer(MemberConfig{Slot: slot, ID: 1})
+	for _, seat := range []int{-1, MaxProducers} {
+		require.ErrorIs(t, c.AddTrack(seat, 9, p.member.File()), ErrInvalid)
+		_, err := OpenProducer(MemberConfig{Seat: seat, ID: 1})
 		require.ErrorIs(t, err, ErrInvalid)
 	}
-	for _, slot := range []int{-1, MaxConsumers} {
-		require.ErrorIs(t, p.AddCursor(slot, 9, c.member.File()), ErrInvalid)
-		_, err := OpenConsumer(ConsumerConfig{MemberConfig: MemberConfig{Slot: slot, ID: 1}})
+	for _, seat := range []int{-1, MaxConsumers} {
+		require.ErrorIs(t, p.AddCursor(seat, 9, c.member.File()), ErrInvalid)
+		_, err := OpenConsumer(ConsumerConfig{MemberConfig: MemberConfig{Seat: seat, ID: 1}})
 		require.ErrorIs(t, err, ErrInvalid)
 	}
 }
@@ -194,17 +194,17 @@ func TestWhatAnExpelledConsumerHasInHandIsItsOwnUntilItsProcessIsGone(t *testing
 	}
 }
 
-// A consumer may read the roster before the host expels it, and claim a frame afterwards. If the host had given the consumer's slot to
+// A consumer may read the roster before the host expels it, and claim a frame afterwards. If the host had given the consumer's seat to
 // another member by then, the claim would belong to that member.
-func TestAnExpelledConsumerKeepsItsSlotUntilItsProcessIsGone(t *testing.T) {
+func TestAnExpelledConsumerKeepsItsSeatUntilItsProcessIsGone(t *testing.T) {
 	r := newRig(t, Spec{Mode: Queue, Capacity: 2})
 	c := r.consumer(MemberSpec{})
 	require.NoError(t, r.host.Expel(c.member, Lost))
 	assert.Empty(t, r.sweep())
-	assert.NotEqual(t, c.member.Slot, r.consumer(MemberSpec{}).member.Slot)
+	assert.NotEqual(t, c.member.Seat, r.consumer(MemberSpec{}).member.Seat)
 	require.NoError(t, r.host.Gone(c.member))
 	assert.Equal(t, []uint64{c.member.ID}, r.sweep())
-	assert.Equal(t, c.member.Slot, r.consumer(MemberSpec{}).member.Slot)
+	assert.Equal(t, c.member.Seat, r.consumer(MemberSpec{}).member.Seat)
 }
 
 func TestAConsumerThatLeftIsThereUntilItsWorkIsDone(t *testing.T) {
@@ -328,14 +328,14 @@ func TestAConsumerThatIsTakingAFrameMayUseAnyBlock(t *testing.T) {
 	assert.True(t, all)
 }
 
-func TestASlotIsUsedAgain(t *testing.T) {
+func TestASeatIsUsedAgain(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 2})
 	p := r.producer(8)
 	watcher := r.consumer(MemberSpec{Policy: DropOldest})
 	for range 20 {
 		c, q := r.consumer(MemberSpec{Policy: Latest}), r.producer(8)
-		assert.Equal(t, 1, c.member.Slot)
-		assert.Equal(t, 1, q.member.Slot)
+		assert.Equal(t, 1, c.member.Seat)
+		assert.Equal(t, 1, q.member.Seat)
 		q.publish()
 		f, g := c.take(), watcher.take()
 		assert.Equal(t, q.record.Buffer, f.Buffer)
@@ -375,7 +375,7 @@ func TestAProducerThatWasIdleSeesThatTheRosterHasChangedAThousandTimes(t *testin
 	c := r.consumer(MemberSpec{})
 	require.Equal(t, version, r.host.sequencer.loadTail().version(), "it looks like that of a thousand changes before")
 	for _, m := range r.host.Members(nil, ConsumerRole) {
-		require.NoError(t, p.AddCursor(m.Slot, m.ID, m.File()))
+		require.NoError(t, p.AddCursor(m.Seat, m.ID, m.File()))
 	}
 	require.ErrorIs(t, p.publishError(), ErrFull)
 	assert.EqualValues(t, 1, c.take().Number)
@@ -388,11 +388,11 @@ func TestAChangeThatIsNotInTheTailYetHoldsNobodyUp(t *testing.T) {
 	p.publish()
 	c := r.openConsumer(MemberSpec{})
 	p.publish()
-	s := r.host.slot(c.member)
+	s := r.host.seat(c.member)
 	s.id.Store(c.member.ID)
-	s.state.Store(slotActive)
+	s.state.Store(seatActive)
 	r.host.roster.version.Add(1)
-	require.NoError(t, p.AddCursor(c.member.Slot, c.member.ID, c.member.File()))
+	require.NoError(t, p.AddCursor(c.member.Seat, c.member.ID, c.member.File()))
 	p.view.known = true // the file arrived before the change took effect
 	p.publish()
 }
@@ -414,7 +414,7 @@ func TestJoiningWhileOthersPublish(t *testing.T) {
 		policy := []Policy{Block, DropOldest, Latest}[i%3]
 		c := r.consumer(MemberSpec{Oldest: i%2 == 0, Policy: policy})
 		all.Go(func() {
-			next := c.roster.consumers[c.slot].start.Load()
+			next := c.roster.consumers[c.seat].start.Load()
 			var f Frame
 			for range 200 {
 				if err := c.Take(within(t), &f); !assert.NoError(t, err) {
@@ -443,7 +443,7 @@ func TestJoiningWhileOthersPublish(t *testing.T) {
 	assert.EqualValues(t, 2*frames, r.host.Published())
 }
 
-func TestAsManyMembersAsThereAreSlots(t *testing.T) {
+func TestAsManyMembersAsThereAreSeats(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 2})
 	producers := make([]*testProducer, 4) // few: each one maps every consumer's file, and the system limits the mappings
 	for i := range producers {
@@ -459,7 +459,7 @@ func TestAsManyMembersAsThereAreSlots(t *testing.T) {
 	}
 	for _, role := range []Role{ProducerRole, ConsumerRole} {
 		_, err := r.host.Add(MemberSpec{Role: role})
-		require.ErrorIs(t, err, ErrNoSlot)
+		require.ErrorIs(t, err, ErrNoSeat)
 	}
 	for i, p := range producers {
 		n := p.publish()
@@ -474,7 +474,7 @@ func TestAsManyMembersAsThereAreSlots(t *testing.T) {
 	assert.Equal(t, []uint64{1}, producers[0].back())
 }
 
-func TestABroadcastGivesFramesOfProducersThatLeftUpForASlot(t *testing.T) {
+func TestABroadcastGivesFramesOfProducersThatLeftUpForASeat(t *testing.T) {
 	r := newRig(t, Spec{Capacity: 2 * MaxProducers})
 	slow := r.consumer(MemberSpec{Policy: DropOldest})
 	for range MaxProducers {
@@ -485,7 +485,7 @@ func TestABroadcastGivesFramesOfProducersThatLeftUpForASlot(t *testing.T) {
 	}
 	r.sweep()
 	_, err := r.host.Add(MemberSpec{Role: ProducerRole})
-	require.ErrorIs(t, err, ErrNoSlot)
+	require.ErrorIs(t, err, ErrNoSeat)
 	require.False(t, r.host.GiveUp(), "the consumer has taken none")
 	slow.release(slow.take())
 	slow.release(slow.take())
@@ -493,7 +493,7 @@ func TestABroadcastGivesFramesOfProducersThatLeftUpForASlot(t *testing.T) {
 	r.sweep()
 
 	p := r.producer(1)
-	assert.Equal(t, 0, p.member.Slot, "it gave up no more than that takes")
+	assert.Equal(t, 0, p.member.Seat, "it gave up no more than that takes")
 	late := r.consumer(MemberSpec{Oldest: true})
 	for n := uint64(2); n <= MaxProducers; n++ {
 		f := late.take()
@@ -516,7 +516,7 @@ func TestAConsumerBeginsAfterTheNewestFrameIfThatWasGivenUp(t *testing.T) {
 		require.False(t, r.host.GiveUp(), "there is no other")
 		r.sweep()
 		c, p := r.consumer(MemberSpec{Oldest: oldest}), r.producer(1)
-		require.Equal(t, dead.member.Slot, p.member.Slot)
+		require.Equal(t, dead.member.Seat, p.member.Seat)
 		ok, err := c.TryTake(&Frame{})
 		require.NoError(t, err)
 		require.False(t, ok)
@@ -599,7 +599,7 @@ func TestAConsumerThatNeedsProducersEndsWithTheLastOfThem(t *testing.T) {
 		now, _ := c.Producers()
 		require.Equal(t, map[Mode][]ProducerState{
 			Broadcast: {{1, Lost + 1}, {2, Left}, {PID: 3}},
-			Queue:     {{PID: 3}, {2, Left}}, // no frame of the first is kept, so its slot was free
+			Queue:     {{PID: 3}, {2, Left}}, // no frame of the first is kept, so its seat was free
 		}[mode], now)
 		c.none()
 		require.NoError(t, r.host.Close())

@@ -40,7 +40,7 @@ func (l *Look) Unsure(m *Member) bool {
 func (h *Host) Look(producers ...*Member) *Look {
 	l := &Look{held: make(map[uint64]struct{}), of: make(map[*Member]*found, len(producers))}
 	t := h.sequencer.loadTail()
-	var in [MaxProducers]*Member // the producers that still have a slot
+	var in [MaxProducers]*Member // the producers that still have a seat
 	forgotten := false
 	for _, m := range producers {
 		f := &found{blocks: make(map[uint64]struct{})}
@@ -49,7 +49,7 @@ func (h *Host) Look(producers ...*Member) *Look {
 			forgotten = true
 			continue
 		}
-		in[m.Slot] = m
+		in[m.Seat] = m
 		for _, n := range h.kept(m) {
 			if b := m.track.block(n); b != 0 {
 				f.blocks[b] = struct{}{}
@@ -119,16 +119,16 @@ func (s *lookSpans) add(c *cursor) bool {
 		if *seen == n && n != 0 {
 			continue
 		}
-		slot, how := s.sequencer.producerOf(n, s.tail)
+		seat, how := s.sequencer.producerOf(n, s.tail)
 		if how != published {
 			s.look.all = true
 			continue
 		}
 		*seen = n
-		if slot >= len(s.in) || s.in[slot] == nil {
+		if seat >= len(s.in) || s.in[seat] == nil {
 			continue
 		}
-		m := s.in[slot]
+		m := s.in[seat]
 		if b := m.track.block(n); b != 0 {
 			s.look.of[m].blocks[b] = struct{}{}
 		} else {

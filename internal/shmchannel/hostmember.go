@@ -41,7 +41,7 @@ func (h *Host) Reserve(m *Member) error {
 // activate lets a member take part.
 func (h *Host) activate(m *Member) error {
 	m.joined = true
-	s := h.slot(m)
+	s := h.seat(m)
 	s.policy.Store(uint32(m.policy))
 	s.timeline.Store(m.Timeline)
 	s.ending.Store(0) // before pid: a consumer must not see how another member left
@@ -63,18 +63,18 @@ func (h *Host) activate(m *Member) error {
 		begin(h.sequencer.loadTail())
 	}
 	if m.Role == ConsumerRole {
-		s.state.Store(slotActive)
+		s.state.Store(seatActive)
 		_, err := h.announce(begin)
 		return err
 	}
 	h.roster.abandoned.Store(0)
-	s.state.Store(slotActive)
+	s.state.Store(seatActive)
 	_, err := h.change()
 	return err
 }
 
 // Leave removes a member that has told the service that it leaves. As long as the member's process runs, the member keeps the frames that
-// it has in hand. The member's slot stays taken until [Host.Sweep] finds that nothing needs the slot any more.
+// it has in hand. The member's seat stays taken until [Host.Sweep] finds that nothing needs the seat any more.
 //
 // Errors: [ErrCorrupt].
 func (h *Host) Leave(m *Member) error {
@@ -83,7 +83,7 @@ func (h *Host) Leave(m *Member) error {
 }
 
 // Expel removes a member whose session has ended. The member's process may still run and use the frames that the member has in hand. So a
-// consumer's slot stays taken until the process has ended and the caller calls [Host.Gone]. Consumers can read how a producer left.
+// consumer's seat stays taken until the process has ended and the caller calls [Host.Gone]. Consumers can read how a producer left.
 //
 // Errors: [ErrCorrupt].
 func (h *Host) Expel(m *Member, how Ending) error {
@@ -96,15 +96,15 @@ func (h *Host) Expel(m *Member, how Ending) error {
 	}
 	if m.reserved { // it has taken no frame, and no producer has its file
 		m.joined, m.reserved = false, false
-		h.slot(m).state.Store(slotFree)
-		h.slot(m).id.Store(0)
+		h.seat(m).state.Store(seatFree)
+		h.seat(m).id.Store(0)
 		_, err := h.change()
 		return err
 	}
-	h.slot(m).ending.Store(uint32(how))
-	h.slot(m).state.Store(slotLeft)
+	h.seat(m).ending.Store(uint32(how))
+	h.seat(m).state.Store(seatLeft)
 	if m.Role == ProducerRole {
-		h.sequencer.waiting[m.Slot].Store(0)
+		h.sequencer.waiting[m.Seat].Store(0)
 	}
 	_, err := h.change()
 	if m.Role == ProducerRole && !slices.ContainsFunc(h.producers[:], (*Member).takesPart) {
@@ -128,7 +128,7 @@ func (h *Host) Gone(m *Member) error {
 	}
 	for i := range h.sequencer.claims {
 		w := &h.sequencer.claims[i]
-		if c := claim(w.Load()); c.tag() == tagConsumer+uint64(m.Slot) {
+		if c := claim(w.Load()); c.tag() == tagConsumer+uint64(m.Seat) {
 			w.CompareAndSwap(uint64(c), uint64(newClaim(c.number(), tagReturned)))
 		}
 	}
@@ -136,10 +136,10 @@ func (h *Host) Gone(m *Member) error {
 	return err
 }
 
-// Sweep frees the slots of members that left, if nothing needs these slots any more. Sweep appends the members whose slots it frees to the
-// slice `to`, and the caller can forget the files of these members. A consumer's slot is needed until the caller calls [Host.Gone]. If the
-// caller has called [Host.Leave] for the consumer, the slot is needed only until the consumer has no frame in hand and no claim, and all
-// fences of its work are reached. Sweep calls the function `reached` to find out whether a fence is reached. A producer's slot is needed
+// Sweep frees the seats of members that left, if nothing needs these seats any more. Sweep appends the members whose seats it frees to the
+// slice `to`, and the caller can forget the files of these members. A consumer's seat is needed until the caller calls [Host.Gone]. If the
+// caller has called [Host.Leave] for the consumer, the seat is needed only until the consumer has no frame in hand and no claim, and all
+// fences of its work are reached. Sweep calls the function `reached` to find out whether a fence is reached. A producer's seat is needed
 // while the channel keeps a frame of the producer; see [Host.GiveUp].
 //
 // Errors: [ErrCorrupt]; errors of the system.
@@ -162,8 +162,8 @@ func (h *Host) Sweep(to []*Member, reached func(Fence) bool) ([]*Member, error) 
 	for _, m := range to[from:] {
 		h.countMissed(m)
 		if m.joined {
-			s := h.slot(m)
-			s.state.Store(slotFree)
+			s := h.seat(m)
+			s.state.Store(seatFree)
 			s.id.Store(0)
 			changed = true
 		}
@@ -197,7 +197,7 @@ func (h *Host) consumerNeeded(m *Member, reached func(Fence) bool) bool {
 	}
 	if h.mode == Queue {
 		for i := range h.sequencer.claims {
-			if claim(h.sequencer.claims[i].Load()).tag() == tagConsumer+uint64(m.Slot) {
+			if claim(h.sequencer.claims[i].Load()).tag() == tagConsumer+uint64(m.Seat) {
 				return true
 			}
 		}
@@ -212,15 +212,15 @@ func (h *Host) kept(m *Member) []uint64 {
 		return nil
 	}
 	var numbers []uint64
-	for number, slot := range h.frames() {
-		if slot == m.Slot {
+	for number, seat := range h.frames() {
+		if seat == m.Seat {
 			numbers = append(numbers, number)
 		}
 	}
 	return numbers
 }
 
-// frames yields the number of each frame that the channel keeps, and the slot of its producer.
+// frames yields the number of each frame that the channel keeps, and the seat of its producer.
 func (h *Host) frames() iter.Seq2[uint64, int] {
 	return func(yield func(uint64, int) bool) {
 		if h.roster.state.Load() == channelDestroyed {
@@ -246,14 +246,14 @@ func (h *Host) frames() iter.Seq2[uint64, int] {
 				}
 				number = r.number
 			}
-			if slot, how := h.sequencer.producerOf(number, t); how == published && !yield(number, slot) {
+			if seat, how := h.sequencer.producerOf(number, t); how == published && !yield(number, seat) {
 				return
 			}
 		}
 	}
 }
 
-// GiveUp makes a broadcast stop keeping its oldest frames, so that [Host.Sweep] can free the slot of a producer that left. GiveUp gives up
+// GiveUp makes a broadcast stop keeping its oldest frames, so that [Host.Sweep] can free the seat of a producer that left. GiveUp gives up
 // as few frames as possible, and never a frame that an active consumer has not released. A consumer that joins later does not get the
 // frames that were given up. GiveUp returns true if it gave up a frame.
 func (h *Host) GiveUp() bool {
@@ -261,15 +261,15 @@ func (h *Host) GiveUp() bool {
 		return false
 	}
 	var last [MaxProducers]uint64
-	for number, slot := range h.frames() {
-		if slot < len(last) {
-			last[slot] = number
+	for number, seat := range h.frames() {
+		if seat < len(last) {
+			last[seat] = number
 		}
 	}
 	first := uint64(math.MaxUint64)
-	for slot, m := range h.producers {
-		if m != nil && m.left && last[slot] != 0 {
-			first = min(first, last[slot]+1)
+	for seat, m := range h.producers {
+		if m != nil && m.left && last[seat] != 0 {
+			first = min(first, last[seat]+1)
 		}
 	}
 	if first == math.MaxUint64 || first > h.ahead() {

@@ -48,8 +48,8 @@ func (h *Host) Oldest() (of *Member) {
 		if r.waits() || r.number >= oldest {
 			continue
 		}
-		if slot := r.claim.tag() - tagConsumer; slot < uint64(len(h.consumers)) && h.consumers[slot] != nil {
-			oldest, of = r.number, h.consumers[slot]
+		if seat := r.claim.tag() - tagConsumer; seat < uint64(len(h.consumers)) && h.consumers[seat] != nil {
+			oldest, of = r.number, h.consumers[seat]
 		}
 	}
 	return of
@@ -108,8 +108,8 @@ func (h *Host) Progress(m *Member) (frames, last, when uint64) {
 	if last == 0 || last > t.number() || h.roster.state.Load() == channelDestroyed {
 		return min(frames, MaxNumber), min(last, MaxNumber), 0
 	}
-	if slot, how := h.sequencer.producerOf(last, t); how == published && slot < len(h.producers) && h.producers[slot] != nil {
-		if from := h.producers[slot].track; from != nil {
+	if seat, how := h.sequencer.producerOf(last, t); how == published && seat < len(h.producers) && h.producers[seat] != nil {
+		if from := h.producers[seat].track; from != nil {
 			when = min(from.published(last), math.MaxInt64)
 		}
 	}
@@ -123,8 +123,8 @@ func (h *Host) InHand() map[*Member]uint64 {
 		if r.waits() {
 			continue
 		}
-		if slot := r.claim.tag() - tagConsumer; slot < uint64(len(h.consumers)) && h.consumers[slot] != nil {
-			counts[h.consumers[slot]]++
+		if seat := r.claim.tag() - tagConsumer; seat < uint64(len(h.consumers)) && h.consumers[seat] != nil {
+			counts[h.consumers[seat]]++
 		}
 	}
 	return counts
@@ -195,16 +195,16 @@ func (h *Host) countMissed(m *Member) {
 // write, so a member that writes nonsense can make the result wrong. A block may be in the result twice.
 func (h *Host) Blocks(to []uint64) []uint64 {
 	var tracks [MaxProducers]*track
-	for slot, m := range h.producers {
+	for seat, m := range h.producers {
 		if m != nil {
-			tracks[slot] = m.track
+			tracks[seat] = m.track
 		}
 	}
-	for number, slot := range h.frames() {
-		if slot >= len(tracks) || tracks[slot] == nil {
+	for number, seat := range h.frames() {
+		if seat >= len(tracks) || tracks[seat] == nil {
 			continue
 		}
-		if b := tracks[slot].block(number); b != 0 {
+		if b := tracks[seat].block(number); b != 0 {
 			to = append(to, b)
 		}
 	}

@@ -16,8 +16,8 @@ type MemberConfig struct {
 	Sequencer *os.File
 	// Own is the member's own file: the track of a producer, the cursor of a consumer.
 	Own *os.File
-	// Slot and ID are the member's slot and id in the roster.
-	Slot int
+	// Seat and ID are the member's seat and id in the roster.
+	Seat int
 	ID   uint64
 	// Spin is how long the member spins before it sleeps.
 	Spin time.Duration
@@ -40,7 +40,7 @@ const maxSleep = 100 * time.Millisecond
 // member has the fields and methods that a producer and a consumer have in common.
 type member struct {
 	*channel
-	slot    int
+	seat    int
 	id      uint64
 	spin    time.Duration
 	spinner Spinner
@@ -72,7 +72,7 @@ func (m *member) Counts() Counts {
 }
 
 func (m *member) init(c *channel, config MemberConfig, word *futex) {
-	m.channel, m.slot, m.id, m.spin, m.spinner, m.word = c, config.Slot, config.ID, config.Spin, config.Spinner, word
+	m.channel, m.seat, m.id, m.spin, m.spinner, m.word = c, config.Seat, config.ID, config.Spin, config.Spinner, word
 	m.awake = sync.NewCond(&m.mu)
 }
 

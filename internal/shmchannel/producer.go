@@ -26,8 +26,8 @@ type Producer struct {
 //
 // Errors: [ErrInvalid], [ErrFile]; errors of the system.
 func OpenProducer(config MemberConfig) (*Producer, error) {
-	if config.Slot < 0 || config.Slot >= MaxProducers || config.ID == 0 {
-		return nil, invalid("a producer has a slot from 0 to %d and an id, not %d and %d", MaxProducers-1, config.Slot, config.ID)
+	if config.Seat < 0 || config.Seat >= MaxProducers || config.ID == 0 {
+		return nil, invalid("a producer has a seat from 0 to %d and an id, not %d and %d", MaxProducers-1, config.Seat, config.ID)
 	}
 	c, err := openChannel(config.Roster, config.Sequencer)
 	if err != nil {
@@ -45,24 +45,24 @@ func OpenProducer(config MemberConfig) (*Producer, error) {
 // AddCursor gives the producer the file of a consumer. The caller may close the file afterwards.
 //
 // Errors: [ErrInvalid], [ErrFile], [ErrLeft] if the producer is closed; errors of the system.
-func (p *Producer) AddCursor(slot int, id uint64, f *os.File) error {
-	if slot < 0 || slot >= MaxConsumers || id == 0 {
-		return invalid("a consumer has a slot from 0 to %d and an id, not %d and %d", MaxConsumers-1, slot, id)
+func (p *Producer) AddCursor(seat int, id uint64, f *os.File) error {
+	if seat < 0 || seat >= MaxConsumers || id == 0 {
+		return invalid("a consumer has a seat from 0 to %d and an id, not %d and %d", MaxConsumers-1, seat, id)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return p.gone("is closed")
 	}
-	old := p.cursors[slot]
-	if old != nil && old.id >= id { // a later member of a slot has a greater id
+	old := p.cursors[seat]
+	if old != nil && old.id >= id { // a later member of a seat has a greater id
 		return nil
 	}
 	c, err := mapCursor(f, p.geometry, id, false)
 	if err != nil {
 		return err
 	}
-	p.cursors[slot] = c
+	p.cursors[seat] = c
 	p.view.known = false
 	if old != nil {
 		return old.unmap()
@@ -149,8 +149,8 @@ func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
 			return 0, f, err
 		}
 		p.write(n, r)
-		if s.tail.CompareAndSwap(uint64(t), uint64(newTail(n, p.slot, t.version()))) {
-			s.enter(newTail(n, p.slot, 0))
+		if s.tail.CompareAndSwap(uint64(t), uint64(newTail(n, p.seat, t.version()))) {
+			s.enter(newTail(n, p.seat, 0))
 			p.last, p.turn.yields = n, 0
 			p.counts.Frames++
 			p.counts.Bytes += r.Bytes

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Returned is the memory of a frame that its producer can use again: a block, or a slot of an arena. Owner says which slot.
+// Returned is the memory of a frame that its producer can use again: a block, or a chunk of an arena. Owner says which chunk.
 type Returned struct {
 	Number uint64 // number of the frame
 	Block  uint64
@@ -38,8 +38,8 @@ type lent struct {
 	fences   []Fence
 }
 
-// Lent returns how many frames the producer has published whose memory Reclaim has not returned yet.
-func (p *Producer) Lent() int {
+// Outstanding returns how many frames the producer has published whose memory Reclaim has not returned yet.
+func (p *Producer) Outstanding() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.inChannel()

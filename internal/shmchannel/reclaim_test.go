@@ -46,7 +46,7 @@ func TestABlockOfABroadcastComesBackWhenItsFrameIsNeitherKeptNorInHand(t *testin
 				p.publish()
 			}
 			assert.Equal(t, []uint64{2, 3, 4}, p.back())
-			assert.Equal(t, 3, p.Lent())
+			assert.Equal(t, 3, p.Outstanding())
 			c.release(f)
 			assert.Equal(t, []uint64{1}, p.back())
 		})
@@ -87,7 +87,7 @@ func TestABlockOfAQueueComesBackWhenItsFrameIsAcknowledgedAndReleased(t *testing
 	c.acknowledge(a)
 	require.NoError(t, c.Acknowledge(d))
 	assert.Equal(t, []uint64{1, 3}, p.back())
-	assert.Equal(t, 1, p.Lent())
+	assert.Equal(t, 1, p.Outstanding())
 }
 
 func TestFramesThatAQueueDropsComeBack(t *testing.T) {
@@ -250,7 +250,7 @@ func TestADestroyedChannelGivesBackWhatIsNotInHand(t *testing.T) {
 			assert.Equal(t, []uint64{f.Number}, p.back())
 			b.release(g)
 			assert.Equal(t, []uint64{g.Number}, p.back())
-			assert.Zero(t, p.Lent())
+			assert.Zero(t, p.Outstanding())
 		})
 	}
 }
@@ -296,6 +296,6 @@ func TestAfterTheEndEveryChangeOfTheRosterCounts(t *testing.T) {
 	require.NoError(t, r.host.Leave(c.member))
 	p.view.version = r.host.roster.version.Load() - 1
 	tail := r.host.sequencer.loadTail()
-	r.host.sequencer.tail.Store(uint64(newTail(tail.number(), tail.slot(), p.view.version)))
+	r.host.sequencer.tail.Store(uint64(newTail(tail.number(), tail.seat(), p.view.version)))
 	assert.Equal(t, []uint64{1}, p.back())
 }

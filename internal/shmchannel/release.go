@@ -31,7 +31,7 @@ func (c *Consumer) Release(in InHand, done Fence) error {
 		}
 	}
 	if h < 0 {
-		c.let(f.Number)
+		c.dropFromHand(f.Number)
 		return nil
 	}
 	c.clearHold(h)
@@ -60,15 +60,15 @@ func (c *Consumer) Pass(in InHand) error {
 	case !c.inHand(f.Number):
 		return c.notInHand(f.Number)
 	}
-	f.hold = c.keep(f.Number)
+	f.hold = c.moveToHold(f.Number)
 	c.moveOn()
 	return nil
 }
 
-// keep stores frame n, which is in hand, in a hold of the consumer's cursor. Then the consumer's floor can move past the frame. At least
+// moveToHold stores frame n, which is in hand, in a hold of the consumer's cursor. Then the consumer's floor can move past the frame. At least
 // one hold is free: there are [MaxInHand] holds, the consumer has at most MaxInHand frames in hand, and frame n is one of them and has no
 // hold yet.
-func (c *Consumer) keep(n uint64) (h int) {
+func (c *Consumer) moveToHold(n uint64) (h int) {
 	h = c.holds.free()
 	c.hold(h, n)
 	c.cursor.holds[h].block.Store(c.taken[n&c.mask()])
@@ -110,8 +110,8 @@ func (c *Consumer) storeFence(number uint64, t Fence) error {
 	return nil
 }
 
-// take marks a frame that the channel cannot drop as in hand.
-func (c *Consumer) take(n, block uint64) {
+// putInHand marks a frame that the channel cannot drop as in hand.
+func (c *Consumer) putInHand(n, block uint64) {
 	c.taken[n&c.mask()] = block
 	c.inHands++
 }
@@ -120,8 +120,8 @@ func (c *Consumer) inHand(n uint64) bool {
 	return n >= c.floor && n < c.next && c.taken[n&c.mask()] != 0
 }
 
-// let marks a frame as not in hand any more, and moves the floor.
-func (c *Consumer) let(n uint64) {
+// dropFromHand marks a frame as not in hand any more, and moves the floor.
+func (c *Consumer) dropFromHand(n uint64) {
 	c.taken[n&c.mask()] = 0
 	c.inHands--
 	c.moveOn()
@@ -193,7 +193,7 @@ func (c *Consumer) Leave() error {
 	c.left = true
 	for n := c.floor; n < c.next; n++ {
 		if c.inHand(n) {
-			c.keep(n)
+			c.moveToHold(n)
 		}
 	}
 	c.moveFloor(c.next)

@@ -56,7 +56,7 @@ func newRig(t testing.TB, spec Spec) *rig {
 }
 
 func (r *rig) config(m *Member) MemberConfig {
-	return MemberConfig{Roster: r.host.RosterFile(), Sequencer: r.host.SequencerFile(), Own: m.File(), Slot: m.Slot, ID: m.ID, Spin: r.spin}
+	return MemberConfig{Roster: r.host.RosterFile(), Sequencer: r.host.SequencerFile(), Own: m.File(), Seat: m.Seat, ID: m.ID, Spin: r.spin}
 }
 
 // producer adds a producer with the given number of blocks to the channel. No two producers have the same block numbers.
@@ -74,7 +74,7 @@ func (r *rig) openProducer(blocks int) *testProducer {
 	p, err := OpenProducer(r.config(m))
 	require.NoError(r.t, err)
 	for _, c := range r.host.Members(nil, ConsumerRole) {
-		require.NoError(r.t, p.AddCursor(c.Slot, c.ID, c.File()))
+		require.NoError(r.t, p.AddCursor(c.Seat, c.ID, c.File()))
 	}
 	for _, c := range r.consumers {
 		require.NoError(r.t, c.addTrack(m))
@@ -102,7 +102,7 @@ func (r *rig) openConsumer(spec MemberSpec) *testConsumer {
 	c, err := OpenConsumer(ConsumerConfig{MemberConfig: r.config(m), Reached: r.reached})
 	require.NoError(r.t, err)
 	for _, p := range r.host.Members(nil, ProducerRole) {
-		require.NoError(r.t, c.AddTrack(p.Slot, p.ID, p.File()))
+		require.NoError(r.t, c.AddTrack(p.Seat, p.ID, p.File()))
 	}
 	for _, p := range r.producers {
 		require.NoError(r.t, p.addCursor(m))
@@ -114,11 +114,11 @@ func (r *rig) openConsumer(spec MemberSpec) *testConsumer {
 
 // addCursor and addTrack return no error if the member is closed already.
 func (p *testProducer) addCursor(m *Member) error {
-	return unlessLeft(p.AddCursor(m.Slot, m.ID, m.File()))
+	return unlessLeft(p.AddCursor(m.Seat, m.ID, m.File()))
 }
 
 func (c *testConsumer) addTrack(m *Member) error {
-	return unlessLeft(c.AddTrack(m.Slot, m.ID, m.File()))
+	return unlessLeft(c.AddTrack(m.Seat, m.ID, m.File()))
 }
 
 func unlessLeft(err error) error {
@@ -215,14 +215,14 @@ func within(t testing.TB) context.Context {
 type reclaimer interface {
 	AwaitBack(ctx context.Context, look func() bool) error
 	Reclaim() ([]Returned, error)
-	Lent() int
+	Outstanding() int
 }
 
 // awaitReclaim waits until blocks have come back, and returns them. It returns at once if the channel has no block of the producer.
 func awaitReclaim(ctx context.Context, p reclaimer) (back []Returned, err error) {
 	ended := p.AwaitBack(ctx, func() bool {
 		back, err = p.Reclaim()
-		return err != nil || len(back) > 0 || p.Lent() == 0
+		return err != nil || len(back) > 0 || p.Outstanding() == 0
 	})
 	return back, errors.Join(err, ended)
 }

@@ -125,7 +125,7 @@ func (p *Producer) skip(t tail, n uint64) (full, error) {
 	s := &p.sequencer
 	for i := range p.slots {
 		if s.resident(n+i, t).done() {
-			s.tail.CompareAndSwap(uint64(t), uint64(newTail(n, voidSlot, t.version())))
+			s.tail.CompareAndSwap(uint64(t), uint64(newTail(n, voidSeat, t.version())))
 			return full{}, errAgain
 		}
 	}
@@ -142,8 +142,8 @@ func (p *Producer) skip(t tail, n uint64) (full, error) {
 
 // turn is what a producer knows of the other producers that wait for room.
 type turn struct {
-	passed [MaxProducers]uint64 // by slot: the ticket of a producer that could have gone first, but did not publish in time
-	slot   int
+	passed [MaxProducers]uint64 // by seat: the ticket of a producer that could have gone first, but did not publish in time
+	seat   int
 	ticket uint64
 	since  time.Time
 	yields int // how many tickets this producer has let go first since its last frame
@@ -156,7 +156,7 @@ type turn struct {
 func (p *Producer) takeTurn(ticket uint64) uint64 {
 	if ticket == 0 {
 		ticket = p.sequencer.tickets.Add(1)
-		p.sequencer.waiting[p.slot].Store(ticket)
+		p.sequencer.waiting[p.seat].Store(ticket)
 	}
 	return ticket
 }
@@ -164,7 +164,7 @@ func (p *Producer) takeTurn(ticket uint64) uint64 {
 // endTurn gives the producer's ticket up, and wakes the other producers, so that the next one looks for room.
 func (p *Producer) endTurn(ticket uint64) {
 	if ticket != 0 && !p.closed {
-		p.sequencer.waiting[p.slot].Store(0)
+		p.sequencer.waiting[p.seat].Store(0)
 		p.sequencer.freed.wake()
 	}
 }
@@ -173,27 +173,27 @@ func (p *Producer) endTurn(ticket uint64) {
 // this producer has no ticket.
 func (p *Producer) othersFirst(n, ticket uint64) full {
 	for {
-		slot, first := 0, ticket
+		seat, first := 0, ticket
 		for _, i := range p.view.others {
 			w := p.sequencer.waiting[i].Load()
 			if w != 0 && w != p.turn.passed[i] && (first == 0 || w < first) {
-				slot, first = i, w
+				seat, first = i, w
 			}
 		}
 		if first == ticket {
 			return full{}
 		}
 		now := time.Now()
-		if p.turn.slot != slot || p.turn.ticket != first {
+		if p.turn.seat != seat || p.turn.ticket != first {
 			// Each other producer has one ticket. So a producer that goes on showing new tickets cannot hold this producer up for ever.
 			if p.turn.yields++; p.turn.yields > MaxProducers {
 				return full{}
 			}
-			p.turn.slot, p.turn.ticket, p.turn.since = slot, first, now
+			p.turn.seat, p.turn.ticket, p.turn.since = seat, first, now
 		}
 		if left := p.turn.patience - now.Sub(p.turn.since); left > 0 {
 			return full{is: true, number: n, turn: left}
 		}
-		p.turn.passed[slot] = first
+		p.turn.passed[seat] = first
 	}
 }

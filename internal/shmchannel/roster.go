@@ -17,31 +17,31 @@ const (
 	channelDestroyed
 )
 
-// These are the states of a slot.
+// These are the states of a seat.
 const (
-	slotFree = iota
-	slotActive
-	slotLeft
+	seatFree = iota
+	seatActive
+	seatLeft
 )
 
-// slot is a member's entry in the roster.
-type slot struct {
+// seat is a member's entry in the roster.
+type seat struct {
 	state    atomic.Uint32
 	policy   atomic.Uint32
 	id       atomic.Uint64
 	timeline atomic.Uint64
 	start    atomic.Uint64
 	pid      atomic.Uint32
-	ending   atomic.Uint32 // how a producer left; it stays when the slot becomes free. 0: it takes part, or the slot was never used
+	ending   atomic.Uint32 // how a producer left; it stays when the seat becomes free. 0: it takes part, or the seat was never used
 	_        [24]byte
 }
 
-func (s *slot) peer(i int) Peer {
-	return Peer{Slot: i, ID: s.id.Load(), Timeline: s.timeline.Load(), PID: s.pid.Load()}
+func (s *seat) peer(i int) Peer {
+	return Peer{Seat: i, ID: s.id.Load(), Timeline: s.timeline.Load(), PID: s.pid.Load()}
 }
 
-// active reports whether the member with this id has the slot and takes part.
-func (s *slot) active(id uint64) bool { return s.state.Load() == slotActive && s.id.Load() == id }
+// active reports whether the member with this id has the seat and takes part.
+func (s *seat) active(id uint64) bool { return s.state.Load() == seatActive && s.id.Load() == id }
 
 // roster lists the members of the channel. Only the host writes it.
 type roster struct {
@@ -56,8 +56,8 @@ type roster struct {
 	delivers  atomic.Uint64 // see [Spec.MaxDeliveries]
 	abandoned atomic.Uint64 // when the last producer left, in nanoseconds since 1970; 0: one takes part, or none has joined yet
 	_         [4096 - 80]byte
-	producers [64]slot // the last slot is never used: in a tail, the number of this slot means that no frame was published
-	consumers [MaxConsumers]slot
+	producers [64]seat // the last seat is never used: in a tail, the number of this seat means that no frame was published
+	consumers [MaxConsumers]seat
 }
 
 // channel is a member's mappings of the channel's files, and a copy of the roster's fields that never change.

@@ -5,33 +5,33 @@ import (
 	"sync/atomic"
 )
 
-// voidSlot is the producer slot in a tail whose number is void: no frame was published with this number.
-const voidSlot = MaxProducers
+// voidSeat is the producer seat in a tail whose number is void: no frame was published with this number.
+const voidSeat = MaxProducers
 
-// tail is the word that describes the newest frame. It has the frame's number, the slot of the frame's producer, and the low 10 bits of the
+// tail is the word that describes the newest frame. It has the frame's number, the seat of the frame's producer, and the low 10 bits of the
 // roster's version.
 type tail uint64
 
-func newTail(number uint64, slot int, version uint64) tail {
-	return tail(number<<16 | uint64(slot)<<10 | version&1023)
+func newTail(number uint64, seat int, version uint64) tail {
+	return tail(number<<16 | uint64(seat)<<10 | version&1023)
 }
 
 func (t tail) number() uint64  { return uint64(t) >> 16 }
-func (t tail) slot() int       { return int(t >> 10 & 63) }
+func (t tail) seat() int       { return int(t >> 10 & 63) }
 func (t tail) version() uint64 { return uint64(t & 1023) }
 
 // entry is a word that says which producer published a number.
 type entry uint64
 
-func newEntry(number uint64, slot int) entry { return entry(number<<6 | uint64(slot)) }
+func newEntry(number uint64, seat int) entry { return entry(number<<6 | uint64(seat)) }
 
 func (e entry) number() uint64 { return uint64(e) >> 6 }
-func (e entry) slot() int      { return int(e & 63) }
+func (e entry) seat() int      { return int(e & 63) }
 
 // claim is a word that says what has happened to a frame of a queue.
 type claim uint64
 
-// The tags of a claim. tagConsumer + i stands for the consumer in slot i.
+// The tags of a claim. tagConsumer + i stands for the consumer in seat i.
 const (
 	tagReturned = iota
 	tagDone
@@ -109,12 +109,12 @@ func (s *sequencer) delivery(number uint64) *atomic.Uint64 { return &s.deliverie
 // entry for a void number, because the slot of the void number may still have the entry of an older frame, and the queue still needs that
 // entry.
 func (s *sequencer) enter(t tail) {
-	if t.slot() == voidSlot || t.number() == 0 {
+	if t.seat() == voidSeat || t.number() == 0 {
 		return
 	}
 	w := s.entry(t.number())
 	if old := entry(w.Load()); old.number() < t.number() {
-		w.CompareAndSwap(uint64(old), uint64(newEntry(t.number(), t.slot())))
+		w.CompareAndSwap(uint64(old), uint64(newEntry(t.number(), t.seat())))
 	}
 }
 
@@ -127,22 +127,22 @@ const (
 	passed           // the slot of this number has the entry of a later number
 )
 
-// producerOf returns the slot of the producer of a number, and whether the number was published. The number is not above the number of t.
-func (s *sequencer) producerOf(number uint64, t tail) (slot int, how origin) {
+// producerOf returns the seat of the producer of a number, and whether the number was published. The number is not above the number of t.
+func (s *sequencer) producerOf(number uint64, t tail) (seat int, how origin) {
 	switch e := entry(s.entry(number).Load()); {
 	case e.number() == number:
-		slot = e.slot()
+		seat = e.seat()
 	case e.number() > number:
 		return 0, passed
 	case t.number() == number:
-		slot = t.slot()
+		seat = t.seat()
 	default:
-		return voidSlot, void
+		return voidSeat, void
 	}
-	if slot == voidSlot {
-		return slot, void
+	if seat == voidSeat {
+		return seat, void
 	}
-	return slot, published
+	return seat, published
 }
 
 // Frames of a queue
@@ -166,7 +166,7 @@ func (r resident) done() bool {
 // resident returns the frame in the slot of a number. The number is not above the number of t.
 func (s *sequencer) resident(number uint64, t tail) resident {
 	r := resident{entry(s.entry(number).Load()).number(), claim(s.claim(number).Load())}
-	if r.number < number && number == t.number() && t.slot() != voidSlot {
+	if r.number < number && number == t.number() && t.seat() != voidSeat {
 		r.number = number // the entry of this number is not stored yet
 	}
 	return r

@@ -76,7 +76,7 @@ func (s Spec) Validate() error {
 // Peer identifies another member of the channel. This package returns Peers to its caller, for example in a [Frame] or in an error. The
 // caller can use a Peer to find the member, or to name the member in a text.
 type Peer struct {
-	Slot     int
+	Seat     int
 	ID       uint64
 	Timeline uint64 // 0: the member has no timeline
 	PID      uint32

@@ -64,11 +64,11 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	}
 	c.untold += missed
 	if h < 0 {
-		c.take(n, f.Block)
+		c.putInHand(n, f.Block)
 		// The host may have removed this consumer while the consumer took frame n. Then producers may already believe that this consumer does not
 		// have frame n, so the consumer does not use frame n, and marks it as not in hand.
 		if left := c.takesPart(); left != nil {
-			c.let(n)
+			c.dropFromHand(n)
 			return false, left
 		}
 	} else {
@@ -76,7 +76,7 @@ func (c *Consumer) takeFromBroadcast(t tail, f *Frame) (bool, error) {
 	}
 	if err != nil {
 		if h < 0 {
-			c.let(n)
+			c.dropFromHand(n)
 		} else {
 			c.clearHold(h)
 		}
@@ -96,16 +96,16 @@ func (c *Consumer) lost(n uint64) bool { return n < c.oldest(c.sequencer.loadTai
 //
 // Errors: [FrameError], [UnknownMemberError], errDoubt.
 func (c *Consumer) read(n uint64, t tail, f *Frame) error {
-	slot, how := c.sequencer.producerOf(n, t)
+	seat, how := c.sequencer.producerOf(n, t)
 	if how != published {
 		return errDoubt
 	}
-	tr, peer, err := c.trackOf(n, slot)
+	tr, peer, err := c.trackOf(n, seat)
 	if err != nil {
 		return err
 	}
 	if v := tr.load(n, &f.Record); v != sound {
-		return &FrameError{n, slot, string(v)}
+		return &FrameError{n, seat, string(v)}
 	}
 	f.Number, f.Producer = n, peer
 	f.Ready.Timeline = peer.Timeline
@@ -133,11 +133,11 @@ func (c *Consumer) takeFromQueue(t tail, f *Frame) (bool, error) {
 	if h < 0 {
 		return false, c.tooMany()
 	}
-	slot, how := s.producerOf(n, t)
+	seat, how := s.producerOf(n, t)
 	if how != published {
 		return false, errDoubt
 	}
-	tr, peer, err := c.trackOf(n, slot)
+	tr, peer, err := c.trackOf(n, seat)
 	if err != nil && !errors.Is(err, ErrFrame) {
 		return false, err
 	}
@@ -157,7 +157,7 @@ func (c *Consumer) takeFromQueue(t tail, f *Frame) (bool, error) {
 		err = &UndeliverableError{n, count}
 	default:
 		if v := tr.load(n, &f.Record); v != sound {
-			err = &FrameError{n, slot, string(v)}
+			err = &FrameError{n, seat, string(v)}
 		}
 	}
 	f.Number, f.Producer, f.hold, f.Missed, f.Delivery = n, peer, h, 0, min(count+1, MaxDelivery)
@@ -194,7 +194,7 @@ func (c *Consumer) checksHead(b backlog) bool {
 const headFrames = 256
 
 // tag returns the tag of this consumer's claims.
-func (c *Consumer) tag() uint64 { return tagConsumer + uint64(c.slot) }
+func (c *Consumer) tag() uint64 { return tagConsumer + uint64(c.seat) }
 
 func (c *Consumer) tooMany() error {
 	return fmt.Errorf("%w: %d frames are in hand, which is the limit; release some first", ErrInHand, MaxInHand)

@@ -33,7 +33,7 @@ type known struct {
 	d  *Description
 }
 
-// maxKnown is how many descriptions of one track a consumer remembers for each slot. The slots of a publisher's arenas all have their own
+// maxKnown is how many descriptions of one track a consumer remembers for each slot. The chunks of a publisher's arenas all have their own
 // descriptions, with ids that follow each other.
 const maxKnown = 4
 

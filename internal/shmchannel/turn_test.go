@@ -19,7 +19,7 @@ func waits(t *testing.T, p *testProducer) (done chan uint64) {
 		assert.NoError(t, err)
 		done <- n
 	}()
-	require.Eventually(t, func() bool { return p.sequencer.waiting[p.slot].Load() != 0 }, time.Minute, 100*time.Microsecond)
+	require.Eventually(t, func() bool { return p.sequencer.waiting[p.seat].Load() != 0 }, time.Minute, 100*time.Microsecond)
 	return done
 }
 
@@ -46,7 +46,7 @@ func TestAProducerThatStandsStillLosesItsTurn(t *testing.T) {
 	p, stopped, c := r.producer(8), r.producer(4), r.consumer(MemberSpec{})
 	p.publish()
 	s := &r.host.sequencer
-	s.waiting[stopped.slot].Store(s.tickets.Add(1))
+	s.waiting[stopped.seat].Store(s.tickets.Add(1))
 	done := waits(t, p)
 	c.release(c.take())
 	assert.EqualValues(t, 2, <-done)
@@ -54,10 +54,10 @@ func TestAProducerThatStandsStillLosesItsTurn(t *testing.T) {
 	p.publish() // the stopped producer delays nobody a second time
 	c.release(c.take())
 
-	s.waiting[stopped.slot].Store(s.tickets.Add(1))
+	s.waiting[stopped.seat].Store(s.tickets.Add(1))
 	require.ErrorIs(t, p.publishError(), ErrFull, "there is room, but it is another's turn")
 	require.NoError(t, r.host.Gone(stopped.member))
-	assert.Zero(t, s.waiting[stopped.slot].Load())
+	assert.Zero(t, s.waiting[stopped.seat].Load())
 	p.publish()
 }
 
@@ -68,10 +68,10 @@ func TestAProducerThatShowsMoreAndMoreTicketsHoldsNobodyUpForEver(t *testing.T) 
 	p.turn.patience = time.Hour // time alone ends no turn
 	for frame := range 2 {
 		for i := range uint64(MaxProducers) {
-			r.host.sequencer.waiting[greedy.slot].Store(1 + i)
+			r.host.sequencer.waiting[greedy.seat].Store(1 + i)
 			require.ErrorIs(t, p.publishError(), ErrFull, "frame %d, ticket %d", frame, i)
 		}
-		r.host.sequencer.waiting[greedy.slot].Store(MaxProducers + 1)
+		r.host.sequencer.waiting[greedy.seat].Store(MaxProducers + 1)
 		p.publish()
 		c.release(c.take())
 	}

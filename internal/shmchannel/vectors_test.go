@@ -45,10 +45,10 @@ type run struct {
 
 type rosterVector struct {
 	Version, State, End, Mode, Policy, Deliveries, Abandoned uint64
-	Producers, Consumers                                     []slotVector
+	Producers, Consumers                                     []seatVector
 }
 
-type slotVector struct {
+type seatVector struct {
 	Slot                int
 	State, Policy, PID  uint32
 	Ending              uint32 `json:",omitempty"`
@@ -118,7 +118,7 @@ func (v rosterVector) write(mem region, l geometry) {
 	}
 }
 
-func (v slotVector) write(s *slot) {
+func (v seatVector) write(s *seat) {
 	s.state.Store(v.State)
 	s.policy.Store(v.Policy)
 	s.id.Store(v.ID)
@@ -308,7 +308,7 @@ func vectorsToWrite() vectors {
 	sequencer.Claims = []struct{ Number, Tag uint64 }{{1, tagDone}, {130, tagReturned}, {1<<40 + 63, tagConsumer + 1023}}
 	sequencer.Deliveries = []struct{ Number, Count uint64 }{{130, 2}, {1<<40 + 63, MaxDelivery}}
 	small := &sequencerVector{Head: 1}
-	small.Tail.Number, small.Tail.Slot, small.Tail.Version = 2, voidSlot, 3
+	small.Tail.Number, small.Tail.Slot, small.Tail.Version = 2, voidSeat, 3
 	small.Order = []struct{ Number, Slot uint64 }{{1, 1}}
 	small.Claims = []struct{ Number, Tag uint64 }{{1, tagConsumer}}
 	event := make([]byte, EventBytes)
@@ -331,10 +331,10 @@ func vectorsToWrite() vectors {
 		{Name: "roster of a closed queue with members", Capacity: 33, Roster: &rosterVector{
 			Version: 1<<32 + 7, State: channelClosed, End: 4711, Mode: uint64(Queue), Policy: uint64(DropOldest), Deliveries: MaxDelivery,
 			Abandoned: 1_700_000_000_000_000_001,
-			Producers: []slotVector{{Slot: 0, State: slotActive, ID: 1, Timeline: 11, PID: 4242}, {Slot: 62, State: slotLeft, ID: 1 << 50, PID: 17, Ending: uint32(Lost)}},
-			Consumers: []slotVector{
-				{Slot: 0, State: slotActive, Policy: uint32(Latest), ID: 2, Timeline: 1 << 60, Start: 17, PID: 1<<22 - 1},
-				{Slot: 1023, State: slotLeft, Policy: uint32(Fail), ID: 3, Start: 1},
+			Producers: []seatVector{{Slot: 0, State: seatActive, ID: 1, Timeline: 11, PID: 4242}, {Slot: 62, State: seatLeft, ID: 1 << 50, PID: 17, Ending: uint32(Lost)}},
+			Consumers: []seatVector{
+				{Slot: 0, State: seatActive, Policy: uint32(Latest), ID: 2, Timeline: 1 << 60, Start: 17, PID: 1<<22 - 1},
+				{Slot: 1023, State: seatLeft, Policy: uint32(Fail), ID: 3, Start: 1},
 			},
 		}},
 		{Name: "sequencer of a queue whose newest number is void", Capacity: 4, Sequencer: small},

@@ -5,7 +5,7 @@ type view struct {
 	known   bool
 	version uint64
 	active  bool     // this producer is active in the roster
-	others  []int    // slots of the other active producers
+	others  []int    // seats of the other active producers
 	readers []reader // consumers that are active or may still use blocks
 }
 
@@ -46,10 +46,10 @@ func (p *Producer) look(t tail) error {
 
 func (p *Producer) readRoster() error {
 	v, r := &p.view, p.roster
-	v.active = r.producers[p.slot].active(p.id)
+	v.active = r.producers[p.seat].active(p.id)
 	v.others = v.others[:0]
 	for i := range MaxProducers {
-		if i != p.slot && r.producers[i].state.Load() == slotActive {
+		if i != p.seat && r.producers[i].state.Load() == seatActive {
 			v.others = append(v.others, i)
 		}
 	}
@@ -57,18 +57,18 @@ func (p *Producer) readRoster() error {
 	for i := range r.consumers {
 		s := &r.consumers[i]
 		state := s.state.Load()
-		if state == slotFree {
+		if state == seatFree {
 			continue
 		}
 		peer := s.peer(i)
-		if peer.ID == 0 { // the host frees the slot
+		if peer.ID == 0 { // the host frees the seat
 			continue
 		}
 		c := p.cursors[i]
 		if c == nil || c.id != peer.ID {
 			return &UnknownMemberError{ConsumerRole, i, peer.ID}
 		}
-		v.readers = append(v.readers, reader{c, peer, Policy(s.policy.Load()), state == slotActive})
+		v.readers = append(v.readers, reader{c, peer, Policy(s.policy.Load()), state == seatActive})
 	}
 	return nil
 }

@@ -61,7 +61,7 @@ func (r *channelRig) seat(w *worker, m Joined) *seat {
 
 func (s *seat) config() shmchannel.MemberConfig {
 	files := s.member.Export.Files
-	return shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Slot: s.member.Slot, ID: s.member.ID}
+	return shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Seat: s.member.Slot, ID: s.member.ID}
 }
 
 func (s *seat) enter() {

@@ -9,32 +9,32 @@ enum { TRIES = 64 };
 static pb_word *own(const struct pb_consumer *c, size_t offset) { return pb_at(&c->ch.own, offset); }
 static bool drops(const struct pb_consumer *c) { return c->policy > PB_FAIL; }
 
-enum pb_result pb_consumer_open(struct pb_consumer *c, int roster, int sequencer, int cursor, uint32_t slot, uint64_t member) {
+enum pb_result pb_consumer_open(struct pb_consumer *c, int roster, int sequencer, int cursor, uint32_t seat, uint64_t member) {
     memset(c, 0, sizeof *c);
-    enum pb_result r = pb_channel_open(&c->ch, roster, sequencer, slot, member);
+    enum pb_result r = pb_channel_open(&c->ch, roster, sequencer, seat, member);
     if (!r) r = pb_file_open(&c->ch, &c->ch.own, cursor, pb_cursor_size(c->ch.slots), true, "cursor");
     if (!r && !(c->layout = malloc(PB_LAYOUT))) r = pb_complain(&c->ch, PB_NO_MEMORY, "no memory for the layouts of frames");
     return r;
 }
 
 void pb_consumer_close(struct pb_consumer *c) {
-    for (uint32_t slot = 0; slot < PB_PRODUCERS; slot++) pb_file_close(&c->tracks[slot].file, c->ch.life);
+    for (uint32_t seat = 0; seat < PB_PRODUCERS; seat++) pb_file_close(&c->tracks[seat].file, c->ch.life);
     pb_channel_close(&c->ch);
     free(c->layout);
     c->layout = NULL;
 }
 
-enum pb_result pb_add_track(struct pb_consumer *c, uint32_t slot, uint64_t member, int fd) {
+enum pb_result pb_add_track(struct pb_consumer *c, uint32_t seat, uint64_t member, int fd) {
     struct pb_track track = {.member = member};
-    // The slot gets the producer also if its file cannot be mapped: then the frames of this producer fail, and no other frames.
+    // The seat gets the producer also if its file cannot be mapped: then the frames of this producer fail, and no other frames.
     enum pb_result r = pb_file_open(&c->ch, &track.file, fd, pb_track_size(c->ch.slots), false, "track");
-    pb_file_close(&c->tracks[slot].file, c->ch.life);
-    c->tracks[slot] = track;
+    pb_file_close(&c->tracks[seat].file, c->ch.life);
+    c->tracks[seat] = track;
     return r;
 }
 
 // The consumer keeps Python objects for frames in a hash table. The key is the block, the producer and the description's id, because an
-// arena is one block with a description for each of its slots. At most half of the table's places are used.
+// arena is one block with a description for each of its chunks. At most half of the table's places are used.
 
 static size_t kept_place(const struct pb_consumer *c, uint64_t block, uint64_t producer, uint64_t description_id) {
     uint64_t hash = (block * UINT64_C(0x9E3779B97F4A7C15) + description_id) * UINT64_C(0x9E3779B97F4A7C15);
@@ -165,8 +165,8 @@ static void hold_hand(struct pb_consumer *c, struct pb_hand *hand) {
 // Returns PB_OK if this member takes part in the channel. A caller that is about to use a frame first stores the frame's number in shared
 // memory, then runs a full barrier, and then calls this function.
 static enum pb_result takes_part(const struct pb_channel *ch) {
-    size_t at = PB_AT_CONSUMERS + PB_SLOT * ch->slot;
-    if (PB_LOAD(pb_at32(&ch->roster, at)) != PB_ACTIVE || PB_LOAD(pb_at(&ch->roster, at + PB_SLOT_MEMBER)) != ch->member)
+    size_t at = PB_AT_CONSUMERS + PB_SEAT * ch->seat;
+    if (PB_LOAD(pb_at32(&ch->roster, at)) != PB_ACTIVE || PB_LOAD(pb_at(&ch->roster, at + PB_SEAT_MEMBER)) != ch->member)
         return PB_EVICTED;
     return pb_state(ch) == PB_DESTROYED ? PB_GONE : PB_OK;
 }
@@ -176,13 +176,13 @@ static enum pb_result look_at_roster(struct pb_consumer *c) {
     enum pb_result r = takes_part(ch);
     uint64_t version = pb_version(ch);
     if (r || version == ch->version) return r;
-    c->policy = PB_LOAD(pb_at32(&ch->roster, PB_AT_CONSUMERS + PB_SLOT * ch->slot + PB_SLOT_POLICY));
+    c->policy = PB_LOAD(pb_at32(&ch->roster, PB_AT_CONSUMERS + PB_SEAT * ch->seat + PB_SEAT_POLICY));
     if (c->policy > PB_LATEST && !ch->queue) return pb_odd(ch, "the roster has an unknown policy");
-    for (uint32_t slot = 0; slot < PB_PRODUCERS; slot++) {
-        size_t at = PB_AT_PRODUCERS + PB_SLOT * slot;
+    for (uint32_t seat = 0; seat < PB_PRODUCERS; seat++) {
+        size_t at = PB_AT_PRODUCERS + PB_SEAT * seat;
         uint32_t state = PB_LOAD(pb_at32(&ch->roster, at));
-        c->producers[slot] = state == PB_ACTIVE || state == PB_LEFT ? PB_LOAD(pb_at(&ch->roster, at + PB_SLOT_MEMBER)) : 0;
-        c->timelines[slot] = PB_LOAD(pb_at(&ch->roster, at + PB_SLOT_TIMELINE));
+        c->producers[seat] = state == PB_ACTIVE || state == PB_LEFT ? PB_LOAD(pb_at(&ch->roster, at + PB_SEAT_MEMBER)) : 0;
+        c->timelines[seat] = PB_LOAD(pb_at(&ch->roster, at + PB_SEAT_TIMELINE));
     }
     ch->version = version;
     return PB_OK;
@@ -194,7 +194,7 @@ enum pb_result pb_begin(struct pb_consumer *c) {
     enum pb_result r = look_at_roster(c);
     if (r) return r;
     if (!ch->queue && !c->begun) {
-        uint64_t start = PB_LOAD(pb_at(&ch->roster, PB_AT_CONSUMERS + PB_SLOT * ch->slot + PB_SLOT_START));
+        uint64_t start = PB_LOAD(pb_at(&ch->roster, PB_AT_CONSUMERS + PB_SEAT * ch->seat + PB_SEAT_START));
         if (!start || start > PB_NUMBER_MAX)
             return pb_complain(ch, PB_PROTOCOL, "the roster lets this member begin with frame %llu, which is out of range",
                                (unsigned long long)start);
@@ -332,9 +332,9 @@ static void read_description(struct pb_consumer *c, const struct pb_file *track,
 
 // Reads the record and the meta of the frame `frame->number`. Reads the frame's description too, unless the
 // consumer keeps a Python object from an earlier frame with this description in the same block. PB_AGAIN: the record has the number of another frame.
-static enum pb_result read_record(struct pb_consumer *c, uint32_t slot, struct pb_frame *frame) {
+static enum pb_result read_record(struct pb_consumer *c, uint32_t seat, struct pb_frame *frame) {
     const struct pb_channel *ch = &c->ch;
-    const struct pb_file *track = &c->tracks[slot].file;
+    const struct pb_file *track = &c->tracks[seat].file;
     uint64_t ring = pb_ring(ch, frame->number);
     if (!track->base) return PB_FAILED;
     pb_word *record = pb_at(track, PB_PAGE + PB_RECORD * ring);
@@ -349,8 +349,8 @@ static enum pb_result read_record(struct pb_consumer *c, uint32_t slot, struct p
     frame->word = small & 0xFFFF;
     frame->event = small >> 16 & 1;
     frame->meta_bytes = (uint32_t)(small >> 32);
-    frame->producer = c->tracks[slot].member;
-    frame->timeline = c->timelines[slot];
+    frame->producer = c->tracks[seat].member;
+    frame->timeline = c->timelines[seat];
     frame->kept = NULL;
     size_t meta = frame->meta_bytes + (frame->event ? PB_EVENT : 0);
     bool sound = !(small >> 17 & 0x7FFF) && frame->meta_bytes <= PB_META && frame->word < PB_WORDS && frame->value <= PB_VALUE_MAX &&
@@ -373,12 +373,12 @@ static enum pb_result read_record(struct pb_consumer *c, uint32_t slot, struct p
     return PB_OK;
 }
 
-// Finds the track of the producer in a slot. PB_FAILED: the slot has no producer.
-static enum pb_result find_track(struct pb_consumer *c, uint32_t slot) {
-    if (slot == PB_VOID || !c->producers[slot]) return PB_FAILED;
-    if (c->tracks[slot].member == c->producers[slot]) return PB_OK;
-    c->ch.unknown_slot = slot;
-    c->ch.unknown_member = c->producers[slot];
+// Finds the track of the producer in a seat. PB_FAILED: the seat has no producer.
+static enum pb_result find_track(struct pb_consumer *c, uint32_t seat) {
+    if (seat == PB_VOID || !c->producers[seat]) return PB_FAILED;
+    if (c->tracks[seat].member == c->producers[seat]) return PB_OK;
+    c->ch.unknown_seat = seat;
+    c->ch.unknown_member = c->producers[seat];
     return PB_UNKNOWN;
 }
 
@@ -419,11 +419,11 @@ static enum pb_result take_from_broadcast(struct pb_consumer *c, struct pb_frame
         }
     }
     uint64_t entry = PB_LOAD(pb_entry(ch, number));
-    uint32_t slot = entry >> 6 == number ? entry & 63 : pb_tail_slot(tail);
+    uint32_t seat = entry >> 6 == number ? entry & 63 : pb_tail_seat(tail);
     bool known = entry >> 6 == number || (entry >> 6 < number && pb_tail_number(tail) == number);
     frame->number = number;
-    r = known ? find_track(c, slot) : PB_AGAIN;
-    if (!r) r = read_record(c, slot, frame);
+    r = known ? find_track(c, seat) : PB_AGAIN;
+    if (!r) r = read_record(c, seat, frame);
     if (r == PB_UNKNOWN || r == PB_AGAIN) {
         clear_hold(c, hold);
         if (hold >= 0) wake_producers(c);
@@ -513,12 +513,12 @@ static enum pb_result take_from_queue(struct pb_consumer *c, struct pb_frame *fr
         pb_advance_head(ch, tail);
         return all_done(ch) ? none : PB_NONE;
     }
-    uint32_t slot = standing.entry & 63;
-    if ((r = find_track(c, slot)) == PB_UNKNOWN) return r;
+    uint32_t seat = standing.entry & 63;
+    if ((r = find_track(c, seat)) == PB_UNKNOWN) return r;
     int hold = set_hold(c, found);
     PB_FULL_BARRIER();
     enum pb_result part = takes_part(ch);
-    uint64_t mine = found << 12 | (PB_CLAIMED + ch->slot);
+    uint64_t mine = found << 12 | (PB_CLAIMED + ch->seat);
     if (part || !PB_CAS(pb_claim(ch, found), &claim, mine)) {
         clear_hold(c, hold);
         wake_producers(c);
@@ -528,7 +528,7 @@ static enum pb_result take_from_queue(struct pb_consumer *c, struct pb_frame *fr
     pb_word *delivery = pb_delivery(ch, found);
     uint64_t delivered = PB_LOAD(delivery) >> 16 == found ? PB_PEEK(delivery) & PB_DELIVERY : 0;
     if (!r && ch->delivers && delivered >= ch->delivers) r = PB_SPENT;
-    if (!r) r = read_record(c, slot, frame) ? PB_FAILED : PB_OK;
+    if (!r) r = read_record(c, seat, frame) ? PB_FAILED : PB_OK;
     if (r) {
         PB_CAS(pb_claim(ch, found), &mine, found << 12 | PB_ACKNOWLEDGED);
         clear_hold(c, hold);
@@ -569,7 +569,7 @@ enum pb_result pb_take(struct pb_consumer *c, struct pb_frame *frame) {
 // Ends this consumer's claim of a frame: replaces the claim with `tag`. Does nothing and returns true in a broadcast, or if the claim has
 // ended before. Returns false if the service has taken the claim away from this consumer.
 static bool end_claim(struct pb_consumer *c, struct pb_hand *hand, uint64_t tag) {
-    uint64_t mine = hand->number << 12 | (PB_CLAIMED + c->ch.slot);
+    uint64_t mine = hand->number << 12 | (PB_CLAIMED + c->ch.seat);
     if (!c->ch.queue || hand->settled) return true;
     hand->settled = true;
     return PB_CAS(pb_claim(&c->ch, hand->number), &mine, hand->number << 12 | tag);

@@ -62,19 +62,19 @@ bool wait_of(void *self, PyObject *const *args, Py_ssize_t given, Wait *to) {
     return (given < 1 || time_to(invalid, args[0], &to->limit)) && (to->adaptive || time_to(invalid, args[1], &to->spin));
 }
 
-PyObject *new_member(PyTypeObject *type, PyObject *args, PyObject *kwargs, const char *third, uint64_t slots, Opening open) {
-    const char *names[] = {"roster", "sequencer", third, "slot", "member", NULL};
-    unsigned long long slot, member;
+PyObject *new_member(PyTypeObject *type, PyObject *args, PyObject *kwargs, const char *third, uint64_t seats, Opening open) {
+    const char *names[] = {"roster", "sequencer", third, "seat", "member", NULL};
+    unsigned long long seat, member;
     int fds[3];
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiiKK", (char **)names, &fds[0], &fds[1], &fds[2], &slot, &member)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iiiKK", (char **)names, &fds[0], &fds[1], &fds[2], &seat, &member)) return NULL;
     Member *self = (Member *)PyType_GenericAlloc(type, 0);
     if (!self) return NULL;
-    if (slot >= slots || !member) {
-        PyErr_Format(state_of(self)->invalid, "a member has a slot below %llu and a member id that is not 0", (unsigned long long)slots);
+    if (seat >= seats || !member) {
+        PyErr_Format(state_of(self)->invalid, "a member has a seat below %llu and a member id that is not 0", (unsigned long long)seats);
         Py_DECREF((PyObject *)self);
         return NULL;
     }
-    enum pb_result r = open(self, fds, (uint32_t)slot, member);
+    enum pb_result r = open(self, fds, (uint32_t)seat, member);
     self->open = true;
     if (!r) return (PyObject *)self;
     result_of(self, r);
@@ -82,13 +82,13 @@ PyObject *new_member(PyTypeObject *type, PyObject *args, PyObject *kwargs, const
     return NULL;
 }
 
-PyObject *add_file(Member *m, PyObject *const *args, Py_ssize_t given, uint64_t slots, const char *what,
+PyObject *add_file(Member *m, PyObject *const *args, Py_ssize_t given, uint64_t seats, const char *what,
                    enum pb_result (*add)(Member *, uint32_t, uint64_t, int)) {
-    uint64_t slot, member, fd;
-    if (!usable(m) || !count_is(given, 3, 3, what) || !number_of(m, args[0], slots - 1, "a slot", &slot) ||
+    uint64_t seat, member, fd;
+    if (!usable(m) || !count_is(given, 3, 3, what) || !number_of(m, args[0], seats - 1, "a seat", &seat) ||
         !number_of(m, args[1], UINT64_MAX, "a member id", &member) || !number_of(m, args[2], INT_MAX, "a descriptor", &fd))
         return NULL;
-    enum pb_result r = add(m, (uint32_t)slot, member, (int)fd);
+    enum pb_result r = add(m, (uint32_t)seat, member, (int)fd);
     return r ? result_of(m, r) : Py_NewRef(Py_None);
 }
 
@@ -104,7 +104,7 @@ PyObject *result_of(Member *m, enum pb_result r) {
 
 PyObject *unknown(Member *m, void *closure) {
     (void)closure;
-    return Py_BuildValue("IK", m->ch->unknown_slot, (unsigned long long)m->ch->unknown_member);
+    return Py_BuildValue("IK", m->ch->unknown_seat, (unsigned long long)m->ch->unknown_member);
 }
 
 // Life
@@ -379,7 +379,7 @@ static int execute(PyObject *module) {
     bool made = add_errors(state) && add_names(state) && add_conditions(module, state) && (state->frame = add_type(module, &frame_spec)) &&
                 (state->producer = add_type(module, &producer_spec)) && (state->consumer = add_type(module, &consumer_spec)) &&
                 (state->lock = add_type(module, &lock_spec)) && (state->arena = add_type(module, &arena_spec)) &&
-                (state->slots = add_type(module, &slots_spec)) && (state->follower = add_type(module, &follower_spec)) && add_no_buffer(module);
+                (state->chunks = add_type(module, &chunks_spec)) && (state->follower = add_type(module, &follower_spec)) && add_no_buffer(module);
     return made ? 0 : -1;
 }
 
@@ -390,7 +390,7 @@ static int traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->consumer);
     Py_VISIT(state->lock);
     Py_VISIT(state->arena);
-    Py_VISIT(state->slots);
+    Py_VISIT(state->chunks);
     Py_VISIT(state->follower);
     for (int i = 0; i <= PB_FENCE; i++) Py_VISIT(state->conditions[i]);
     return 0;
@@ -403,7 +403,7 @@ static int clear(PyObject *module) {
     Py_CLEAR(state->consumer);
     Py_CLEAR(state->lock);
     Py_CLEAR(state->arena);
-    Py_CLEAR(state->slots);
+    Py_CLEAR(state->chunks);
     Py_CLEAR(state->follower);
     for (int i = 0; i < NAMES; i++) Py_CLEAR(state->names[i]);
     for (int i = 0; i <= PB_FENCE; i++) Py_CLEAR(state->conditions[i]);

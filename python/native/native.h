@@ -12,7 +12,7 @@
 enum name { NAME_OWN, NAME_PAGES, NAME_WORDS, NAME_CLOSED, NAME_INDEX, NAME_VALUE, NAME_STREAMS, NAMES };
 
 typedef struct {
-    PyTypeObject *frame, *producer, *consumer, *lock, *arena, *slots, *follower;
+    PyTypeObject *frame, *producer, *consumer, *lock, *arena, *chunks, *follower;
     PyObject *names[NAMES];
     PyObject *conditions[PB_FENCE + 1];
     PyObject *protocol, *invalid, *memory, *forked, *closed, *released;
@@ -53,10 +53,10 @@ bool wait_of(void *self, PyObject *const *args, Py_ssize_t given, Wait *to); // 
 bool wait_for(Member *m, Attempt attempt, void *with, const Wait *how, enum pb_result *r);
 void pb_init_spinning(void);
 PyObject *result_of(Member *m, enum pb_result r); // returns a Condition, or raises
-typedef enum pb_result (*Opening)(Member *m, const int fds[3], uint32_t slot, uint64_t member); // sets `ch` and `unmap`, and opens the files
-PyObject *new_member(PyTypeObject *type, PyObject *args, PyObject *kwargs, const char *third, uint64_t slots, Opening open);
-PyObject *add_file(Member *m, PyObject *const *args, Py_ssize_t given, uint64_t slots, const char *what,
-                   enum pb_result (*add)(Member *, uint32_t slot, uint64_t member, int fd));
+typedef enum pb_result (*Opening)(Member *m, const int fds[3], uint32_t seat, uint64_t member); // sets `ch` and `unmap`, and opens the files
+PyObject *new_member(PyTypeObject *type, PyObject *args, PyObject *kwargs, const char *third, uint64_t seats, Opening open);
+PyObject *add_file(Member *m, PyObject *const *args, Py_ssize_t given, uint64_t seats, const char *what,
+                   enum pb_result (*add)(Member *, uint32_t seat, uint64_t member, int fd));
 PyObject *unknown(Member *m, void *closure);
 PyObject *waits_asleep(Member *m, void *closure);
 PyObject *waits(Member *m, void *closure);
@@ -76,7 +76,7 @@ PyObject *read_layout(PyObject *module, PyObject *layout);
 PyObject *arrow_capsule(PyObject *module, PyObject *const *args, Py_ssize_t given); // a function of the module
 PyObject *follower_write(Follower *f, uint64_t *word, uint64_t *value);
 
-extern PyType_Spec frame_spec, producer_spec, consumer_spec, lock_spec, arena_spec, slots_spec, follower_spec;
+extern PyType_Spec frame_spec, producer_spec, consumer_spec, lock_spec, arena_spec, chunks_spec, follower_spec;
 
 // How often work is done again that a signal handler may have ended. Handlers that raise come one by one.
 #define PB_TRIES 16

@@ -37,11 +37,11 @@ static void unmap(Member *m) {
     pb_consumer_close(&((Consumer *)m)->core);
 }
 
-static enum pb_result open_consumer(Member *m, const int fds[3], uint32_t slot, uint64_t member) {
+static enum pb_result open_consumer(Member *m, const int fds[3], uint32_t seat, uint64_t member) {
     Consumer *self = (Consumer *)m;
     m->ch = &self->core.ch;
     m->unmap = unmap;
-    return pb_consumer_open(&self->core, fds[0], fds[1], fds[2], slot, member);
+    return pb_consumer_open(&self->core, fds[0], fds[1], fds[2], seat, member);
 }
 
 static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -67,8 +67,8 @@ static void dealloc(Consumer *self) {
     free_object(self);
 }
 
-static enum pb_result add(Member *m, uint32_t slot, uint64_t member, int fd) {
-    return pb_add_track(&((Consumer *)m)->core, slot, member, fd);
+static enum pb_result add(Member *m, uint32_t seat, uint64_t member, int fd) {
+    return pb_add_track(&((Consumer *)m)->core, seat, member, fd);
 }
 
 static PyObject *add_track(Consumer *self, PyObject *const *args, Py_ssize_t given) {
@@ -260,11 +260,11 @@ static PyObject *producers(Consumer *self, void *closure) {
     if (!usable(&self->member)) return NULL;
     const struct pb_channel *ch = &self->core.ch;
     PyObject *processes = PyList_New(0);
-    for (uint32_t slot = 0; processes && slot < PB_PRODUCERS; slot++) {
-        size_t at = PB_AT_PRODUCERS + PB_SLOT * slot;
-        uint32_t ending = PB_LOAD(pb_at32(&ch->roster, at + PB_SLOT_ENDING));
+    for (uint32_t seat = 0; processes && seat < PB_PRODUCERS; seat++) {
+        size_t at = PB_AT_PRODUCERS + PB_SEAT * seat;
+        uint32_t ending = PB_LOAD(pb_at32(&ch->roster, at + PB_SEAT_ENDING));
         if (PB_LOAD(pb_at32(&ch->roster, at)) != PB_ACTIVE && !ending) continue;
-        PyObject *process = Py_BuildValue("(II)", PB_LOAD(pb_at32(&ch->roster, at + PB_SLOT_PROCESS)), ending);
+        PyObject *process = Py_BuildValue("(II)", PB_LOAD(pb_at32(&ch->roster, at + PB_SEAT_PROCESS)), ending);
         if (!process || PyList_Append(processes, process)) Py_CLEAR(processes);
         Py_XDECREF(process);
     }

@@ -17,11 +17,11 @@ typedef struct {
 
 static void unmap(Member *m) { pb_producer_close(&((Producer *)m)->core); }
 
-static enum pb_result open_producer(Member *m, const int fds[3], uint32_t slot, uint64_t member) {
+static enum pb_result open_producer(Member *m, const int fds[3], uint32_t seat, uint64_t member) {
     Producer *self = (Producer *)m;
     m->ch = &self->core.ch;
     m->unmap = unmap;
-    return pb_producer_open(&self->core, fds[0], fds[1], fds[2], slot, member);
+    return pb_producer_open(&self->core, fds[0], fds[1], fds[2], seat, member);
 }
 
 static PyObject *new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -33,8 +33,8 @@ static void dealloc(Producer *self) {
     free_object(self);
 }
 
-static enum pb_result add(Member *m, uint32_t slot, uint64_t member, int fd) {
-    return pb_add_cursor(&((Producer *)m)->core, slot, member, fd);
+static enum pb_result add(Member *m, uint32_t seat, uint64_t member, int fd) {
+    return pb_add_cursor(&((Producer *)m)->core, seat, member, fd);
 }
 
 static PyObject *add_cursor(Producer *self, PyObject *const *args, Py_ssize_t given) {
@@ -109,7 +109,7 @@ static enum pb_result try_reclaim(Member *m, void *with) {
     return r && r != PB_NONE ? r : p->returned == *(uint64_t *)with ? PB_NONE : PB_OK;
 }
 
-// Takes slots back, and looks whether buffers came back.
+// Takes chunks back, and looks whether buffers came back.
 static enum pb_result try_await(Member *m, void *with) {
     struct pb_producer *p = producer_core(m);
     const Awaited *before = with;
@@ -201,8 +201,8 @@ static PyObject *consumers(Producer *self, void *closure) {
     (void)closure;
     if (!usable(&self->member)) return NULL;
     unsigned long active = 0;
-    for (size_t slot = 0; slot < PB_CONSUMERS; slot++)
-        active += PB_LOAD(pb_at32(&self->core.ch.roster, PB_AT_CONSUMERS + PB_SLOT * slot)) == PB_ACTIVE;
+    for (size_t seat = 0; seat < PB_CONSUMERS; seat++)
+        active += PB_LOAD(pb_at32(&self->core.ch.roster, PB_AT_CONSUMERS + PB_SEAT * seat)) == PB_ACTIVE;
     return PyLong_FromUnsignedLong(active);
 }
 

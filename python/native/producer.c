@@ -8,10 +8,10 @@
 enum { TRIES = 64 };
 #define PATIENCE (2 * PB_NS_MS)
 
-enum pb_result pb_producer_open(struct pb_producer *p, int roster, int sequencer, int track, uint32_t slot, uint64_t member) {
+enum pb_result pb_producer_open(struct pb_producer *p, int roster, int sequencer, int track, uint32_t seat, uint64_t member) {
     memset(p, 0, sizeof *p);
     p->patience = PATIENCE;
-    enum pb_result r = pb_channel_open(&p->ch, roster, sequencer, slot, member);
+    enum pb_result r = pb_channel_open(&p->ch, roster, sequencer, seat, member);
     if (!r) r = pb_file_open(&p->ch, &p->ch.own, track, pb_track_size(p->ch.slots), true, "track");
     if (r) return r;
     if (!(p->described = calloc(p->ch.slots, sizeof *p->described)))
@@ -24,18 +24,18 @@ enum pb_result pb_producer_open(struct pb_producer *p, int roster, int sequencer
     return PB_OK;
 }
 
-static void drop_cursor(struct pb_producer *p, uint32_t slot) {
-    if (p->cursors[slot]) pb_file_close(&p->cursors[slot]->file, p->ch.life);
-    free(p->cursors[slot]);
-    p->cursors[slot] = NULL;
+static void drop_cursor(struct pb_producer *p, uint32_t seat) {
+    if (p->cursors[seat]) pb_file_close(&p->cursors[seat]->file, p->ch.life);
+    free(p->cursors[seat]);
+    p->cursors[seat] = NULL;
     p->lives = 0; // `live` may contain the cursor
     p->ch.version = UINT64_MAX;
 }
 
 void pb_producer_close(struct pb_producer *p) {
-    for (uint32_t slot = 0; slot < PB_CONSUMERS; slot++) drop_cursor(p, slot);
+    for (uint32_t seat = 0; seat < PB_CONSUMERS; seat++) drop_cursor(p, seat);
     for (size_t i = 0; i < p->in_flight; i++)
-        if (p->flights[i].slot) pb_drop_arena(p->flights[i].slot->arena);
+        if (p->flights[i].chunk) pb_drop_arena(p->flights[i].chunk->arena);
     free(p->described);
     free(p->flights);
     free(p->back);
@@ -47,7 +47,7 @@ void pb_producer_close(struct pb_producer *p) {
     pb_channel_close(&p->ch);
 }
 
-enum pb_result pb_add_cursor(struct pb_producer *p, uint32_t slot, uint64_t member, int fd) {
+enum pb_result pb_add_cursor(struct pb_producer *p, uint32_t seat, uint64_t member, int fd) {
     struct pb_cursor *cursor = calloc(1, sizeof *cursor);
     if (!cursor) return pb_complain(&p->ch, PB_NO_MEMORY, "no memory for a cursor");
     enum pb_result r = pb_file_open(&p->ch, &cursor->file, fd, pb_cursor_size(p->ch.slots), false, "cursor");
@@ -55,39 +55,39 @@ enum pb_result pb_add_cursor(struct pb_producer *p, uint32_t slot, uint64_t memb
         free(cursor);
         return r;
     }
-    drop_cursor(p, slot);
+    drop_cursor(p, seat);
     cursor->member = member;
-    p->cursors[slot] = cursor;
+    p->cursors[seat] = cursor;
     return PB_OK;
 }
 
-// Reads the consumers' slots of the roster into `live`. Does not read the slots if the roster has the same version as when this producer
+// Reads the consumers' seats of the roster into `live`. Does not read the seats if the roster has the same version as when this producer
 // read them last, or if the channel is open and `tail` does not have the roster's new version yet. The caller loads `state` and `tail`
 // before this call.
 static enum pb_result look_at_roster(struct pb_producer *p, uint64_t state, uint64_t tail) {
     struct pb_channel *ch = &p->ch;
     uint64_t version = pb_version(ch);
     if (version == ch->version || (!state && version == ch->version + 1 && !((tail ^ ch->version) & 1023))) return PB_OK;
-    size_t own = PB_AT_PRODUCERS + PB_SLOT * ch->slot;
-    if (PB_LOAD(pb_at32(&ch->roster, own)) != PB_ACTIVE || PB_LOAD(pb_at(&ch->roster, own + PB_SLOT_MEMBER)) != ch->member)
+    size_t own = PB_AT_PRODUCERS + PB_SEAT * ch->seat;
+    if (PB_LOAD(pb_at32(&ch->roster, own)) != PB_ACTIVE || PB_LOAD(pb_at(&ch->roster, own + PB_SEAT_MEMBER)) != ch->member)
         return PB_EVICTED;
     p->lives = 0;
-    ch->version = UINT64_MAX; // until all slots are read
-    for (uint32_t slot = 0; slot < PB_CONSUMERS; slot++) {
-        size_t at = PB_AT_CONSUMERS + PB_SLOT * slot;
+    ch->version = UINT64_MAX; // until all seats are read
+    for (uint32_t seat = 0; seat < PB_CONSUMERS; seat++) {
+        size_t at = PB_AT_CONSUMERS + PB_SEAT * seat;
         uint32_t membership = PB_LOAD(pb_at32(&ch->roster, at));
         if (membership != PB_ACTIVE && membership != PB_LEFT) continue;
-        uint64_t member = PB_LOAD(pb_at(&ch->roster, at + PB_SLOT_MEMBER));
-        struct pb_cursor *cursor = p->cursors[slot];
-        if (!member) return pb_odd(ch, "a consumer's slot in the roster has no member");
+        uint64_t member = PB_LOAD(pb_at(&ch->roster, at + PB_SEAT_MEMBER));
+        struct pb_cursor *cursor = p->cursors[seat];
+        if (!member) return pb_odd(ch, "a consumer's seat in the roster has no member");
         if (!cursor || cursor->member != member) {
-            ch->unknown_slot = slot;
+            ch->unknown_seat = seat;
             ch->unknown_member = member;
             return PB_UNKNOWN;
         }
         cursor->state = membership;
-        cursor->policy = PB_LOAD(pb_at32(&ch->roster, at + PB_SLOT_POLICY));
-        cursor->timeline = PB_LOAD(pb_at(&ch->roster, at + PB_SLOT_TIMELINE));
+        cursor->policy = PB_LOAD(pb_at32(&ch->roster, at + PB_SEAT_POLICY));
+        cursor->timeline = PB_LOAD(pb_at(&ch->roster, at + PB_SEAT_TIMELINE));
         p->live[p->lives++] = cursor;
     }
     ch->version = version;
@@ -125,14 +125,14 @@ static enum pb_result room_in_broadcast(struct pb_producer *p, uint64_t number) 
 
 bool pb_behind(const struct pb_producer *p, uint64_t *member, uint32_t *process) {
     uint64_t lowest = UINT64_MAX;
-    for (uint32_t slot = 0; slot < PB_CONSUMERS; slot++) {
-        const struct pb_cursor *cursor = p->cursors[slot];
+    for (uint32_t seat = 0; seat < PB_CONSUMERS; seat++) {
+        const struct pb_cursor *cursor = p->cursors[seat];
         if (p->ch.queue || !cursor || !holds_up(cursor)) continue;
         uint64_t floor = PB_LOAD(pb_at(&cursor->file, 0));
         if (floor >= lowest) continue;
         lowest = floor;
         *member = cursor->member;
-        *process = PB_LOAD(pb_at32(&p->ch.roster, PB_AT_CONSUMERS + PB_SLOT * slot + PB_SLOT_PROCESS));
+        *process = PB_LOAD(pb_at32(&p->ch.roster, PB_AT_CONSUMERS + PB_SEAT * seat + PB_SEAT_PROCESS));
     }
     return lowest < UINT64_MAX;
 }
@@ -183,10 +183,10 @@ static bool others_first(struct pb_producer *p) {
     for (;;) {
         uint64_t lowest = p->ticket ? p->ticket : UINT64_MAX;
         uint64_t mine = lowest;
-        for (uint32_t slot = 0; slot < PB_PRODUCERS; slot++) {
-            uint64_t ticket = PB_LOAD(pb_at(&ch->sequencer, PB_AT_WAITING + 8 * slot));
-            if (!ticket || slot == ch->slot || ticket <= p->passed || ticket >= lowest || ticket > tickets) continue;
-            if (PB_LOAD(pb_at32(&ch->roster, PB_AT_PRODUCERS + PB_SLOT * slot)) == PB_ACTIVE) lowest = ticket;
+        for (uint32_t seat = 0; seat < PB_PRODUCERS; seat++) {
+            uint64_t ticket = PB_LOAD(pb_at(&ch->sequencer, PB_AT_WAITING + 8 * seat));
+            if (!ticket || seat == ch->seat || ticket <= p->passed || ticket >= lowest || ticket > tickets) continue;
+            if (PB_LOAD(pb_at32(&ch->roster, PB_AT_PRODUCERS + PB_SEAT * seat)) == PB_ACTIVE) lowest = ticket;
         }
         if (lowest == mine) {
             if (!p->ticket) p->calm = tickets;
@@ -207,13 +207,13 @@ static bool others_first(struct pb_producer *p) {
 
 static void begin_wait(struct pb_producer *p) {
     p->ticket = atomic_fetch_add(pb_at(&p->ch.sequencer, PB_AT_TICKETS), 1) + 1;
-    PB_STORE(pb_at(&p->ch.sequencer, PB_AT_WAITING + 8 * p->ch.slot), p->ticket);
+    PB_STORE(pb_at(&p->ch.sequencer, PB_AT_WAITING + 8 * p->ch.seat), p->ticket);
 }
 
 void pb_end_wait(struct pb_producer *p) {
     if (!p->ticket) return;
     p->ticket = p->before = 0;
-    PB_STORE(pb_at(&p->ch.sequencer, PB_AT_WAITING + 8 * p->ch.slot), 0);
+    PB_STORE(pb_at(&p->ch.sequencer, PB_AT_WAITING + 8 * p->ch.seat), 0);
     PB_FULL_BARRIER();
     pb_wake(pb_freed(&p->ch)); // the producer with the next ticket sleeps on this word
 }
@@ -232,7 +232,7 @@ static void write_description(struct pb_channel *ch, uint64_t slot, const char *
     memcpy(&bytes, description + PB_AT_LAYOUT, 8);
     copy_in(pb_at(&ch->own, PB_PAGE + PB_RECORD * ch->slots + PB_DESCRIPTION * slot), description, PB_DESCRIPTION);
     pb_word *layout = pb_at(&ch->own, PB_PAGE + (PB_RECORD + PB_DESCRIPTION + PB_META_SLOT) * ch->slots + PB_LAYOUT * slot);
-    // The slots of a publisher have descriptions of their own, and one layout.
+    // The chunks of a publisher have descriptions of their own, and one layout.
     if (bytes && memcmp((const void *)layout, description + PB_DESCRIPTION, bytes)) copy_in(layout, description + PB_DESCRIPTION, bytes);
 }
 
@@ -292,15 +292,15 @@ enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *wh
             return r;
         }
         write_record(p, what, n);
-        if (!PB_CAS(pb_at(&ch->sequencer, 0), &tail, n << 16 | (uint64_t)ch->slot << 10 | (tail & 1023))) continue;
-        pb_help(ch, n << 16 | (uint64_t)ch->slot << 10);
+        if (!PB_CAS(pb_at(&ch->sequencer, 0), &tail, n << 16 | (uint64_t)ch->seat << 10 | (tail & 1023))) continue;
+        pb_help(ch, n << 16 | (uint64_t)ch->seat << 10);
         PB_FULL_BARRIER();
         pb_wake(pb_published(ch));
         if (!ch->queue) pb_wake(pb_freed(ch)); // another producer may wait for the block of the frame that left the channel
-        p->flights[p->in_flight++] = (struct pb_flight){.number = n, .buffer = what->buffer, .slot = what->slot};
-        if (what->slot) {
-            what->slot->arena->sent++;
-            what->slot->arena->users++;
+        p->flights[p->in_flight++] = (struct pb_flight){.number = n, .buffer = what->buffer, .chunk = what->chunk};
+        if (what->chunk) {
+            what->chunk->arena->sent++;
+            what->chunk->arena->users++;
         }
         ch->odd_since = 0;
         p->published++;
@@ -316,43 +316,43 @@ enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *wh
 
 // Memory that comes back
 
-bool pb_add_fence(struct pb_slot *slot, const struct pb_fence *fence) {
-    if (slot->fence_count == slot->fence_room) {
-        size_t room = slot->fence_room ? 2 * slot->fence_room : 4;
-        struct pb_fence *fences = realloc(slot->fences, room * sizeof *fences);
+bool pb_add_fence(struct pb_chunk *chunk, const struct pb_fence *fence) {
+    if (chunk->fence_count == chunk->fence_room) {
+        size_t room = chunk->fence_room ? 2 * chunk->fence_room : 4;
+        struct pb_fence *fences = realloc(chunk->fences, room * sizeof *fences);
         if (!fences) return false;
-        slot->fences = fences;
-        slot->fence_room = room;
+        chunk->fences = fences;
+        chunk->fence_room = room;
     }
-    slot->fences[slot->fence_count++] = *fence;
+    chunk->fences[chunk->fence_count++] = *fence;
     return true;
 }
 
-void pb_free_slot(struct pb_slots *slots, struct pb_slot *slot) {
-    slot->next = NULL;
-    if (slots->first) slots->last->next = slot;
-    else slots->first = slot;
-    slots->last = slot;
+void pb_free_chunk(struct pb_chunks *chunks, struct pb_chunk *chunk) {
+    chunk->next = NULL;
+    if (chunks->first) chunks->last->next = chunk;
+    else chunks->first = chunk;
+    chunks->last = chunk;
 }
 
 void pb_drop_arena(struct pb_arena *arena) {
     if (--arena->users) return;
-    for (size_t i = 0; i < arena->count; i++) free(arena->slots[i].fences);
+    for (size_t i = 0; i < arena->count; i++) free(arena->chunks[i].fences);
     free(arena);
 }
 
-// Gives the slot of a frame that came back to its publisher. Returns false if there is not enough memory for the fences of the readers.
+// Gives the chunk of a frame that came back to its publisher. Returns false if there is not enough memory for the fences of the readers.
 static bool give_back(const struct pb_producer *p, const struct pb_flight *flight) {
-    struct pb_slot *slot = flight->slot;
-    struct pb_arena *arena = slot->arena;
-    size_t before = slot->fence_count;
+    struct pb_chunk *chunk = flight->chunk;
+    struct pb_arena *arena = chunk->arena;
+    size_t before = chunk->fence_count;
     for (size_t i = 0; i < flight->fences; i++)
-        if (!pb_add_fence(slot, &p->fences[flight->first + i])) {
-            slot->fence_count = before;
+        if (!pb_add_fence(chunk, &p->fences[flight->first + i])) {
+            chunk->fence_count = before;
             return false;
         }
     arena->sent--;
-    if (arena->owner) pb_free_slot(arena->owner, slot);
+    if (arena->owner) pb_free_chunk(arena->owner, chunk);
     pb_drop_arena(arena);
     return true;
 }
@@ -455,15 +455,15 @@ enum pb_result pb_reclaim(struct pb_producer *p, bool buffers) {
     for (size_t i = 0; i < before; i++) {
         struct pb_flight flight = p->flights[i];
         flight.first = p->fence_count;
-        p->due += flight.back && !buffers && !flight.slot;
-        flight.back = flight.back && (buffers || flight.slot);
+        p->due += flight.back && !buffers && !flight.chunk;
+        flight.back = flight.back && (buffers || flight.chunk);
         for (size_t k = 0; k < p->lives && flight.back; k++)
             if (p->live[k]->timeline) flight.back = add_fence(p, p->live[k], flight.number, &memory);
         flight.fences = p->fence_count - flight.first;
-        if (flight.back && flight.slot && !give_back(p, &flight)) flight.back = memory = false;
-        if (!flight.back || flight.slot) p->fence_count = flight.first;
+        if (flight.back && flight.chunk && !give_back(p, &flight)) flight.back = memory = false;
+        if (!flight.back || flight.chunk) p->fence_count = flight.first;
         if (!flight.back) p->flights[stay++] = flight;
-        else if (!flight.slot) p->back[p->came_back++] = flight;
+        else if (!flight.chunk) p->back[p->came_back++] = flight;
     }
     p->in_flight = stay;
     p->returned += before - stay;

@@ -89,10 +89,10 @@ size_t pb_track_size(uint64_t slots) {
 size_t pb_sequencer_size(uint64_t slots) { return PB_AT_ORDER + 24 * slots; }
 size_t pb_cursor_size(uint64_t slots) { return PB_AT_DONE + 32 * slots; }
 
-enum pb_result pb_channel_open(struct pb_channel *ch, int roster, int sequencer, uint32_t slot, uint64_t member) {
+enum pb_result pb_channel_open(struct pb_channel *ch, int roster, int sequencer, uint32_t seat, uint64_t member) {
     memset(ch, 0, sizeof *ch);
     ch->life = pb_life();
-    ch->slot = slot;
+    ch->seat = seat;
     ch->member = member;
     ch->version = UINT64_MAX; // no version was read yet
     enum pb_result r = pb_file_open(ch, &ch->roster, roster, PB_ROSTER, false, "roster");
@@ -164,8 +164,8 @@ bool pb_moved(struct pb_channel *ch) {
 
 void pb_help(struct pb_channel *ch, uint64_t tail) {
     uint64_t number = pb_tail_number(tail), entry = PB_LOAD(pb_entry(ch, number));
-    if (pb_tail_slot(tail) != PB_VOID && entry >> 6 < number)
-        PB_CAS(pb_entry(ch, number), &entry, number << 6 | pb_tail_slot(tail));
+    if (pb_tail_seat(tail) != PB_VOID && entry >> 6 < number)
+        PB_CAS(pb_entry(ch, number), &entry, number << 6 | pb_tail_seat(tail));
 }
 
 void pb_advance_head(struct pb_channel *ch, uint64_t tail) {

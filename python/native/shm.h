@@ -18,7 +18,7 @@
 #endif
 
 enum {
-    PB_VOID = PB_PRODUCERS, // the slot in a tail whose number is void: no frame was published with that number
+    PB_VOID = PB_PRODUCERS, // the seat in a tail whose number is void: no frame was published with that number
     PB_AT_BASE = 544,       // where a description says where the frame's memory begins in its block
     PB_AT_LAYOUT = 552,     // where a description says how many bytes the layout has
     PB_MOST_KEPT = 16384,   // greatest number of objects that a consumer keeps
@@ -41,7 +41,7 @@ enum pb_result {
     PB_ABANDONED, // no producer is left, and a consumer that needs producers has taken every frame
     PB_GONE,      // the channel was destroyed
     PB_EVICTED,   // this member is not active in the roster
-    PB_UNKNOWN,   // the file of a member is needed: see `unknown_slot` and `unknown_member`
+    PB_UNKNOWN,   // the file of a member is needed: see `unknown_seat` and `unknown_member`
     PB_FAILED,    // a record is corrupt: see `failed`
     PB_SPENT,     // a frame was delivered too often, and is acknowledged now: see `failed` and `spent`
     PB_HANDS,     // 256 frames are in hand, which is the limit
@@ -66,13 +66,13 @@ struct pb_channel {
     bool queue;
     uint32_t policy; // policy of the channel
     uint64_t delivers; // how often consumers of a queue get a frame that none acknowledges; 0: without end
-    uint32_t slot;   // slot of this member
+    uint32_t seat;   // seat of this member
     uint64_t member;
-    uint64_t version;   // version of the roster when its slots were read
+    uint64_t version;   // version of the roster when its seats were read
     uint64_t life;      // result of pb_life() when the channel was opened, for pb_forked
     uint64_t seen_tail; // the newest tail that this member has loaded; pb_moved compares the present tail with it
     int64_t odd_since;  // when this member first saw a contradiction; 0: there is no contradiction
-    uint32_t unknown_slot;
+    uint32_t unknown_seat;
     uint64_t unknown_member;
     char complaint[160];
 };
@@ -87,39 +87,39 @@ struct pb_fence {
     uint64_t timeline, word, value;
 };
 
-// A publisher's slots: parts of one or more arenas. Each slot is free, on loan to the program, or sent: its frame has not come back.
-struct pb_slot {
+// A publisher's chunks: parts of one or more arenas. Each chunk is free, on loan to the program, or sent: its frame has not come back.
+struct pb_chunk {
     struct pb_arena *arena;
-    struct pb_slot *next;    // the next free slot
-    struct pb_fence *fences; // fences that must be reached before the slot is written again
+    struct pb_chunk *next;    // the next free chunk
+    struct pb_fence *fences; // fences that must be reached before the chunk is written again
     size_t fence_count, fence_room;
-    void *array, *lender; // Python objects: the array of the slot, and the state that keeps the array's memory mapped
+    void *array, *keeper; // Python objects: the array of the chunk, and the state that keeps the array's memory mapped
 };
 
-struct pb_slots {
-    struct pb_slot *first, *last; // the free slots, in the order in which they came back
-    struct pb_slot *loan;
+struct pb_chunks {
+    struct pb_chunk *first, *last; // the free chunks, in the order in which they came back
+    struct pb_chunk *loan;
 };
 
-struct pb_arena { // a buffer that is divided into slots of `stride` bytes
+struct pb_arena { // a buffer that is divided into chunks of `stride` bytes
     uint64_t block, buffer, stride;
-    size_t count, sent;    // number of its slots, and of those that are sent
+    size_t count, sent;    // number of its chunks, and of those that are sent
     size_t users;          // its frames in flight, plus one for its Python object: the last user frees it
-    struct pb_slots *owner; // NULL: no publisher uses its slots any more
-    struct pb_slot slots[];
+    struct pb_chunks *owner; // NULL: no publisher uses its chunks any more
+    struct pb_chunk chunks[];
 };
 
 struct pb_flight { // a frame whose memory has not come back
     uint64_t number, buffer;
-    struct pb_slot *slot; // NULL: the frame has a buffer of its own
+    struct pb_chunk *chunk; // NULL: the frame has a buffer of its own
     size_t first, fences; // after the memory has come back: its first fence in `pb_producer.fences`, and the number of its fences
     bool back;
 };
 
 struct pb_producer {
     struct pb_channel ch;
-    struct pb_cursor *cursors[PB_CONSUMERS]; // the cursors that were added, by slot
-    struct pb_cursor *live[PB_CONSUMERS];    // the cursors of members whose slot in the roster is active or left
+    struct pb_cursor *cursors[PB_CONSUMERS]; // the cursors that were added, by seat
+    struct pb_cursor *live[PB_CONSUMERS];    // the cursors of members whose seat in the roster is active or left
     size_t lives;
     uint64_t floor;      // no blocking consumer uses a number below `floor`
     uint64_t published, bytes; // frames that this producer published, and the bytes of their buffers
@@ -141,7 +141,7 @@ struct pb_producer {
 };
 
 struct pb_publication {
-    struct pb_slot *slot; // NULL: the frame has a buffer of its own
+    struct pb_chunk *chunk; // NULL: the frame has a buffer of its own
     uint64_t block, buffer, bytes, value, description_id;
     const void *description, *meta, *event; // event: NULL or PB_EVENT bytes
     uint32_t word, meta_bytes;
@@ -219,7 +219,7 @@ bool pb_moved(struct pb_channel *ch);
 size_t pb_sequencer_size(uint64_t slots);
 size_t pb_track_size(uint64_t slots);
 size_t pb_cursor_size(uint64_t slots);
-enum pb_result pb_channel_open(struct pb_channel *ch, int roster, int sequencer, uint32_t slot, uint64_t member);
+enum pb_result pb_channel_open(struct pb_channel *ch, int roster, int sequencer, uint32_t seat, uint64_t member);
 void pb_channel_close(struct pb_channel *ch);
 enum pb_result pb_complain(struct pb_channel *ch, enum pb_result result, const char *text, ...);
 enum pb_result pb_odd(struct pb_channel *ch, const char *text); // returns PB_AGAIN, or PB_PROTOCOL after 100 ms
@@ -230,25 +230,25 @@ pb_futex *pb_freed(const struct pb_channel *ch);
 
 // producer.c
 
-enum pb_result pb_producer_open(struct pb_producer *p, int roster, int sequencer, int track, uint32_t slot, uint64_t member);
+enum pb_result pb_producer_open(struct pb_producer *p, int roster, int sequencer, int track, uint32_t seat, uint64_t member);
 void pb_producer_close(struct pb_producer *p);
-enum pb_result pb_add_cursor(struct pb_producer *p, uint32_t slot, uint64_t member, int fd);
+enum pb_result pb_add_cursor(struct pb_producer *p, uint32_t seat, uint64_t member, int fd);
 enum pb_result pb_publish(struct pb_producer *p, const struct pb_publication *what, bool waits, uint64_t *number);
 void pb_end_wait(struct pb_producer *p);
 bool pb_behind(const struct pb_producer *p, uint64_t *member, uint32_t *process); // finds the slowest consumer of a broadcast
-// Takes back the memory of frames. Slots become free; buffers are in `back`, valid until the next call, but stay in flight if `buffers` is
+// Takes back the memory of frames. Chunks become free; buffers are in `back`, valid until the next call, but stay in flight if `buffers` is
 // false. PB_OK: something came back, or nothing is in flight; PB_NONE: wait on `freed`.
 enum pb_result pb_reclaim(struct pb_producer *p, bool buffers);
-bool pb_add_fence(struct pb_slot *slot, const struct pb_fence *fence); // false: no memory
-void pb_free_slot(struct pb_slots *slots, struct pb_slot *slot);
+bool pb_add_fence(struct pb_chunk *chunk, const struct pb_fence *fence); // false: no memory
+void pb_free_chunk(struct pb_chunks *chunks, struct pb_chunk *chunk);
 void pb_drop_arena(struct pb_arena *arena); // one user less
 
 // consumer.c
 
-enum pb_result pb_consumer_open(struct pb_consumer *c, int roster, int sequencer, int cursor, uint32_t slot, uint64_t member);
+enum pb_result pb_consumer_open(struct pb_consumer *c, int roster, int sequencer, int cursor, uint32_t seat, uint64_t member);
 void pb_consumer_close(struct pb_consumer *c); // before this call, call pb_forget(c, 0, …)
 enum pb_result pb_begin(struct pb_consumer *c); // call pb_begin when the service says that the consumer has joined
-enum pb_result pb_add_track(struct pb_consumer *c, uint32_t slot, uint64_t member, int fd);
+enum pb_result pb_add_track(struct pb_consumer *c, uint32_t seat, uint64_t member, int fd);
 enum pb_result pb_take(struct pb_consumer *c, struct pb_frame *frame);
 enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, bool *stood); // the frame stays in hand
 enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_fence *done, bool settled,
@@ -277,20 +277,20 @@ void pb_stumble(void); // for tests: may delay any step
 static inline pb_word *pb_at(const struct pb_file *file, size_t offset) { return (pb_word *)(file->base + offset); }
 static inline pb_futex *pb_at32(const struct pb_file *file, size_t offset) { return (pb_futex *)(file->base + offset); }
 
-enum { // offsets in the roster and in its slots
+enum { // offsets in the roster and in its seats
     PB_AT_VERSION = 8,
     PB_AT_STATE = 16,
     PB_AT_END = 24,
     PB_AT_ABANDONED = 72,
     PB_AT_PRODUCERS = 4096,
     PB_AT_CONSUMERS = 8192,
-    PB_SLOT = 64,
-    PB_SLOT_POLICY = 4,
-    PB_SLOT_MEMBER = 8,
-    PB_SLOT_TIMELINE = 16,
-    PB_SLOT_START = 24,
-    PB_SLOT_PROCESS = 32,
-    PB_SLOT_ENDING = 36,
+    PB_SEAT = 64,
+    PB_SEAT_POLICY = 4,
+    PB_SEAT_MEMBER = 8,
+    PB_SEAT_TIMELINE = 16,
+    PB_SEAT_START = 24,
+    PB_SEAT_PROCESS = 32,
+    PB_SEAT_ENDING = 36,
 };
 enum { PB_AT_TICKETS = 192, PB_AT_DROPPED = 256, PB_AT_HEAD = 320, PB_AT_DROPS = 384, PB_AT_WAITING = 512, PB_AT_ORDER = PB_HEAD };
 enum { PB_AT_USED = 16, PB_AT_MISSED = 24, PB_AT_TAKEN = 32, PB_AT_HOLDS = 4096, PB_AT_DONE = PB_HEAD };
@@ -302,23 +302,23 @@ enum {
     PB_RECORD_DESCRIPTION
 };
 
-// A tail has three parts: the number of the newest frame, the slot of that frame's producer, and the lowest 10 bits of the roster's
+// A tail has three parts: the number of the newest frame, the seat of that frame's producer, and the lowest 10 bits of the roster's
 // version.
 static inline uint64_t pb_tail(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->sequencer, 0)); }
 static inline uint64_t pb_tail_number(uint64_t tail) { return tail >> 16; }
-static inline uint32_t pb_tail_slot(uint64_t tail) { return (uint32_t)(tail >> 10) & 63; }
+static inline uint32_t pb_tail_seat(uint64_t tail) { return (uint32_t)(tail >> 10) & 63; }
 static inline uint64_t pb_version(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->roster, PB_AT_VERSION)); }
 static inline uint64_t pb_state(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->roster, PB_AT_STATE)); }
 static inline uint64_t pb_abandoned(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->roster, PB_AT_ABANDONED)); }
 static inline uint64_t pb_ring(const struct pb_channel *ch, uint64_t number) { return number & (ch->slots - 1); }
 
-// Finds the word that says which producer published the frame `number`. The word has the number and the slot of that producer.
+// Finds the word that says which producer published the frame `number`. The word has the number and the seat of that producer.
 static inline pb_word *pb_entry(const struct pb_channel *ch, uint64_t number) {
     return pb_at(&ch->sequencer, PB_AT_ORDER + 8 * pb_ring(ch, number));
 }
 
 // pb_claim finds the word that says what has happened to the frame `number` of a queue. The word has the number and a tag: one of these
-// values, or PB_CLAIMED plus the slot of the consumer that has taken the frame.
+// values, or PB_CLAIMED plus the seat of the consumer that has taken the frame.
 enum { PB_GIVEN_BACK, PB_ACKNOWLEDGED, PB_CLAIMED };
 static inline pb_word *pb_claim(const struct pb_channel *ch, uint64_t number) {
     return pb_at(&ch->sequencer, PB_AT_ORDER + 8 * (ch->slots + pb_ring(ch, number)));

@@ -113,15 +113,15 @@ class Producer:
     DeviceMemoryError
         A file cannot be mapped.
     InvalidArgumentError
-        There is no such slot.
+        There is no such seat.
     """
 
     patience: float
     """Seconds for which this producer leaves free room to a producer that has waited longer; 0.002 by default."""
 
-    def __new__(cls, roster: int, sequencer: int, track: int, slot: int, member: int) -> Producer: ...
-    def add_cursor(self, slot: int, member: int, fd: int, /) -> None:
-        """Map the cursor of a consumer. The new cursor replaces the cursor of the slot's previous consumer."""
+    def __new__(cls, roster: int, sequencer: int, track: int, seat: int, member: int) -> Producer: ...
+    def add_cursor(self, seat: int, member: int, fd: int, /) -> None:
+        """Map the cursor of a consumer. The new cursor replaces the cursor of the seat's previous consumer."""
     def publish(
         self,
         block: int,
@@ -157,11 +157,11 @@ class Producer:
     ) -> list[tuple[int, tuple[tuple[int, int, int], ...]]] | Condition:
         """Return the buffers that came back, each with the fences (timeline, word, value) for its next writer.
 
-        With a timeout, `reclaim` waits until a buffer or a slot comes back, also if another thread takes it back. The
+        With a timeout, `reclaim` waits until a buffer or a chunk comes back, also if another thread takes it back. The
         result can also be `EVICTED` or `UNKNOWN_MEMBER`.
         """
     def await_back(self, timeout: float | None, roused: int, /) -> Condition | None:
-        """Wait until a slot came back, which `await_back` takes, or a block, which `reclaim` then returns.
+        """Wait until a chunk came back, which `await_back` takes, or a block, which `reclaim` then returns.
 
         The wait also ends when `roused` of the producer is not the given number. The result can be `EVICTED` or
         `UNKNOWN_MEMBER`.
@@ -191,7 +191,7 @@ class Producer:
         """Waits for room that were not in vain, and the seconds of all waits for room."""
     @property
     def unknown(self) -> tuple[int, int]:
-        """Slot and member id of the consumer whose cursor was missing last."""
+        """Seat and member id of the consumer whose cursor was missing last."""
     def close(self) -> None:
         """Unmap everything. A thread that waits gets `ClosedError`. Idempotent."""
 
@@ -199,7 +199,7 @@ class Producer:
 class Consumer:
     """A consumer that is joining a channel. The constructor raises the same errors as that of `Producer`."""
 
-    def __new__(cls, roster: int, sequencer: int, cursor: int, slot: int, member: int) -> Consumer: ...
+    def __new__(cls, roster: int, sequencer: int, cursor: int, seat: int, member: int) -> Consumer: ...
     def begin(self, again: bool = False, /) -> int | Condition:
         """Begin to take frames. Return the number of the first frame; 0 in a queue.
 
@@ -236,8 +236,8 @@ class Consumer:
             `begin` got `again`, `any_thread` is False, and another thread takes a frame at this moment, or has taken
             the frame in `offered`.
         """
-    def add_track(self, slot: int, member: int, fd: int, /) -> None:
-        """Map the track of a producer. The new track replaces the track of the slot's previous producer."""
+    def add_track(self, seat: int, member: int, fd: int, /) -> None:
+        """Map the track of a producer. The new track replaces the track of the seat's previous producer."""
     def swap(self, number: int, timeout: float | None = None, spin: float | None = None, /) -> Frame | Condition:
         """Release a frame without a fence, and then take the next frame: `release` and `take` in one step."""
     def take(self, timeout: float | None = None, spin: float | None = None, /) -> Frame | Condition:
@@ -306,33 +306,33 @@ class Consumer:
         """Waits for a frame that were not in vain, and the seconds of all waits for a frame."""
     @property
     def unknown(self) -> tuple[int, int]:
-        """Slot and member id of the producer whose track was missing last."""
+        """Seat and member id of the producer whose track was missing last."""
     def close(self) -> None:
         """Unmap everything and drop the objects that are kept. A thread that waits gets `ClosedError`. Idempotent."""
 
 class Arena:
-    """A buffer that is divided into slots; see `poolbridge._session.returns.Arena`."""
+    """A buffer that is divided into chunks; see `poolbridge._session.returns.Arena`."""
 
     def __new__(cls, *ignored: Any) -> Self: ...
     @property
-    def slots(self) -> int:
-        """Number of slots."""
+    def chunks(self) -> int:
+        """Number of chunks."""
     @property
     def sent(self) -> int:
-        """How many slots have a frame that has not come back. Never changes if the producer has left meanwhile."""
+        """How many chunks have a frame that has not come back. Never changes if the producer has left meanwhile."""
     def divide(
-        self, block: int, buffer: int, slots: int, stride: int, fences: Sequence[tuple[int, int, int]], /
+        self, block: int, buffer: int, chunks: int, stride: int, fences: Sequence[tuple[int, int, int]], /
     ) -> None:
-        """Make the slots. `fences` must be reached before a slot is written."""
+        """Make the chunks. `fences` must be reached before a chunk is written."""
     def take_fences(self) -> list[tuple[int, int, int]]:
-        """Return timeline, word and value of the fences of all slots, and remove them from the slots."""
+        """Return timeline, word and value of the fences of all chunks, and remove them from the chunks."""
 
-class Slots:
-    """The slots of a publisher; see `poolbridge._session.returns.Slots`.
+class Chunks:
+    """The chunks of a publisher; see `poolbridge._session.returns.Chunks`.
 
     Each method except `send_after` and `publish` is one step: no signal handler and no other thread runs during the
     method. `take`, `send`, `follow` and `send_after` do the common case of a publisher's work for a frame. In any other
-    case they return None or False, and Python code can continue from the state of the slots.
+    case they return None or False, and Python code can continue from the state of the chunks.
     """
 
     stream: Any
@@ -345,7 +345,7 @@ class Slots:
     busy: bool
     """Whether a call of the publisher waits."""
     on_streams: bool
-    """Whether streams write the arrays. These streams wait for the fences of slots that came back."""
+    """Whether streams write the arrays. These streams wait for the fences of chunks that came back."""
     used: float
     """The monotonic time of the last loan or publication."""
 
@@ -358,36 +358,36 @@ class Slots:
         """The `Producer`."""
     @property
     def loan(self) -> tuple[Any, int, Any, Any] | None:
-        """The slot on loan: its arena, its position in the arena, and what `fit` has set: lender and array, or None."""
+        """The chunk on loan: its arena, its position there, and what `fit` has set: keeper and array, or None."""
     fences: Sequence[tuple[int, int, int]]
-    """The fences of the slot on loan."""
+    """The fences of the chunk on loan."""
     @property
     def pending(self) -> list[tuple[int, int, int]]:
-        """The fences of the free slot that came back first."""
+        """The fences of the free chunk that came back first."""
     @property
     def counts(self) -> tuple[int, int]:
-        """How many slots there are, and how many of them are free."""
+        """How many chunks there are, and how many of them are free."""
     def publish_with(
         self, producer: Producer, timelines: Any, timeline: int, description_id: int, description: bytes, nbytes: int, /
     ) -> None:
         """Say what the frames have in common.
 
         `timelines` are the session's timelines, and `timeline` is the id of its own timeline. `description_id` is the
-        id of the description of an arena's first slot; the next slots have the next ids.
+        id of the description of an arena's first chunk; the next chunks have the next ids.
         """
     def add(self, arena: Arena, /) -> None:
-        """Add an arena, whose slots are free."""
+        """Add an arena, whose chunks are free."""
     def let_go(self, free: bool, /) -> list[Any]:
-        """Take all arenas out and return them. With `free`, leave those of which a slot is not free.
+        """Take all arenas out and return them. With `free`, leave those of which a chunk is not free.
 
-        While a call waits for a slot, `free` leaves all of them.
+        While a call waits for a chunk, `free` leaves all of them.
         """
     def take(self) -> Any:
-        """Return the array on loan. If no array is on loan, put a free slot on loan and return its array."""
-    def lend(self) -> bool:
-        """Put a free slot on loan if none is; return whether one is. For a call that waits."""
-    def fit(self, array: Any, lender: Any, /) -> None:
-        """Set the array of the slot on loan, and the `LeaseState` that keeps its memory mapped."""
+        """Return the array on loan. If no array is on loan, put a free chunk on loan and return its array."""
+    def put_on_loan(self) -> bool:
+        """Put a free chunk on loan if none is; return whether one is. For a call that waits."""
+    def fit(self, array: Any, keeper: Any, /) -> None:
+        """Set the array of the chunk on loan, and the `LeaseState` that keeps its memory mapped."""
     def put_back(self) -> None:
         """End the loan without a publication."""
     def send(self, meta: bytes = b"", word: int = 0, value: int = 0, /) -> Any:

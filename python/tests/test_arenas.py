@@ -236,7 +236,7 @@ def test_memory_whose_readers_were_late_goes_to_others_and_a_dropped_arena_leave
     block = arena._division.blocks[1]
     client.put(array, "x").release()
     client.unpublish("x")
-    arena._division.returned(block, tuple(block.lent), (fence,))
+    arena._division.returned(block, tuple(block.ranges), (fence,))
     del array, block
     with pytest.raises(PoolLimitError):
         other.allocate(limit // 2, "u1", timeout=0.3)
@@ -606,7 +606,7 @@ def test_an_array_that_is_shared_many_times_does_not_fill_the_list_of_ranges(cli
     array = arena.zeros(KIB, "u1")
     for _ in range(100):
         client.put(array, "x", replace=True).release()
-    assert sum(len(block.lent) for block in arena._division.blocks) < 20
+    assert sum(len(block.ranges) for block in arena._division.blocks) < 20
 
 
 @given(st.lists(st.integers(1, 20), max_size=60), st.integers())

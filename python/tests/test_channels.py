@@ -539,7 +539,7 @@ def test_an_error_does_not_repeat_a_long_value(service, client, call):
 def test_any_whole_number_will_do_as_a_number_of_frames(client):
     channel = client.create_channel("c", capacity=np.int64(2))
     assert channel.capacity == 2
-    assert client.subscribe(channel, credit=np.int64(2))._consumer.credit == 2
+    assert client.subscribe(channel, credit=np.int64(2))._consumer.credit.most == 2
 
 
 def test_a_channel_is_no_context_manager_and_says_what_to_write(client, other):

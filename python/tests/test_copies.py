@@ -40,7 +40,7 @@ def patient(monkeypatch):
 
 
 def arenas(client):
-    return [arena for slots in client._session.returns._slots for arena in slots.arenas]
+    return [arena for chunks in client._session.returns._chunks for arena in chunks.arenas]
 
 
 def numbers(value, count=4):
@@ -85,7 +85,7 @@ def test_copies_have_their_content_layout_meta_and_number(client, other):
 
 
 @pytest.mark.parametrize("kind", ["memory", "frame", "scalar", "empty", "bfloat16", "large"])
-def test_arrays_of_every_kind_are_copied_into_slots(client, other, kind):
+def test_arrays_of_every_kind_are_copied_into_chunks(client, other, kind):
     channel = client.create_channel("c", mode="queue", capacity=2)
     frames = other.subscribe("c")
     held = client.allocate(
@@ -114,7 +114,7 @@ def test_a_copy_of_a_lease_has_its_bits(client, other, name):
     frames = other.subscribe("c")
     held = client.allocate(len(patterns(name)), name, pool=client.create_pool("p", max_bytes=1 << 20))
     expected = fill(held, name)
-    for _ in range(3):  # in a lease, and then in slots
+    for _ in range(3):  # in a lease, and then in chunks
         channel.publish(held.view(), timeout=60)
         with next(frames) as frame:
             assert bytes(frame.memoryview()) == expected
@@ -266,7 +266,7 @@ def test_a_full_channel_refuses_a_copy_and_takes_the_next(client, other, full):
     for value in (4, 5):
         channel.publish(numbers(value))
     error = poolbridge.WaitTimeoutError if full == "block" else poolbridge.PoolLimitError
-    for _ in range(20):  # more often than there are slots
+    for _ in range(20):  # more often than there are chunks
         with pytest.raises(error, match="channel 'c' .*full"):
             channel.publish(numbers(9), timeout=0)
     for value in (4, 5):
@@ -483,7 +483,7 @@ def test_a_cancelled_copy_has_no_frame_and_the_next_one_is_published(service):
             for value in range(4):
                 await exchange(channel, frames, value)
             await channel.publish(numbers(4))
-            for _ in range(10):  # more often than there are slots
+            for _ in range(10):  # more often than there are chunks
                 waiting = asyncio.create_task(channel.publish(numbers(9)))
                 await asyncio.sleep(0)  # it begins to wait
                 waiting.cancel()

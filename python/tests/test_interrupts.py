@@ -664,7 +664,7 @@ def test_no_interrupt_loses_a_frame(real, mode, take):
         assert came[1:] == [number], interrupter.where
         assert consumer.native.in_hand == [number], interrupter.where
         assert len(consumer._frames) <= 1, interrupter.where
-        assert len(consumer.unsettled) <= 1, interrupter.where
+        assert len(consumer.credit.unsettled) <= 1, interrupter.where
         held.clear()
 
     came: list[int] = []

@@ -368,7 +368,7 @@ def test_a_client_that_closes_lets_arrays_live_and_producers_go_on(service, clie
     mine = client.subscribe("c")
     assert sorted(mine.receive(60).seq for _ in range(2)) == [1, 2], "what was not acknowledged goes back"
     mine.close()
-    loans = client._session.producers[channel.id].loans
+    loans = client._session.producers[channel.id].outstanding
     client.allocate(9).release()
     assert len(loans) == 1, "the array's, which went back once more"
     client.subscribe("c").receive(60).release()
@@ -558,10 +558,10 @@ def test_a_block_that_the_pool_does_not_have_fails_its_frame(client, other):
     producer = client._session.producers[channel.id]
     id_, packed = next(iter(producer._descriptions.values()))
     assert producer.native.publish(999, 1, 16, id_, packed) == 2
-    producer.loans[999] = next(iter(producer.loans.values()))
+    producer.outstanding[999] = next(iter(producer.outstanding.values()))
     with pytest.raises(poolbridge.FrameCorruptError, match="frame 2 of channel 'c'.*999"):
         next(frames)
-    del producer.loans[999]
+    del producer.outstanding[999]
 
 
 # The tests below use clients without the native module, and clients of a service that has no channels.

@@ -98,9 +98,9 @@ def test_files_that_are_not_those_of_a_channel_are_refused(worlds: list[World]) 
             Producer(fd, seat.sequencer, seat.file, 0, 1)
         os.close(fd)
     for slot, member in ((63, 1), (2**32, 1), (0, 0)):
-        with pytest.raises(InvalidArgumentError, match="slot below 63"):
+        with pytest.raises(InvalidArgumentError, match="seat below 63"):
             Producer(seat.roster, seat.sequencer, seat.file, slot, member)
-    with pytest.raises(InvalidArgumentError, match="slot below 1024"):
+    with pytest.raises(InvalidArgumentError, match="seat below 1024"):
         Consumer(seat.roster, seat.sequencer, seat.file, 1024, 1)
     with pytest.raises(ProtocolError, match="is no memfd"):
         Producer(-1, seat.sequencer, seat.file, 0, 1)

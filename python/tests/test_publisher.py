@@ -142,14 +142,14 @@ def test_a_channel_that_is_to_fail_leaves_the_array_on_loan(client, other):
 @pytest.fixture
 def waits(monkeypatch):
     """Return an event that is set when a publisher begins to wait for room in its channel."""
-    begun, publish = threading.Event(), _returns.Slots.publish
+    begun, publish = threading.Event(), _returns.Chunks.publish
 
-    def watched(slots, *arguments):
+    def watched(chunks, *arguments):
         if arguments[-1] != 0.0:
             begun.set()
-        return publish(slots, *arguments)
+        return publish(chunks, *arguments)
 
-    monkeypatch.setattr(_returns.Slots, "publish", watched)
+    monkeypatch.setattr(_returns.Chunks, "publish", watched)
     return begun
 
 
@@ -193,13 +193,13 @@ def test_a_frame_that_was_sent_before_a_signal_is_not_written_again(client, othe
         fill(publisher, 1)
         array = publisher.loan()
         array[:] = 2
-        send = _returns.Slots.send
+        send = _returns.Chunks.send
 
-        def sent(slots, *arguments):
-            send(slots, *arguments)
+        def sent(chunks, *arguments):
+            send(chunks, *arguments)
             raise Interrupted
 
-        monkeypatch.setattr(_returns.Slots, "send", sent)
+        monkeypatch.setattr(_returns.Chunks, "send", sent)
         with pytest.raises(Interrupted):
             publisher.publish()
         monkeypatch.undo()
@@ -239,9 +239,9 @@ def test_an_idle_publisher_has_no_memory_and_takes_some_for_its_next_array(clien
     for value in range(10):
         fill(publisher, value)
         next(frames).release()
-    assert publisher._slots.arenas
+    assert publisher._chunks.arenas
     until(lambda: leases(client) == 0)
-    assert publisher._slots.counts == (0, 0)
+    assert publisher._chunks.counts == (0, 0)
     fill(publisher, 10)
     frame = next(frames)
     assert np.asarray(frame).tolist() == [10] * 4
@@ -308,16 +308,16 @@ def grow(publisher, frames, count):
         frame.release()
 
 
-@pytest.mark.parametrize("slots", [14, 32])
-def test_a_publisher_uses_its_whole_pool_again_after_arenas_went_back(client, other, slots):
+@pytest.mark.parametrize("chunks", [14, 32])
+def test_a_publisher_uses_its_whole_pool_again_after_arenas_went_back(client, other, chunks):
     nbytes = 512 * KIB
-    for kept in range(0, slots, 3):
-        pool = client.create_pool(f"keeps {kept}", kind="host", max_bytes=slots * nbytes)
+    for kept in range(0, chunks, 3):
+        pool = client.create_pool(f"keeps {kept}", kind="host", max_bytes=chunks * nbytes)
         channel = client.create_channel(f"keeps {kept}", pool=pool, mode="queue", capacity=2)
         frames = other.subscribe(channel.name, credit=64)
         with channel.publisher(nbytes, "uint8") as publisher:
             held = []
-            for _ in range(slots):
+            for _ in range(chunks):
                 publisher.loan(60)
                 publisher.publish()
                 held.append(frames.receive(60))
@@ -328,7 +328,7 @@ def test_a_publisher_uses_its_whole_pool_again_after_arenas_went_back(client, ot
                 client._session.returns._sweep(channel._info.pool)
             assert leases(client) == 1
             again = []
-            for _ in range(slots - 1):
+            for _ in range(chunks - 1):
                 publisher.loan(60)
                 publisher.publish()
                 again.append(frames.receive(60))
@@ -344,13 +344,13 @@ def test_an_idle_publisher_keeps_only_arenas_with_frames_that_a_broadcast_keeps(
     with channel.publisher(16 * KIB, "uint8") as publisher:
         grow(publisher, frames, 60)
         grown = leases(client)
-        assert grown == len(publisher._slots.arenas) > 3
+        assert grown == len(publisher._chunks.arenas) > 3
         for value in range(12):
             fill(publisher, value)
             frames.receive(60).release()
-        until(lambda: leases(client) < grown and all(0 < arena.sent <= 3 for arena in publisher._slots.arenas))
-        assert sum(arena.sent for arena in publisher._slots.arenas) == 3
-        assert leases(client) == len(publisher._slots.arenas)
+        until(lambda: leases(client) < grown and all(0 < arena.sent <= 3 for arena in publisher._chunks.arenas))
+        assert sum(arena.sent for arena in publisher._chunks.arenas) == 3
+        assert leases(client) == len(publisher._chunks.arenas)
         assert (np.asarray(other.open_channel("c").latest()) == 11).all()
         fill(publisher, 12)
         assert (np.asarray(frames.receive(60)) == 12).all()
@@ -410,8 +410,8 @@ def test_a_small_pool_has_as_many_slots_as_fit(client, other, blocks):
         for value in range(blocks):
             fill(publisher, value)
             held.append(frames.receive(60))
-        assert publisher._slots.counts == (blocks, 0)
-        with pytest.raises(poolbridge.PoolLimitError, match=f"all {blocks} slots .* hold the others.* release frames"):
+        assert publisher._chunks.counts == (blocks, 0)
+        with pytest.raises(poolbridge.PoolLimitError, match=f"all {blocks} chunks .* hold the others.* release frames"):
             publisher.loan(0)
         for value, frame in enumerate(held):
             assert (np.asarray(frame) == value).all()
@@ -422,11 +422,11 @@ def test_a_small_pool_has_as_many_slots_as_fit(client, other, blocks):
             assert (np.asarray(frame) == value).all()
             frame.release()
         # The service asked for unused memory when the loan above found no room. So an arena without frames may be gone.
-        assert publisher._slots.counts[0] <= blocks
+        assert publisher._chunks.counts[0] <= blocks
         for value in range(blocks):
             fill(publisher, value)
             held[value] = frames.receive(60)
-        assert publisher._slots.counts == (blocks, 0)
+        assert publisher._chunks.counts == (blocks, 0)
         assert [int(np.asarray(frame)[0]) for frame in held] == list(range(blocks))
 
 
@@ -437,12 +437,12 @@ def test_slots_grow_with_what_consumers_hold_and_not_otherwise(client, other):
         for value in range(100):
             fill(publisher, value)
             next(frames).release()
-        assert publisher._slots.counts[0] == 2 + 2 + 4
+        assert publisher._chunks.counts[0] == 2 + 2 + 4
         held = []
         for value in range(100):
             fill(publisher, value)
             held.append(next(frames))
-        assert publisher._slots.counts[0] == 16 * (2 + 2 + 4)
+        assert publisher._chunks.counts[0] == 16 * (2 + 2 + 4)
         assert [int(np.asarray(frame)[0]) for frame in held] == list(range(100))
         assert leases(client) == 5
 
@@ -556,7 +556,7 @@ def test_a_buffer_that_a_gpu_still_reads_is_not_on_loan(client, other):
         own = let_go_later(other, frames.receive(60), 5)
         for value in range(2, 12):
             publisher.loan()[:] = value
-            assert publisher._slots.loan[1] != 0, "the first frame was in the first slot"
+            assert publisher._chunks.loan[1] != 0, "the first frame was in the first chunk"
             publisher.publish()
             next(frames).release()
         own.page.store(0, 5)
@@ -711,7 +711,7 @@ def test_an_array_that_is_published_long_after_its_loan_comes_back(client, other
     frames = other.subscribe("c")
     with channel.publisher(4, "int32") as publisher:
         publisher.loan()
-        until(lambda: time.monotonic() - publisher._slots.used > 0.1)
+        until(lambda: time.monotonic() - publisher._chunks.used > 0.1)
         publisher.publish()
         next(frames).release()
         until(lambda: leases(client) == 0)
@@ -732,13 +732,13 @@ def test_a_loan_gets_others_memory_or_a_slot_that_comes_back_or_ends_in_time(cli
     publisher = channel.publisher(64 * KIB, "uint8")
     fill(publisher, 1)
     frame = next(frames)
-    with pytest.raises(poolbridge.PoolLimitError, match="all 1 slots"):
+    with pytest.raises(poolbridge.PoolLimitError, match="all 1 chunks"):
         publisher.loan(timeout=0.02)
     later = threading.Thread(target=frame.release if own else theirs.release)
     later.start()
     assert fill(publisher, 2) == 2
     later.join()
-    assert publisher._slots.counts[0] == (1 if own else 2)
+    assert publisher._chunks.counts[0] == (1 if own else 2)
     (theirs if own else frame).release()
     publisher.close()
 
@@ -802,7 +802,7 @@ def test_what_a_publisher_does_for_each_frame_loses_nothing_where_a_signal_comes
     for value in range(30):
         fill(publisher, value + 1)
         take()
-    slots = publisher._slots
+    chunks = publisher._chunks
     at = steps = 0
     while steps < 200:
         interrupter = Interrupter(at)
@@ -812,11 +812,11 @@ def test_what_a_publisher_does_for_each_frame_loses_nothing_where_a_signal_comes
         steps += 1
         at = 0 if interrupter.where is None else at + 1
         take()
-        if slots.loan:
+        if chunks.loan:
             fill(publisher, sent + 1)
             take()
-        [arena] = slots.arenas
-        assert slots.counts == (arena.slots, arena.slots - arena.sent)
+        [arena] = chunks.arenas
+        assert chunks.counts == (arena.chunks, arena.chunks - arena.sent)
     publisher.close()
 
 
@@ -848,28 +848,28 @@ def test_no_slot_is_lost_where_a_signal_comes_while_its_array_is_made(client, ot
 def test_a_publisher_leaves_to_python_what_is_out_of_the_ordinary(client, other):
     channel = client.create_channel("c", capacity=4)
     publisher = channel.publisher(4, "int32")
-    slots = publisher._slots
-    assert (slots.take(), slots.send()) == (None, None), "it has nothing yet"
+    chunks = publisher._chunks
+    assert (chunks.take(), chunks.send()) == (None, None), "it has nothing yet"
     array = publisher.loan()
-    assert slots.take() is array
+    assert chunks.take() is array
     for name in "closed", "busy":
-        setattr(slots, name, True)
-        assert (slots.take(), slots.send()) == (None, None)
-        setattr(slots, name, False)
-    assert slots.send(b"no meta") is None
-    assert slots.take() is array
+        setattr(chunks, name, True)
+        assert (chunks.take(), chunks.send()) == (None, None)
+        setattr(chunks, name, False)
+    assert chunks.send(b"no meta") is None
+    assert chunks.take() is array
     with pytest.raises(TypeError):
-        slots.send("text")
+        chunks.send("text")
     with pytest.raises(poolbridge.InvalidArgumentError):
-        slots.publish(b"no meta", 0, 0, 0.0)
-    assert slots.send() == 1
-    assert slots.loan is None
-    assert slots.send() is None
+        chunks.publish(b"no meta", 0, 0, 0.0)
+    assert chunks.send() == 1
+    assert chunks.loan is None
+    assert chunks.send() is None
     with pytest.raises(poolbridge.LeaseReleasedError):
-        slots.publish(b"", 0, 0, 0.0)
+        chunks.publish(b"", 0, 0, 0.0)
     array = publisher.loan()
     channel.close()
-    assert slots.send() is None
-    assert slots.take() is array
+    assert chunks.send() is None
+    assert chunks.take() is array
     publisher.close()
-    assert slots.take() is None
+    assert chunks.take() is None

@@ -574,7 +574,7 @@ def test_blocks_that_come_back_as_their_producer_leaves_are_nobodys(client):
     producer = client._session.producers[channel.id]
     producer.native = Leaving(producer)
     producer.await_back(0.01)
-    assert not producer.loans
+    assert not producer.outstanding
 
 
 class Late:
@@ -612,7 +612,7 @@ def test_an_allocation_gets_memory_for_whose_return_another_thread_waits(client,
     client.allocate(4, pool=pool, timeout=0).release()
     late.go_on.set()
     waiting.join()
-    assert not producer.loans
+    assert not producer.outstanding
 
 
 def test_what_waits_for_an_answer_to_the_session_goes_without_the_garbage_collector(client):

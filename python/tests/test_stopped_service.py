@@ -54,7 +54,7 @@ def test_a_stream_goes_on_with_memory_that_comes_back_while_the_service_is_stopp
             sent: list[int] = []
             thread = threading.Thread(target=lambda sent=sent: sent.append(send(60)))
             thread.start()
-            until(lambda: publisher._slots.busy)
+            until(lambda: publisher._chunks.busy)
             hand.pop(0).release()
             thread.join()
             assert sent == [number]
@@ -120,7 +120,7 @@ def test_a_stream_of_asyncio_goes_on_with_memory_that_comes_back_while_the_servi
                 stop(service)
                 for number in range(3, FRAMES):
                     sending = asyncio.ensure_future(send())
-                    while not publisher._slots.busy:
+                    while not publisher._chunks.busy:
                         await asyncio.sleep(0)
                     await hand.pop(0).release()
                     assert await sending == number

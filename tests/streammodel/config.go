@@ -23,8 +23,8 @@ type Config struct {
 	Turns     bool                // a producer lets the other producer go first
 	Joined    [mostConsumers]bool // consumers that take part from the beginning
 	Hoards    bool                // consumers never release a frame
-	Heir      bool                // producer 1 gets the slot of producer 0
-	GivesUp   bool                // the service gives up the frames of a dead producer, so that the slot of the producer becomes free
+	Heir      bool                // producer 1 gets the seat of producer 0
+	GivesUp   bool                // the service gives up the frames of a dead producer, so that the seat of the producer becomes free
 	Script    []task
 	Deaths    int
 	Versions  int8 // number of versions in a tail before they repeat; if there are fewer versions than changes, consumers may miss frames

@@ -8,7 +8,7 @@ func (m *model) stepConsumer(s *state, c int8, choice int) bool {
 	}
 	switch a.pc {
 	case cOutside:
-		if s.slots[c] != active || s.service.joining(s) && s.service.who == c {
+		if s.seats[c] != active || s.service.joining(s) && s.service.who == c {
 			return false
 		}
 		a.next = s.start[c]
@@ -193,7 +193,7 @@ func (m *model) oldestThatWaits(s *state, c int8, a *consumer) {
 // own checks that the consumer still takes part in the channel. It runs after the consumer has stored its hold. A
 // consumer that stores no holds has stored the number that it takes next instead.
 func (m *model) own(s *state, c int8, a *consumer) {
-	part := s.slots[c] == active && s.state != destroyed || m.mutant("the own slot is not looked at again")
+	part := s.seats[c] == active && s.state != destroyed || m.mutant("the own seat is not looked at again")
 	switch {
 	case !m.holds(c) && part:
 		m.got(s, c, a)
@@ -226,16 +226,16 @@ func (m *model) read(s *state, c int8, a *consumer, choice int) bool {
 		}
 		e := s.order[a.n%m.n()]
 		if e.number < a.n && a.tail.number == a.n {
-			e = entry{a.n, a.tail.slot}
+			e = entry{a.n, a.tail.seat}
 		}
-		if e.number != a.n || e.slot == void {
-			wrong("consumer %d finds the entry of %d (slot %d) in the slot of %d", c, e.number, e.slot, a.n)
+		if e.number != a.n || e.seat == void {
+			wrong("consumer %d finds the entry of %d (seat %d) in the slot of %d", c, e.number, e.seat, a.n)
 			return true
 		}
 		a.tail = tail{}
-		a.owner, a.pc = s.owners[e.slot], cSeq
-		if s.producerSlots[e.slot] == free {
-			wrong("consumer %d finds that the slot of the producer of %d is free", c, a.n)
+		a.owner, a.pc = s.owners[e.seat], cSeq
+		if s.producerSeats[e.seat] == free {
+			wrong("consumer %d finds that the seat of the producer of %d is free", c, a.n)
 		}
 		if choice > 0 {
 			a.failures++
@@ -434,7 +434,7 @@ func (m *model) empty(s *state, c int8, a *consumer, choice int) bool {
 		ended = s.state == closed && s.head > s.end
 	}
 	switch {
-	case s.slots[c] != active, s.state == destroyed, ended:
+	case s.seats[c] != active, s.state == destroyed, ended:
 		a.sleep, a.pc = sleeper{}, cDone
 	case a.sleep.armed:
 		a.pc = cSleep

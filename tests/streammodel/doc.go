@@ -11,7 +11,7 @@
 //     the stored entry, storing the version in the tail.
 //   - Loading several floors is one step, because floors only grow. If all floors have passed a number, the result is that of a single load
 //     of all floors at the moment of the last load. If a floor has not passed the number, the result is that of a single load of all floors
-//     at the moment at which the first such floor was loaded. Three other groups of loads are one step too: the slots of the roster,
+//     at the moment at which the first such floor was loaded. Three other groups of loads are one step too: the seats of the roster,
 //     because an implementation loads the version of the roster again; the version and the state of the roster; and the N slots of a queue,
 //     because no frame enters the slots while the tail does not change.
 //   - Loading the entry and the claim of a slot is one step, because a newer entry replaces the old entry only after

@@ -31,14 +31,14 @@ func (m *model) fault(format string, args ...any) {
 
 func (m *model) begins() state {
 	var s state
-	s.tail.slot = void
+	s.tail.seat = void
 	for p := range s.producers {
 		a := &s.producers[p]
 		a.pc, a.block, a.known = pDone, -1, -1
 		if p < m.Producers {
 			a.pc = pOutside
 			if p == 0 || !m.Heir {
-				a.pc, s.producerSlots[p], s.owners[p] = pWrite, active, int8(p)
+				a.pc, s.producerSeats[p], s.owners[p] = pWrite, active, int8(p)
 			}
 		}
 	}
@@ -48,7 +48,7 @@ func (m *model) begins() state {
 			s.cons[c].pc = cOutside
 		}
 		if m.Joined[c] {
-			s.slots[c] = active
+			s.seats[c] = active
 			s.start[c], s.floor[c], s.next[c] = 1, 1, 1
 			if m.Queue {
 				s.start[c], s.floor[c], s.next[c] = 0, 0, 0
@@ -252,7 +252,7 @@ func (m *model) alone(s *state) (actor int, found bool) {
 			alone = !m.GPU && (quiet || a.block >= 0 || int(a.written) < m.Frames[p] && m.hasBlock(a))
 		case pRecordClear, pRecordBlock, pRecordSeq:
 			alone = m.nobodyReads(s, (a.tail.number+1)%m.n())
-		case pVersion, pBackVersion, pBackVersionAgain, pSlots, pBackSlots, pBackSlotsAgain, pBackState:
+		case pVersion, pBackVersion, pBackVersionAgain, pSeats, pBackSeats, pBackSeatsAgain, pBackState:
 			alone = quiet
 		}
 		if alone {
@@ -319,7 +319,7 @@ func (m *model) quiet(s *state) bool {
 		return false
 	}
 	for c := range m.Consumers {
-		if m.Leave[c] && (!s.cons[c].said || s.slots[c] != free) {
+		if m.Leave[c] && (!s.cons[c].said || s.seats[c] != free) {
 			return false
 		}
 	}

@@ -30,7 +30,7 @@ func (m *model) end(s *state) {
 	for p := range int8(m.Producers) {
 		a := &s.producers[p]
 		if m.GivesUp && a.pc == pOutside && s.producers[0].dead {
-			m.fault("producer %d gets no slot", p)
+			m.fault("producer %d gets no seat", p)
 		}
 		if a.dead || a.pc == pDone || a.pc == pOutside && (m.Heir || s.state != open) {
 			continue
@@ -41,18 +41,18 @@ func (m *model) end(s *state) {
 	}
 	for c := range int8(m.Consumers) {
 		a := &s.cons[c]
-		if s.slots[c] != free && (a.dead || a.said) {
-			m.fault("the slot of consumer %d, which is gone, stays", c)
+		if s.seats[c] != free && (a.dead || a.said) {
+			m.fault("the seat of consumer %d, which is gone, stays", c)
 		}
 		switch {
 		case a.pc == cOutside && m.Queue && s.state == closed:
 			m.fault("consumer %d cannot join a closed queue", c)
 		case a.dead, a.pc == cOutside, a.pc == cUse && m.Hoards:
 		case a.pc == cDone:
-			if !m.Queue && !m.Policies[c].drops() && s.slots[c] == active && s.state == closed && a.last != s.end && s.start[c] <= s.end {
+			if !m.Queue && !m.Policies[c].drops() && s.seats[c] == active && s.state == closed && a.last != s.end && s.start[c] <= s.end {
 				m.fault("consumer %d ends after frame %d of %d", c, a.last, s.end)
 			}
-		case s.state >= closed, s.slots[c] != active:
+		case s.state >= closed, s.seats[c] != active:
 			m.fault("consumer %d sleeps for ever, and nothing comes any more", c)
 		case !m.Queue && a.next <= s.tail.number, m.Queue && m.waiting(s) > 0:
 			m.fault("consumer %d sleeps for ever, and frames are there", c)
@@ -70,7 +70,7 @@ func (m *model) end(s *state) {
 // anybody says whether a consumer takes part until the end.
 func (m *model) anybody(s *state) bool {
 	for c := range m.Consumers {
-		if a := &s.cons[c]; !a.dead && s.slots[c] == active && a.pc != cOutside {
+		if a := &s.cons[c]; !a.dead && s.seats[c] == active && a.pc != cOutside {
 			return true
 		}
 	}

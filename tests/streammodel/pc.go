@@ -9,7 +9,7 @@ const (
 	pWrite
 	pTail
 	pVersion
-	pSlots
+	pSeats
 	pHelp
 	pRoom
 	pSurvey
@@ -30,12 +30,12 @@ const (
 	pBackState
 	pBackTail
 	pBackVersion
-	pBackSlots
+	pBackSeats
 	pBackFloors
 	pBackClaim
 	pBackTailAgain
 	pBackVersionAgain
-	pBackSlotsAgain
+	pBackSeatsAgain
 	pBackHold
 	pBackDone
 	pArm
@@ -104,7 +104,7 @@ var names = [...]string{
 	pWrite:            "writes the content into a free block",
 	pTail:             "loads the tail",
 	pVersion:          "loads version and state",
-	pSlots:            "reads the slots of the roster",
+	pSeats:            "reads the seats of the roster",
 	pHelp:             "helps with the entry of the tail",
 	pRoom:             "looks at the floors for room",
 	pSurvey:           "looks at a slot of the queue",
@@ -125,12 +125,12 @@ var names = [...]string{
 	pBackState:        "loads the state, for a block",
 	pBackTail:         "loads the tail, for a block",
 	pBackVersion:      "loads the version, for a block",
-	pBackSlots:        "reads the slots of the roster, for a block",
+	pBackSeats:        "reads the seats of the roster, for a block",
 	pBackFloors:       "looks at floors, for a block",
 	pBackClaim:        "looks at a claim, for a block",
 	pBackTailAgain:    "loads the tail after the claims, for a block",
 	pBackVersionAgain: "loads the version after the claims, for a block",
-	pBackSlotsAgain:   "reads the slots of the roster after the claims, for a block",
+	pBackSeatsAgain:   "reads the seats of the roster after the claims, for a block",
 	pBackHold:         "looks at a hold, for a block",
 	pBackDone:         "looks at the done entries, for a block",
 	pArm:              "sets bit 0 of freed",
@@ -141,7 +141,7 @@ var names = [...]string{
 	cTail:       "loads the tail",
 	cUsed:       "raises the count of holds",
 	cHold:       "stores a hold",
-	cOwn:        "looks at its own slot and the state",
+	cOwn:        "looks at its own seat and the state",
 	cHoldTail:   "loads the tail after the hold",
 	cEntry:      "loads the entry",
 	cSeq:        "loads seq",
@@ -160,7 +160,7 @@ var names = [...]string{
 	cEnding:     "loads the state after that",
 	cWake:       "moves a futex word on, if somebody sleeps",
 	cWoken:      "wakes",
-	cState:      "loads its own slot and the state",
+	cState:      "loads its own seat and the state",
 	cArm:        "sets bit 0 of published",
 	cSleep:      "sleeps on published if it has not moved",
 	cPassHold:   "stores a hold to pass the frame",
@@ -180,13 +180,13 @@ var names = [...]string{
 	sPublished:    "moves published on and wakes",
 	sFreed:        "moves freed on and wakes",
 	sLeft:         "stores that a consumer has left",
-	sFree:         "frees the slot of a consumer",
+	sFree:         "frees the seat of a consumer",
 	sClosing:      "stores the state closing",
 	sClosed:       "stores end and the state closed",
 	sDestroy:      "stores the state destroyed",
 	sClaims:       "gives a claim of the dead back",
 	sProducerLeft: "stores that a producer has left",
-	sProducerFree: "frees the slot of a producer",
+	sProducerFree: "frees the seat of a producer",
 	sKept:         "looks which blocks of the dead are kept",
 	sHolds:        "looks which blocks of the dead a consumer has",
 	sBlocks:       "uses the other blocks of the dead",

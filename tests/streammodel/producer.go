@@ -8,7 +8,7 @@ func (m *model) stepProducer(s *state, p int8, choice int) bool {
 	}
 	switch a.pc {
 	case pOutside:
-		if s.producerSlots[m.slotOf(p)] != active || s.owners[m.slotOf(p)] != p || s.service.joining(s) {
+		if s.producerSeats[m.seatOf(p)] != active || s.owners[m.seatOf(p)] != p || s.service.joining(s) {
 			return false
 		}
 		a.pc = pWrite
@@ -24,12 +24,12 @@ func (m *model) stepProducer(s *state, p int8, choice int) bool {
 			a.block, a.written, a.pc = -1, int8(m.Frames[p]), pWake
 			m.endTurn(a)
 		case !m.knows(s, a, open):
-			a.known, a.pc = s.version, pSlots
+			a.known, a.pc = s.version, pSeats
 		default:
 			a.pc = pHelp
 		}
-	case pSlots, pBackSlots, pBackSlotsAgain:
-		a.view = s.slots
+	case pSeats, pBackSeats, pBackSeatsAgain:
+		a.view = s.seats
 		a.pc--
 	case pHelp:
 		if !m.mutant("nobody helps") {
@@ -40,7 +40,7 @@ func (m *model) stepProducer(s *state, p int8, choice int) bool {
 			a.survey, a.pc = m.walk(s, a.tail), pSurvey
 		}
 		if m.mutant("the entry is stored before the swap") {
-			m.enter(s, tail{a.tail.number + 1, m.slotOf(p), 0})
+			m.enter(s, tail{a.tail.number + 1, m.seatOf(p), 0})
 		}
 	case pRoom:
 		if m.roomInBroadcast(s, a) {
@@ -70,7 +70,7 @@ func (m *model) stepProducer(s *state, p int8, choice int) bool {
 	case pSwap:
 		m.publish(s, p, a)
 	case pEntry:
-		m.enter(s, tail{a.tail.number, m.slotOf(p), 0})
+		m.enter(s, tail{a.tail.number, m.seatOf(p), 0})
 		a.tail = tail{}
 		a.wakes, a.pc = published, pWake
 		if !m.Queue && m.Producers > 1 && !m.mutant("publishing wakes no producer") {
@@ -107,8 +107,8 @@ func (m *model) stepProducer(s *state, p int8, choice int) bool {
 	return true
 }
 
-// slotOf returns the slot that a producer has in the roster.
-func (m *model) slotOf(p int8) int8 {
+// seatOf returns the seat that a producer has in the roster.
+func (m *model) seatOf(p int8) int8 {
 	if m.Heir {
 		return 0
 	}
@@ -121,11 +121,11 @@ func (m *model) record(s *state, p int8) *record {
 
 // enter stores the entry of a tail if the stored entry is older. The tail of a void has no entry.
 func (m *model) enter(s *state, t tail) {
-	if t.slot == void && !m.mutant("a void has an entry") {
+	if t.seat == void && !m.mutant("a void has an entry") {
 		return
 	}
 	if e := &s.order[t.number%m.n()]; t.number > 0 && e.number < t.number {
-		*e = entry{t.number, t.slot}
+		*e = entry{t.number, t.seat}
 	}
 }
 
@@ -202,7 +202,7 @@ func (m *model) finished(s *state, b, p int8) {
 	}
 }
 
-// knows says whether the slots of the roster that the producer has read are still valid for the tail that the producer
+// knows says whether the seats of the roster that the producer has read are still valid for the tail that the producer
 // has loaded.
 func (m *model) knows(s *state, a *producer, channel int8) bool {
 	if a.known < 0 {
@@ -244,7 +244,7 @@ func (m *model) publish(s *state, p int8, a *producer) {
 		return
 	}
 	s.tail.number++
-	s.tail.slot = m.slotOf(p)
+	s.tail.seat = m.seatOf(p)
 	b := a.block - p*mostBlocks
 	a.flying[b] = s.tail.number
 	m.claimed(s, s.tail.number, s.content[a.block])
@@ -265,7 +265,7 @@ func (m *model) goOn(a *producer) {
 // wait any longer, because the other producer has taken too long.
 func (m *model) turn(s *state, p int8, a *producer, choice int) bool {
 	other := s.waiting[1-p]
-	first := other != 0 && (a.ticket == 0 || other < a.ticket) && s.producerSlots[1-p] == active && !a.passed
+	first := other != 0 && (a.ticket == 0 || other < a.ticket) && s.producerSeats[1-p] == active && !a.passed
 	switch {
 	case !first && choice == 0:
 		a.pc = pRecordClear

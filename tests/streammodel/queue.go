@@ -59,7 +59,7 @@ func (m *model) stepQueue(s *state, p int8, a *producer) {
 	case pVoid:
 		if s.tail == a.tail {
 			s.tail.number++
-			s.tail.slot = void
+			s.tail.seat = void
 			m.claimed(s, s.tail.number, void)
 		}
 		a.tail, a.pc = tail{}, pTail
@@ -70,7 +70,7 @@ func (m *model) stepQueue(s *state, p int8, a *producer) {
 // the tail t names, can be without an entry.
 func (m *model) resident(s *state, n int8, t tail) (int8, claim) {
 	e := s.order[n%m.n()].number
-	if e < n && n == t.number && t.slot != void {
+	if e < n && n == t.number && t.seat != void {
 		e = n
 	}
 	return e, s.claims[n%m.n()]

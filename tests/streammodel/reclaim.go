@@ -10,7 +10,7 @@ func (m *model) stepBack(s *state, p int8, a *producer) {
 	case pBackVersion:
 		switch {
 		case !m.knows(s, a, a.state):
-			a.known, a.pc = s.version, pBackSlots
+			a.known, a.pc = s.version, pBackSeats
 		case m.mutant("holds are looked at before floors"):
 			a.i, a.pc = 0, pBackHold
 			m.nextHold(s, p, a)
@@ -39,7 +39,7 @@ func (m *model) stepBack(s *state, p int8, a *producer) {
 		a.tail, a.pc = s.tail, pBackVersionAgain
 	case pBackVersionAgain:
 		if !m.knows(s, a, s.state) && !m.mutant("a consumer that joins while claims are looked at is not seen") {
-			a.known, a.pc = s.version, pBackSlotsAgain
+			a.known, a.pc = s.version, pBackSeatsAgain
 			return
 		}
 		a.i, a.pc = 0, pBackHold

@@ -17,10 +17,10 @@ const (
 	destroy
 	otherChange    // a change by a member that the model leaves out
 	consumerLeaves // the consumer has left by itself, or is dead
-	consumerFree   // the slot of the consumer is not needed any more
+	consumerFree   // the seat of the consumer is not needed any more
 	producerLeaves
 	producerFree
-	giveUp         // the slot of a dead producer becomes free although the channel keeps frames of the producer
+	giveUp         // the seat of a dead producer becomes free although the channel keeps frames of the producer
 	producerBlocks // the blocks of a dead producer that nobody needs become free
 )
 
@@ -38,16 +38,16 @@ func (m *model) tasks(s *state) (found [8]task, n int) {
 	add := func(kind taskKind, who int8) { found[n], n = task{kind, who}, n+1 }
 	if step := int(s.service.step); step < len(m.Script) {
 		e := m.Script[step]
-		if e.kind != joinProducer || s.producerSlots[m.slotOf(e.who)] == free || s.state != open {
+		if e.kind != joinProducer || s.producerSeats[m.seatOf(e.who)] == free || s.state != open {
 			add(e.kind, e.who)
 		}
 	}
 	for c := range int8(m.Consumers) {
 		a := &s.cons[c]
 		switch {
-		case s.slots[c] == active && (a.said || a.dead):
+		case s.seats[c] == active && (a.said || a.dead):
 			add(consumerLeaves, c)
-		case s.slots[c] == left && (a.dead || a.said && !m.needed(s, c)):
+		case s.seats[c] == left && (a.dead || a.said && !m.needed(s, c)):
 			add(consumerFree, c)
 		}
 	}
@@ -55,24 +55,24 @@ func (m *model) tasks(s *state) (found [8]task, n int) {
 		if !s.producers[p].dead {
 			continue
 		}
-		slot := m.slotOf(p)
-		switch mine := s.owners[slot] == p; {
-		case mine && s.producerSlots[slot] == active:
+		seat := m.seatOf(p)
+		switch mine := s.owners[seat] == p; {
+		case mine && s.producerSeats[seat] == active:
 			add(producerLeaves, p)
-		case mine && m.Heir && s.producerSlots[slot] == left && (m.lastKept(s, p) == 0 || m.mutant("the slot of a producer is free at once")):
+		case mine && m.Heir && s.producerSeats[seat] == left && (m.lastKept(s, p) == 0 || m.mutant("the seat of a producer is free at once")):
 			add(producerFree, p)
-		case mine && m.GivesUp && s.producerSlots[slot] == left && s.state == open && m.lastKept(s, p) < m.ahead(s):
+		case mine && m.GivesUp && s.producerSeats[seat] == left && s.state == open && m.lastKept(s, p) < m.ahead(s):
 			add(giveUp, p)
-		case m.Drain && (!mine || s.producerSlots[slot] != active) && !s.service.freed[p]:
+		case m.Drain && (!mine || s.producerSeats[seat] != active) && !s.service.freed[p]:
 			add(producerBlocks, p)
 		}
 	}
 	return found, n
 }
 
-// needed says whether the slot of a consumer that has left by itself is still needed.
+// needed says whether the seat of a consumer that has left by itself is still needed.
 func (m *model) needed(s *state, c int8) bool {
-	if m.mutant("the slot of a consumer is free at once") {
+	if m.mutant("the seat of a consumer is free at once") {
 		return false
 	}
 	if s.hold[c] > 0 || !m.holds(c) && s.floor[c] < s.next[c] {
@@ -103,7 +103,7 @@ func (m *model) lastKept(s *state, p int8) (last int8) {
 func (m *model) ahead(s *state) int8 {
 	ahead := int8(mostFrames)
 	for c := range m.Consumers {
-		if s.slots[c] == active && !m.mutant("frames are given up that nobody has released") {
+		if s.seats[c] == active && !m.mutant("frames are given up that nobody has released") {
 			ahead = min(ahead, s.floor[c])
 		}
 	}
@@ -125,11 +125,11 @@ func (m *model) lastOf(s *state, p, b int8) (last int8) {
 		if m.Queue && m.isDone(number, k) || number == 0 {
 			continue
 		}
-		slot := s.order[n%m.n()].slot
+		seat := s.order[n%m.n()].seat
 		if number > s.order[n%m.n()].number {
-			slot = s.tail.slot
+			seat = s.tail.seat
 		}
-		if slot == m.slotOf(p) && s.owners[slot] == p && s.records[p][number%m.n()].block == p*mostBlocks+b {
+		if seat == m.seatOf(p) && s.owners[seat] == p && s.records[p][number%m.n()].block == p*mostBlocks+b {
 			last = max(last, number)
 		}
 	}
@@ -161,11 +161,11 @@ func (m *model) stepService(s *state, choice int) bool {
 			s.floor[v.who], s.next[v.who], s.start[v.who] = start, start, start
 		}
 		v.pc = sJoinSwap
-		if s.slots[v.who] != active {
+		if s.seats[v.who] != active {
 			v.pc = sActive
 		}
 	case sActive:
-		s.slots[v.who] = active
+		s.seats[v.who] = active
 		v.then, v.pc = sJoinSwap, sVersion
 	case sVersion:
 		s.version++
@@ -197,10 +197,10 @@ func (m *model) stepService(s *state, choice int) bool {
 		}
 		v.pc, v.who = sNext, 0
 	case sLeft:
-		s.slots[v.who] = left
+		s.seats[v.who] = left
 		v.then, v.pc = sSwap, sVersion
 	case sFree:
-		s.slots[v.who] = free
+		s.seats[v.who] = free
 		v.then, v.pc = sSwap, sVersion
 	case sClosing:
 		s.state = closing
@@ -222,11 +222,11 @@ func (m *model) stepService(s *state, choice int) bool {
 			v.i, v.pc = 0, sFree
 		}
 	case sProducerLeft:
-		s.producerSlots[m.slotOf(v.who)] = left
+		s.producerSeats[m.seatOf(v.who)] = left
 		s.waiting[v.who] = 0
 		v.then, v.pc = sSwap, sVersion
 	case sProducerFree:
-		s.producerSlots[m.slotOf(v.who)] = free
+		s.producerSeats[m.seatOf(v.who)] = free
 		v.then, v.pc = sSwap, sVersion
 	case sKept, sHolds, sBlocks:
 		m.stepBlocks(s, v)
@@ -255,10 +255,10 @@ func (m *model) stepBlocks(s *state, v *service) {
 		v.i, v.pc = 0, sHolds
 	case sHolds:
 		c := v.i
-		for n := s.floor[c]; !m.holds(c) && s.slots[c] != free && n < s.next[c] && (s.slots[c] == left || s.state == destroyed); n++ {
+		for n := s.floor[c]; !m.holds(c) && s.seats[c] != free && n < s.next[c] && (s.seats[c] == left || s.state == destroyed); n++ {
 			m.keep(s, v, n)
 		}
-		if n := s.hold[c]; n > 0 && s.slots[c] != free && !m.mutant("what consumers have of the dead is not looked at") {
+		if n := s.hold[c]; n > 0 && s.seats[c] != free && !m.mutant("what consumers have of the dead is not looked at") {
 			m.keep(s, v, n)
 		}
 		if v.i++; int(v.i) == m.Consumers {
@@ -298,10 +298,10 @@ func (m *model) task(s *state, e task) {
 		}
 	case joinProducer:
 		v.step++
-		slot := m.slotOf(e.who)
+		seat := m.seatOf(e.who)
 		v.then, v.pc = sSwap, sVersion
 		if s.state == open {
-			s.producerSlots[slot], s.owners[slot] = active, e.who
+			s.producerSeats[seat], s.owners[seat] = active, e.who
 		} else {
 			v.then, v.pc = sNext, sFreed
 		}

@@ -19,7 +19,7 @@ const (
 
 func (p policy) drops() bool { return p != block }
 
-// The states of a slot in the roster.
+// The states of a seat in the roster.
 const (
 	free int8 = iota
 	active
@@ -41,12 +41,12 @@ const (
 	claimedBy // claimedBy + c is the tag of consumer c
 )
 
-// void is the producer slot in a tail whose number has no frame.
+// void is the producer seat in a tail whose number has no frame.
 const void int8 = 63
 
-type tail struct{ number, slot, version int8 }
+type tail struct{ number, seat, version int8 }
 
-type entry struct{ number, slot int8 }
+type entry struct{ number, seat int8 }
 
 type record struct{ seq, block int8 }
 
@@ -67,10 +67,10 @@ type shared struct {
 	tickets   int8
 	first     int8 // the service has given up the frames before this number
 
-	producerSlots [mostProducers]int8
-	owners        [mostProducers]int8 // the producer that has each slot
+	producerSeats [mostProducers]int8
+	owners        [mostProducers]int8 // the producer that has each seat
 	waiting       [mostProducers]int8
-	slots         [mostConsumers]int8
+	seats         [mostConsumers]int8
 	start         [mostConsumers]int8
 
 	order   [mostSlots]entry
@@ -118,7 +118,7 @@ type producer struct {
 	loaded  int8
 	tail    tail // the tail as the producer last loaded it
 	state   int8 // state of the channel as the producer last loaded it
-	known   int8 // version of the roster whose slots the producer has read
+	known   int8 // version of the roster whose seats the producer has read
 	view    [mostConsumers]int8
 	survey  survey
 	i       int8

@@ -39,7 +39,7 @@ type Lease struct {
 	version   atomic.Uint64 // version of what the name referred to, or of what was published under it; 0: the lease has no name
 }
 
-// Holder is what a lease's memory belongs to, if the service does not know the lease: the frame of a consumer, or the slot of a publisher.
+// Holder is what a lease's memory belongs to, if the service does not know the lease: the frame of a consumer, or the chunk of a publisher.
 type Holder interface {
 	// End runs when the lease ends, with the lease locked. This client's work on the memory is done when the fences in `done` are reached.
 	End(l *Lease, incomplete bool, done []mempool.Fence) error
@@ -179,7 +179,7 @@ func (b *Blocks) adoptGrant(ctx context.Context, l *Lease, came wire.Grant) erro
 	return nil
 }
 
-// Region is a part of a block, of which a publisher lends leases.
+// Region is a part of a block, of which a publisher makes loans.
 type Region struct {
 	Info   *mempool.Grant // nobody changes it in place
 	Mem    *mempool.ImportedBlock

@@ -135,13 +135,13 @@ func TestAProducerDoesNotWaitForTheFileOfAConsumerThatHasLeft(t *testing.T) {
 	r := start(t)
 	p, err := r.channel.producer(t.Context())
 	require.NoError(t, err)
-	const slot, id = 3, 99
+	const seat, id = 3, 99
 	known := make(chan error)
 	go func() {
-		_, err := p.await(t.Context(), session.Waiting, &shmchannel.UnknownMemberError{Role: shmchannel.ConsumerRole, Slot: slot, ID: id})
+		_, err := p.await(t.Context(), session.Waiting, &shmchannel.UnknownMemberError{Role: shmchannel.ConsumerRole, Seat: seat, ID: id})
 		known <- err
 	}()
-	r.streams.MemberCame(&wire.MemberCame{Channel: r.channel.Identity.ID, Role: "consumer", Slot: slot, Member: id}, new(seqpacket.FDs))
+	r.streams.MemberCame(&wire.MemberCame{Channel: r.channel.Identity.ID, Role: "consumer", Slot: seat, Member: id}, new(seqpacket.FDs))
 	require.NoError(t, <-known)
 	_, err = r.channel.Publish(t.Context(), session.Once, r.allocate(t), mempool.FrameOptions{})
 	require.NoError(t, err)

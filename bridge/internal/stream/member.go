@@ -28,14 +28,14 @@ type member struct {
 	// timeline is the client's own timeline.
 	timeline  uint64
 	forgotten atomic.Bool                                 // the client has forgotten the member, because the channel was destroyed
-	add       func(slot int, id uint64, f *os.File) error // takes the file of a member of the other role
+	add       func(seat int, id uint64, f *os.File) error // takes the file of a member of the other role
 	depart    func(context.Context)                       // leaves the channel
 	counts    func() shmchannel.Counts                    // returns how many frames the member has published or taken
 	waits     session.Waits                               // a producer's waits for room, or a consumer's waits for frames
 	unwatch   func() bool                                 // stops the context function that wakes the member when the client ends
 
 	mu     sync.Mutex
-	known  map[int]uint64 // by slot: the newest member of the other role whose file has come
+	known  map[int]uint64 // by seat: the newest member of the other role whose file has come
 	came   chan struct{}  // closed when the next file has come
 	broken error          // error of a file that could not be used
 }
@@ -73,7 +73,7 @@ func (m *member) join(ctx context.Context, try session.Attempt, r *wire.Join, op
 		m.sendLeave()
 		return typed.Errorf(convert.ErrProtocol, "a member of channel %q comes with three files, this one with %d", m.channel.Name, len(files))
 	}
-	err = open(shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Slot: slotOf(reply.Slot), ID: reply.Member,
+	err = open(shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Seat: seatOf(reply.Slot), ID: reply.Member,
 		Spin: spin.Time, Spinner: new(spinner)})
 	if err != nil {
 		m.sendLeave()
@@ -103,28 +103,28 @@ func (m *member) sendLeave() {
 	_ = m.session.Send(&wire.Leave{Channel: m.channel.ID, Member: m.id})
 }
 
-func slotOf(slot uint64) int { return int(min(slot, math.MaxInt32)) }
+func seatOf(seat uint64) int { return int(min(seat, math.MaxInt32)) }
 
 // meet takes the file of another member. A notice without a file means that the other member has left already.
 func (m *member) meet(n *wire.MemberCame, files []*os.File) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	slot := slotOf(n.Slot)
-	if m.known[slot] >= n.Member {
+	seat := seatOf(n.Slot)
+	if m.known[seat] >= n.Member {
 		return
 	}
 	var err error
 	switch {
 	case n.Export.FDs == 0:
 	case len(files) == 1:
-		err = m.add(slot, n.Member, files[0])
+		err = m.add(seat, n.Member, files[0])
 	default:
 		err = typed.Errorf(convert.ErrProtocol, "the file of a member of channel %q did not come along", m.channel.Name)
 	}
 	if err != nil && !errors.Is(err, shmchannel.ErrLeft) && m.role == shmchannel.ProducerRole {
 		m.broken = err // a producer needs the files of all consumers; a consumer can do without, and the frames of that producer fail
 	}
-	m.known[slot] = n.Member
+	m.known[seat] = n.Member
 	close(m.came)
 	m.came = make(chan struct{})
 }
@@ -138,7 +138,7 @@ func (m *member) await(ctx context.Context, try session.Attempt, u *shmchannel.U
 	defer cancel()
 	for answered := false; ; {
 		m.mu.Lock()
-		known, came, broken := m.known[u.Slot] >= u.ID, m.came, m.broken
+		known, came, broken := m.known[u.Seat] >= u.ID, m.came, m.broken
 		m.mu.Unlock()
 		switch {
 		case known || broken != nil:

@@ -90,10 +90,10 @@ func (st *Streams) producer(channel mempool.ChannelIdentity) (*Producer, error) 
 	return p, nil
 }
 
-// Lent returns how much memory of the client's producer the channel has: the number of its frames.
-func (ch *Channel) Lent() int {
+// Outstanding returns how much memory of the client's producer the channel has: the number of its frames.
+func (ch *Channel) Outstanding() int {
 	if p := ch.joined.Load(); p != nil {
-		return p.native.Lent()
+		return p.native.Outstanding()
 	}
 	return 0
 }

@@ -151,7 +151,7 @@ func (p *Producer) publish(ctx context.Context, try session.Attempt, r *shmchann
 		p.waits.Over(began, err == nil)
 	}
 	if _, isLease := r.Owner.(*sending); isLease && err == nil && p.wanted.Load() > 0 {
-		p.beginDrain() // the notice came when the channel had no memory; a slot's arena is in use, so it does not go back
+		p.beginDrain() // the notice came when the channel had no memory; a chunk's arena is in use, so it does not go back
 	}
 	return number, err
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Publisher publishes frames of one description in a channel, from arenas. An arena is a write lease, which is divided into slots of equal
+// Publisher publishes frames of one description in a channel, from arenas. An arena is a write lease, which is divided into chunks of equal
 // size.
 type Publisher struct {
 	// Bytes is the size of a frame.
@@ -27,30 +27,30 @@ type Publisher struct {
 	from    *Producer
 	pool    *session.Pool
 	tensor  mempool.Tensor
-	// described is the description of every slot, but for its base.
+	// described is the description of every chunk, but for its base.
 	described shmchannel.Description
-	stride    uint64        // of a slot
+	stride    uint64        // of a chunk
 	making    chan struct{} // has a value while a goroutine asks the service for an arena
-	most      int           // the greatest number of slots that a request for an arena had; the goroutine that asks uses it
-	used      atomic.Bool   // Lend was called since the last tick
+	most      int           // the greatest number of chunks that a request for an arena had; the goroutine that asks uses it
+	used      atomic.Bool   // Loan was called since the last tick
 	closed    atomic.Bool
 
 	mu      sync.Mutex
 	arenas  []*arena
-	waiting int       // number of calls of Lend that wait
+	waiting int       // number of calls of Loan that wait
 	rested  bool      // the Publisher was not used between the last two ticks
 	refused time.Time // when the service last refused a further arena
 	refusal error
 }
 
 const (
-	// slotAlign is the number of bytes of which the size of a slot is a multiple.
-	slotAlign = 512
-	// ArenaMore is how many slots more an arena has than the channel keeps frames: one for a loan, and one for a frame that the channel keeps
+	// chunkAlign is the number of bytes of which the size of a chunk is a multiple.
+	chunkAlign = 512
+	// ArenaMore is how many chunks more an arena has than the channel keeps frames: one for a loan, and one for a frame that the channel keeps
 	// no more and a consumer still uses.
 	ArenaMore = 2
-	// For small frames, of at most smallFrame bytes, an arena has SmallMore slots more, or streamMore slots if streams write the memory. Then
-	// the Publisher looks less often for slots that have come back, and the work of readers on them has more often ended.
+	// For small frames, of at most smallFrame bytes, an arena has SmallMore chunks more, or streamMore chunks if streams write the memory. Then
+	// the Publisher looks less often for chunks that have come back, and the work of readers on them has more often ended.
 	smallFrame = 256 << 10
 	// SmallMore is used with smallFrame.
 	SmallMore  = 4
@@ -77,16 +77,16 @@ func (ch *Channel) Publisher(ctx context.Context, t mempool.Tensor) (*Publisher,
 	if err != nil {
 		return nil, err
 	}
-	stride := max((bytes+slotAlign-1)&^(slotAlign-1), slotAlign)
+	stride := max((bytes+chunkAlign-1)&^(chunkAlign-1), chunkAlign)
 	if stride > math.MaxInt64 {
-		stride = bytes // no pool has room for one slot
+		stride = bytes // no pool has room for one chunk
 	}
 	p := &Publisher{channel: ch, from: from, pool: pool, tensor: t.Clone(), described: described, Bytes: bytes, stride: stride, making: make(chan struct{}, 1)}
 	ch.streams.addPublisher(p)
 	return p, nil
 }
 
-// Close ends the Publisher. It gives an arena back as soon as all slots of the arena are free. The program can still use and release its
+// Close ends the Publisher. It gives an arena back as soon as all chunks of the arena are free. The program can still use and release its
 // loans. A second call does nothing.
 func (p *Publisher) Close() {
 	p.mu.Lock()
@@ -110,9 +110,9 @@ func (p *Publisher) usable() error {
 	return nil
 }
 
-// Lend makes l a loan of a slot. It prefers memory on which no work of readers is running. If no slot is free, Lend waits until one comes
+// Loan makes l a loan of a chunk. It prefers memory on which no work of readers is running. If no chunk is free, Loan waits until one comes
 // back.
-func (p *Publisher) Lend(ctx context.Context, try session.Attempt, l *session.Lease) error {
+func (p *Publisher) Loan(ctx context.Context, try session.Attempt, l *session.Lease) error {
 	if err := p.usable(); err != nil {
 		return err
 	}
@@ -126,11 +126,11 @@ func (p *Publisher) Lend(ctx context.Context, try session.Attempt, l *session.Le
 			return err
 		}
 	}
-	return s.lend(ctx, l)
+	return s.loanTo(ctx, l)
 }
 
-// await returns a slot that comes back, or a slot of a new arena.
-func (p *Publisher) await(caller context.Context, try session.Attempt) (*slot, error) {
+// await returns a chunk that comes back, or a chunk of a new arena.
+func (p *Publisher) await(caller context.Context, try session.Attempt) (*chunk, error) {
 	if s := p.look(); s != nil {
 		return s, nil
 	}
@@ -150,19 +150,19 @@ func (p *Publisher) await(caller context.Context, try session.Attempt) (*slot, e
 		if err := p.usable(); err != nil {
 			return nil, err
 		}
-		if p.Slots() == 0 {
+		if p.Chunks() == 0 {
 			if err := p.first(caller, try); err != nil {
 				return nil, err
 			}
 		}
-		var s *slot
+		var s *chunk
 		failed := false
 		err := p.from.native.AwaitBack(ctx, func() bool {
-			slots := p.Slots()
-			if s = p.look(); s != nil || p.usable() != nil || slots == 0 {
+			chunks := p.Chunks()
+			if s = p.look(); s != nil || p.usable() != nil || chunks == 0 {
 				return true
 			}
-			p.grow(slots)
+			p.grow(chunks)
 			failed = try == session.Once && len(p.making) == 0
 			if failed {
 				s = p.look() // the new arena may have come meanwhile
@@ -188,8 +188,8 @@ func (p *Publisher) Loans() (loans []*session.Lease) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, a := range p.arenas {
-		for i := range a.slots {
-			if l := a.slots[i].loan.Load(); l != nil {
+		for i := range a.chunks {
+			if l := a.chunks[i].loan.Load(); l != nil {
 				loans = append(loans, l)
 			}
 		}
@@ -197,19 +197,19 @@ func (p *Publisher) Loans() (loans []*session.Lease) {
 	return loans
 }
 
-// none returns the error of a loan that found no free slot.
+// none returns the error of a loan that found no free chunk.
 func (p *Publisher) none() error {
 	loans := len(p.Loans())
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	slots, free := 0, 0
+	chunks, free := 0, 0
 	for _, a := range p.arenas {
-		slots += len(a.slots)
+		chunks += len(a.chunks)
 		free += len(a.free)
 	}
 	err := typed.Errorf(mempool.ErrLimit, "no memory for a frame of channel %q: of the %s of this publisher, %d are on loan, and %d have frames that the channel keeps or "+
 		"subscribers hold; publish or release loans, release frames sooner, or make a pool with a larger max_bytes",
-		p.channel.Identity.Name, count.Of(slots, "slot"), loans, slots-free-loans)
+		p.channel.Identity.Name, count.Of(chunks, "chunk"), loans, chunks-free-loans)
 	if p.refusal != nil {
 		err = fmt.Errorf("%w (a further arena: %w)", err, p.refusal)
 	}
@@ -218,7 +218,7 @@ func (p *Publisher) none() error {
 
 // Publish publishes a loan as a frame and returns the frame's number. The loan has ended then.
 func (p *Publisher) Publish(ctx context.Context, try session.Attempt, l *session.Lease, o mempool.FrameOptions) (number uint64, err error) {
-	s, isLoan := l.Holder().(*slot)
+	s, isLoan := l.Holder().(*chunk)
 	if !isLoan || s.arena.of != p {
 		return 0, typed.Errorf(mempool.ErrInvalid, "lease %d is not a loan of this publisher: publish a loan with the publisher that lent it, and any other "+
 			"lease with Channel.Publish", l.Info().ID)
@@ -263,36 +263,36 @@ func (p *Publisher) Publish(ctx context.Context, try session.Attempt, l *session
 	if number, err = p.from.publish(ctx, try, &r.Record); err != nil {
 		return 0, l.UnsentLocked(ctx, err, ready)
 	}
-	s.loan.CompareAndSwap(l, nil) // the slot may have come back and be on loan again already
+	s.loan.CompareAndSwap(l, nil) // the chunk may have come back and be on loan again already
 	p.from.session.Timelines.Unpin(l.InfoLocked().Wait)
 	return number, l.SentLocked()
 }
 
-// Arenas and slots
+// Arenas and chunks
 
-// arena is one write lease of a Publisher, divided into slots.
+// arena is one write lease of a Publisher, divided into chunks.
 type arena struct {
-	of    *Publisher
-	info  *mempool.Grant
-	slots []slot
-	free  []*slot // the newest last; Publisher.mu guards it
+	of     *Publisher
+	info   *mempool.Grant
+	chunks []chunk
+	free   []*chunk // the newest last; Publisher.mu guards it
 }
 
-// slot is memory for one frame. It is free, or on loan, or in the channel. Only the goroutine that has taken the slot, or its loan, changes
-// `wait` and `record`; for a slot in the channel, only reclaim does.
-type slot struct {
+// chunk is memory for one frame. It is free, or on loan, or in the channel. Only the goroutine that has taken the chunk, or its loan, changes
+// `wait` and `record`; for a chunk in the channel, only reclaim does.
+type chunk struct {
 	session.Region
 	arena       *arena
-	wait        []mempool.Fence // fences that must be reached before the slot is written
+	wait        []mempool.Fence // fences that must be reached before the chunk is written
 	description *shmchannel.Description
 	record      frameRecord
 	loan        atomic.Pointer[session.Lease]
-	round       atomic.Uint64 // how many times the slot has become free
+	round       atomic.Uint64 // how many times the chunk has become free
 }
 
-// take takes a free slot of the n oldest arenas: the newest slot without running work. If every free slot has running work, it takes the
-// oldest one. It prefers slots of older arenas, so that the slots of younger arenas all become free. If no slot is free, take returns nil.
-func (p *Publisher) take(n int) *slot {
+// take takes a free chunk of the n oldest arenas: the newest chunk without running work. If every free chunk has running work, it takes the
+// oldest one. It prefers chunks of older arenas, so that the chunks of younger arenas all become free. If no chunk is free, take returns nil.
+func (p *Publisher) take(n int) *chunk {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var busy *arena
@@ -318,16 +318,16 @@ func (p *Publisher) take(n int) *slot {
 	return s
 }
 
-// look takes a free slot, after it has reclaimed the slots that have come back.
-func (p *Publisher) look() *slot {
+// look takes a free chunk, after it has reclaimed the chunks that have come back.
+func (p *Publisher) look() *chunk {
 	if p.from.reclaim() {
 		p.from.session.AddTask(func() { p.from.collect(p.from.session.Working()) }) // a stopped service must not stop a loan
 	}
 	return p.take(math.MaxInt)
 }
 
-// lend makes l a loan of a slot that take has returned.
-func (s *slot) lend(ctx context.Context, l *session.Lease) error {
+// loanTo makes l a loan of a chunk that take has returned.
+func (s *chunk) loanTo(ctx context.Context, l *session.Lease) error {
 	p := s.arena.of
 	if t := &p.from.session.Timelines; len(s.wait) > 0 {
 		t.Pin(s.wait) // no page may be unmapped between Pending and the lease's own pin
@@ -348,7 +348,7 @@ func (s *slot) lend(ctx context.Context, l *session.Lease) error {
 }
 
 // End ends a loan that was not published. The caller's work on the memory is done when the fences in `done` are reached.
-func (s *slot) End(l *session.Lease, _ bool, done []mempool.Fence) error {
+func (s *chunk) End(l *session.Lease, _ bool, done []mempool.Fence) error {
 	for _, t := range done {
 		s.wait = addFence(s.wait, t)
 	}
@@ -359,18 +359,18 @@ func (s *slot) End(l *session.Lease, _ bool, done []mempool.Fence) error {
 }
 
 // Nameless returns an error: a loan cannot be published under a name.
-func (s *slot) Nameless() error {
+func (s *chunk) Nameless() error {
 	return typed.Errorf(mempool.ErrInvalid, "a loan of a publisher can only be published by this publisher; allocate a lease for content with a name")
 }
 
-// since returns a function that reports whether the slot has become free since the call of since.
-func (s *slot) since() (freed func() bool) {
+// since returns a function that reports whether the chunk has become free since the call of since.
+func (s *chunk) since() (freed func() bool) {
 	round := s.round.Load()
 	return func() bool { return s.round.Load() != round }
 }
 
-// back makes a slot free.
-func (s *slot) back() {
+// back makes a chunk free.
+func (s *chunk) back() {
 	s.round.Add(1)
 	p := s.arena.of
 	p.mu.Lock()
@@ -378,26 +378,26 @@ func (s *slot) back() {
 	s.arena.free = append(s.arena.free, s)
 }
 
-// wake wakes the calls of Lend that wait.
+// wake wakes the calls of Loan that wait.
 func (p *Publisher) wake() {
 	if p.Waits() {
 		p.from.native.Wake()
 	}
 }
 
-// Waits reports whether a call of Lend waits.
+// Waits reports whether a call of Loan waits.
 func (p *Publisher) Waits() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.waiting > 0
 }
 
-// Slots returns the number of slots of all arenas.
-func (p *Publisher) Slots() (n int) {
+// Chunks returns the number of chunks of all arenas.
+func (p *Publisher) Chunks() (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, a := range p.arenas {
-		n += len(a.slots)
+		n += len(a.chunks)
 	}
 	return n
 }
@@ -412,7 +412,7 @@ func (p *Publisher) first(ctx context.Context, try session.Attempt) error {
 		return p.from.session.Over()
 	}
 	defer func() { <-p.making }()
-	if p.Slots() > 0 {
+	if p.Chunks() > 0 {
 		return nil
 	}
 	n := p.channel.Identity.Capacity + ArenaMore
@@ -428,8 +428,8 @@ func (p *Publisher) first(ctx context.Context, try session.Attempt) error {
 }
 
 // grow begins to ask for a further arena, unless somebody asks already, the service has refused a moment ago, or an arena has come since the
-// publisher had `slots`.
-func (p *Publisher) grow(slots int) {
+// publisher had `chunks`.
+func (p *Publisher) grow(chunks int) {
 	p.mu.Lock()
 	rests := time.Since(p.refused) < growRest
 	p.mu.Unlock()
@@ -441,13 +441,13 @@ func (p *Publisher) grow(slots int) {
 	default:
 		return
 	}
-	if p.Slots() > slots {
+	if p.Chunks() > chunks {
 		<-p.making
 		return
 	}
 	ss := p.from.session
 	err := ss.Go(func() {
-		for p.most < p.Slots() {
+		for p.most < p.Chunks() {
 			p.most *= 2
 		}
 		err := p.extend(ss.Working(), session.Once, p.most)
@@ -464,8 +464,8 @@ func (p *Publisher) grow(slots int) {
 	}
 }
 
-// extend asks the service for an arena of n slots. If there is no room, it asks for half as many, and so on. `last` says whether the request
-// for one slot waits. Until no arena is left, every n is the same as before or doubled. So an arena fills the block of an arena that went
+// extend asks the service for an arena of n chunks. If there is no room, it asks for half as many, and so on. `last` says whether the request
+// for one chunk waits. Until no arena is left, every n is the same as before or doubled. So an arena fills the block of an arena that went
 // back: a smaller arena would use up the whole block.
 func (p *Publisher) extend(ctx context.Context, last session.Attempt, n int) error {
 	for ; ; n = max(n/2, 1) {
@@ -500,12 +500,12 @@ func (p *Publisher) add(l *session.Lease, n int) error {
 	}
 	info := *whole.Info
 	info.Wait, info.Event = nil, nil
-	a := &arena{of: p, info: &info, slots: make([]slot, n), free: make([]*slot, n)}
+	a := &arena{of: p, info: &info, chunks: make([]chunk, n), free: make([]*chunk, n)}
 	shared := info
 	shared.Bytes, shared.Tensor = p.Bytes, p.tensor
 	described := p.described
-	for i := range a.slots {
-		s, base := &a.slots[i], uint64(i)*p.stride
+	for i := range a.chunks {
+		s, base := &a.chunks[i], uint64(i)*p.stride
 		s.arena, s.wait = a, slices.Clone(whole.Info.Wait)
 		s.Region = session.Region{Info: &shared, Mem: whole.Mem, Memory: mempool.PartOf(whole.Memory, base, p.Bytes)}
 		described.Base = base
@@ -535,13 +535,13 @@ func (p *Publisher) add(l *session.Lease, n int) error {
 	return err
 }
 
-// giveBack gives the arenas back to the service of which every slot is free, unless a call of Loan waits.
+// giveBack gives the arenas back to the service of which every chunk is free, unless a call of Loan waits.
 func (p *Publisher) giveBack() {
 	var free []*arena
 	p.mu.Lock()
 	if p.waiting == 0 || p.closed.Load() {
 		p.arenas = slices.DeleteFunc(p.arenas, func(a *arena) bool {
-			if len(a.free) < len(a.slots) {
+			if len(a.free) < len(a.chunks) {
 				return false
 			}
 			free = append(free, a)
@@ -554,10 +554,10 @@ func (p *Publisher) giveBack() {
 	}
 }
 
-// work returns the fences that must be reached before any memory of the arena is written. All slots of the arena are free.
+// work returns the fences that must be reached before any memory of the arena is written. All chunks of the arena are free.
 func (a *arena) work() (wait []mempool.Fence) {
-	for i := range a.slots {
-		for _, t := range a.slots[i].wait {
+	for i := range a.chunks {
+		for _, t := range a.chunks[i].wait {
 			wait = addFence(wait, t)
 		}
 	}
@@ -574,11 +574,11 @@ func (p *Publisher) tick() bool {
 	if idle || p.closed.Load() {
 		p.giveBack()
 	}
-	return p.Slots() > 0
+	return p.Chunks() > 0
 }
 
 // IsLoan reports whether a lease is a loan of a publisher.
 func IsLoan(l *session.Lease) bool {
-	_, loan := l.Holder().(*slot)
+	_, loan := l.Holder().(*chunk)
 	return loan
 }

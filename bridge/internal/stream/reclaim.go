@@ -12,7 +12,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// This file takes back the memory of frames that a channel does not need any more: slots, which are free then, and leases, which the client
+// This file takes back the memory of frames that a channel does not need any more: chunks, which are free then, and leases, which the client
 // releases.
 
 const (
@@ -43,7 +43,7 @@ func addFence(list []mempool.Fence, t mempool.Fence) []mempool.Fence {
 	return append(list, t)
 }
 
-// reclaim takes the memory that has come back. It makes slots free, and adds leases to p.back. It reports whether p.back has leases.
+// reclaim takes the memory that has come back. It makes chunks free, and adds leases to p.back. It reports whether p.back has leases.
 func (p *Producer) reclaim() bool {
 	p.reclaiming.Lock()
 	defer p.reclaiming.Unlock()
@@ -55,7 +55,7 @@ func (p *Producer) reclaimLocked() bool {
 	for i := range back {
 		var wait *[]mempool.Fence
 		switch owner := back[i].Owner.(type) {
-		case *slot:
+		case *chunk:
 			wait = &owner.wait
 		case *sending:
 			wait = &owner.wait
@@ -65,7 +65,7 @@ func (p *Producer) reclaimLocked() bool {
 		for _, t := range back[i].Fences {
 			*wait = addFence(*wait, mempool.Fence{Timeline: t.Timeline, Word: t.Word, Value: t.Value})
 		}
-		if s, ok := back[i].Owner.(*slot); ok {
+		if s, ok := back[i].Owner.(*chunk); ok {
 			s.back()
 		}
 	}
@@ -184,14 +184,14 @@ func (st *Streams) Wanted(pool uint64) {
 	}
 }
 
-// GiveBack releases the memory that has come back from channels of a pool, and the arenas there of which every slot is free.
+// GiveBack releases the memory that has come back from channels of a pool, and the arenas there of which every chunk is free.
 func (st *Streams) GiveBack(pool uint64) {
 	for _, p := range st.producersIn(pool) {
 		p.giveBack()
 	}
 }
 
-// giveBack releases the memory that has come back, and the arenas of which every slot is free.
+// giveBack releases the memory that has come back, and the arenas of which every chunk is free.
 func (p *Producer) giveBack() {
 	p.collect(p.session.Working())
 	for _, of := range p.streams.publishersOf(p) {
@@ -207,7 +207,7 @@ func (p *Producer) beginDrain() {
 }
 
 // drainable reports whether memory is wanted and the channel has memory that will come back.
-func (p *Producer) drainable() bool { return p.isWanted() && p.native.Lent() > 0 }
+func (p *Producer) drainable() bool { return p.isWanted() && p.native.Outstanding() > 0 }
 
 // isWanted reports whether memory is wanted: the last notice that somebody waits for memory of the pool came less than wantedFor ago.
 func (p *Producer) isWanted() bool {
@@ -225,7 +225,7 @@ func (p *Producer) drain() {
 		ctx, cancel := context.WithDeadline(p.session.Working(), time.Unix(0, p.wanted.Load()))
 		err := p.native.AwaitBack(ctx, func() bool {
 			p.giveBack()
-			return p.native.Lent() == 0
+			return p.native.Outstanding() == 0
 		})
 		cancel()
 		if err != nil && !errors.Is(err, context.DeadlineExceeded) { // no memory will come back, or closing takes it
@@ -334,7 +334,7 @@ func (st *Streams) tick() {
 		} else {
 			p.collect(p.session.Working())
 		}
-		switch used := p.native.Lent()+len(p.arenas()) > 0; {
+		switch used := p.native.Outstanding()+len(p.arenas()) > 0; {
 		case used:
 			again = true
 		case destroyed:

@@ -70,7 +70,7 @@ func TestAnAllocationGetsMemoryThatALoanHasReclaimed(t *testing.T) {
 	defer close(busy)
 	r.publish(t)
 	r.publish(t)                     // the first frame comes back
-	require.Nil(t, publisher.look()) // looks for slots, reclaims the frame, and leaves its release to a task
+	require.Nil(t, publisher.look()) // looks for chunks, reclaims the frame, and leaves its release to a task
 	r.streams.Collect(t.Context(), r.pool.Info.ID)
 	require.NoError(t, r.allocate(t).Release(t.Context(), false))
 }
@@ -81,7 +81,7 @@ func TestAnArenaThatComesWhenItsChannelIsGoneDoesNotStay(t *testing.T) {
 		publisher, err := r.channel.Publisher(t.Context(), mempool.Bytes(64))
 		require.NoError(t, err)
 		loan := new(session.Lease)
-		require.NoError(t, publisher.Lend(t.Context(), session.Once, loan))
+		require.NoError(t, publisher.Loan(t.Context(), session.Once, loan))
 		require.NoError(t, loan.Release(t.Context(), false))
 		require.NoError(t, r.session.Call(t.Context(), &wire.CloseChannel{Channel: r.channel.Identity.ID}, &wire.EmptyReply{}))
 		if forgotten {
@@ -97,6 +97,6 @@ func TestAnArenaThatComesWhenItsChannelIsGoneDoesNotStay(t *testing.T) {
 			r.streams.tick()
 		}
 		harness.Eventually(t, func() bool { return r.svc.Stats().Leases == 0 })
-		require.ErrorIs(t, publisher.Lend(t.Context(), session.Once, loan), mempool.ErrClosed)
+		require.ErrorIs(t, publisher.Loan(t.Context(), session.Once, loan), mempool.ErrClosed)
 	}
 }

@@ -91,7 +91,7 @@ func Adopt(l *ledger.Ledger, ts *Timelines, ch *ledger.Channel, file func(number
 		if err != nil {
 			return nil, err
 		}
-		one := shmchannel.AdoptedMember{ID: m.ID, Slot: m.Slot, File: f, Entered: m.Entered, Reserved: m.Reserved, Left: m.Left, SaidLeft: m.Said,
+		one := shmchannel.AdoptedMember{ID: m.ID, Seat: m.Slot, File: f, Entered: m.Entered, Reserved: m.Reserved, Left: m.Left, SaidLeft: m.Said,
 			MemberSpec: shmchannel.MemberSpec{Role: roles[m.Role], PID: uint32(m.Session.Peer.PID), Oldest: m.Oldest, Policy: policies[m.Full]}}
 		if m.Timeline != nil {
 			one.Timeline = m.Timeline.ID
@@ -126,7 +126,7 @@ func (st *Stream) Add(s *ledger.Session, spec ledger.MemberSpec, empty *os.File,
 		how.Timeline = t.ID
 	}
 	added, err := st.host.Add(how)
-	if spec.Role == ledger.Producer && errors.Is(err, shmchannel.ErrNoSlot) && st.host.GiveUp() {
+	if spec.Role == ledger.Producer && errors.Is(err, shmchannel.ErrNoSeat) && st.host.GiveUp() {
 		st.First = st.host.First()
 		st.Touch(st.Channel)
 		tidy() // otherwise dead producers would keep the slots until other producers publish, and these cannot join
@@ -136,7 +136,7 @@ func (st *Stream) Add(s *ledger.Session, spec ledger.MemberSpec, empty *os.File,
 		return nil, st.failed(err)
 	}
 	st.ends[added.ID] = &end{Member: added}
-	return st.ledger.AddMember(st.Channel, s, spec, added.ID, added.Slot), nil
+	return st.ledger.AddMember(st.Channel, s, spec, added.ID, added.Seat), nil
 }
 
 // Files returns the files that a member needs: the roster, the sequencer, and the member's own file.
@@ -296,7 +296,7 @@ func (st *Stream) failed(err error) error {
 		return typed.Errorf(mempool.ErrClosed, "channel %q is closed: %v", name, err)
 	case errors.Is(err, shmchannel.ErrClosed):
 		return st.ErrClosed()
-	case errors.Is(err, shmchannel.ErrNoSlot):
+	case errors.Is(err, shmchannel.ErrNoSeat):
 		return typed.Errorf(mempool.ErrLimit, "channel %q: %v", name, err)
 	case errors.Is(err, shmchannel.ErrInvalid), errors.Is(err, shmchannel.ErrFile):
 		return typed.Errorf(mempool.ErrInvalid, "channel %q: %v", name, err)

@@ -22,13 +22,13 @@ static uint64_t any_number(uint64_t near) {
 }
 
 static uint64_t any_value(const struct world *w, uint64_t before) {
-    uint64_t last = pb_tail_number(pb_tail(&w->ch)), number = any_number(last), slot = any_number(2);
+    uint64_t last = pb_tail_number(pb_tail(&w->ch)), number = any_number(last), seat = any_number(2);
     switch (chance(6)) {
     case 0: return before ^ UINT64_C(1) << chance(64);
     case 1: return number;
-    case 2: return number << 6 | (slot & 63);
-    case 3: return number << 12 | (slot & 4095);
-    case 4: return number << 16 | (slot & 63) << 10 | (PB_PEEK(pb_at(&w->ch.roster, PB_AT_VERSION)) & 1023);
+    case 2: return number << 6 | (seat & 63);
+    case 3: return number << 12 | (seat & 4095);
+    case 4: return number << 16 | (seat & 63) << 10 | (PB_PEEK(pb_at(&w->ch.roster, PB_AT_VERSION)) & 1023);
     default: return any_number(before);
     }
 }
@@ -60,7 +60,7 @@ static void one_world(uint64_t inputs) {
     uint64_t ids[2][FILES];
     for (uint32_t i = 0; i < FILES; i++)
         for (int producer = 0; producer < 2; producer++)
-            ids[producer][i] = PB_LOAD(roster_word(&w, slot_at(producer, i) + PB_SLOT_MEMBER));
+            ids[producer][i] = PB_LOAD(roster_word(&w, seat_at(producer, i) + PB_SEAT_MEMBER));
     if (pb_producer_open(&p, w.roster, w.sequencer, w.tracks[0], 0, ids[1][0])) fatal(p.ch.complaint);
     if (pb_consumer_open(&c, w.roster, w.sequencer, w.cursors[0], 0, ids[0][0])) fatal(c.ch.complaint);
     for (uint32_t i = 0; i < FILES; i++) {
@@ -92,8 +92,8 @@ static void one_world(uint64_t inputs) {
             case 9:
                 if (chance(64)) bump(&w);
                 else {
-                    size_t slot = slot_at(chance(2), (uint32_t)which);
-                    change(&w, &w.ch.roster, slot, slot + PB_SLOT);
+                    size_t seat = seat_at(chance(2), (uint32_t)which);
+                    change(&w, &w.ch.roster, seat, seat + PB_SEAT);
                 }
                 break;
             case 10:
@@ -112,8 +112,8 @@ static void one_world(uint64_t inputs) {
             for (uint32_t k = 0; k < FILES; k++)
                 for (int producer = 0; producer < 2; producer++) {
                     set_state(&w, producer, k, k && !chance(4) ? PB_LEFT : PB_ACTIVE);
-                    PB_STORE(pb_at32(&w.ch.roster, slot_at(producer, k) + PB_SLOT_POLICY), (uint32_t)chance(4));
-                    PB_STORE(roster_word(&w, slot_at(producer, k) + PB_SLOT_MEMBER), ids[producer][k]);
+                    PB_STORE(pb_at32(&w.ch.roster, seat_at(producer, k) + PB_SEAT_POLICY), (uint32_t)chance(4));
+                    PB_STORE(roster_word(&w, seat_at(producer, k) + PB_SEAT_MEMBER), ids[producer][k]);
                 }
             for (uint64_t k = 0; k < N && !chance(4); k++) PB_STORE(pb_entry(&w.ch, k), 0), PB_STORE(pb_claim(&w.ch, k), 0);
             PB_STORE(pb_at(&w.ch.sequencer, PB_AT_HEAD), chance(2) * last);

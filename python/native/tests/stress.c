@@ -25,7 +25,7 @@ enum { PRODUCERS = 3, CONSUMERS = 3, BLOCKS = 18, MEMBERS = 1 << 14, WORDS = 32 
 
 // The memory that all members of the test share, in addition to the memory of the channel.
 struct board {
-    _Atomic uint64_t fds[2][PB_CONSUMERS];           // descriptors in the service's process, by role and slot
+    _Atomic uint64_t fds[2][PB_CONSUMERS];           // descriptors in the service's process, by role and seat
     _Atomic uint64_t published, dropped, ready[MEMBERS]; // ready: 1: the member has mapped its file, 2: it has joined
     _Atomic unsigned char taken[1 << 22];                // by frame number: how often the frame was acknowledged
     CONTENT blocks[PB_PRODUCERS * 64 + 1][WORDS];
@@ -63,9 +63,9 @@ static _Noreturn void fail(void) {
         }                                                                                                                        \
     } while (0)
 
-static int fd_of(int role, uint32_t slot) {
+static int fd_of(int role, uint32_t seat) {
     char path[64];
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)service, (int)board->fds[role][slot]);
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)service, (int)board->fds[role][seat]);
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
@@ -90,10 +90,10 @@ static enum pb_result try_reclaim(void *with) { return pb_reclaim(((struct work 
 
 static bool settle_producer(struct pb_producer *p, enum pb_result r) {
     if (r == PB_UNKNOWN) {
-        int fd = fd_of(0, p->ch.unknown_slot);
+        int fd = fd_of(0, p->ch.unknown_seat);
         if (fd >= 0) {
             // This call may fail without harm: by now, `fd` may be another file, which the service has not sealed yet.
-            pb_add_cursor(p, p->ch.unknown_slot, p->ch.unknown_member, fd);
+            pb_add_cursor(p, p->ch.unknown_seat, p->ch.unknown_member, fd);
             close(fd);
         }
         return true;
@@ -103,14 +103,14 @@ static bool settle_producer(struct pb_producer *p, enum pb_result r) {
     return r == PB_NONE || r == PB_AGAIN || r == PB_NO_ROOM || r == PB_OK;
 }
 
-static void produce(struct world *w, uint32_t slot, uint64_t member, uint64_t frames, unsigned group) {
+static void produce(struct world *w, uint32_t seat, uint64_t member, uint64_t frames, unsigned group) {
     static _Thread_local struct pb_producer p;
     unsigned char description[PB_DESCRIPTION] = {[16] = 'u', '1'};
     struct work work = {&p, {.description = description, .description_id = 1, .meta = META, .meta_bytes = sizeof META - 1}, 0};
-    enum pb_result r = pb_producer_open(&p, w->roster, w->sequencer, w->tracks[slot], slot, member);
+    enum pb_result r = pb_producer_open(&p, w->roster, w->sequencer, w->tracks[seat], seat, member);
     CHECK(!r, "%s", p.ch.complaint);
     board->ready[member] = 1;
-    while (PB_LOAD(pb_at32(&w->ch.roster, slot_at(true, slot))) != PB_ACTIVE) sched_yield();
+    while (PB_LOAD(pb_at32(&w->ch.roster, seat_at(true, seat))) != PB_ACTIVE) sched_yield();
     uint64_t unused[BLOCKS], free = 0, sent[BLOCKS] = {0}; // `sent`: the buffer of each block's frame
     // Use as few blocks as possible, so that blocks are soon reused.
     for (uint64_t i = 0; i < w->ch.capacity + 2; i++) unused[free++] = group * 64 + i + 1;
@@ -165,8 +165,8 @@ static void check_content(const struct in_hand *hand) {
     }
 }
 
-static void consume(struct world *w, uint32_t slot, uint64_t member, uint32_t policy) {
-    enum pb_result r = pb_consumer_open(&c, w->roster, w->sequencer, w->cursors[slot], slot, member);
+static void consume(struct world *w, uint32_t seat, uint64_t member, uint32_t policy) {
+    enum pb_result r = pb_consumer_open(&c, w->roster, w->sequencer, w->cursors[seat], seat, member);
     CHECK(!r, "%s", c.ch.complaint);
     board->ready[member] = 1;
     while (board->ready[member] != 2) sched_yield();
@@ -181,10 +181,10 @@ static void consume(struct world *w, uint32_t slot, uint64_t member, uint32_t po
         CHECK(r != PB_PROTOCOL && r != PB_NO_MEMORY, "%s", c.ch.complaint);
         CHECK(r != PB_FAILED, "frame %llu failed", (unsigned long long)c.failed);
         if (r == PB_UNKNOWN) {
-            int fd = fd_of(1, c.ch.unknown_slot);
+            int fd = fd_of(1, c.ch.unknown_seat);
             if (fd >= 0) {
-                // This call may fail without harm: by now, the slot may belong to another member, and `fd` may be the track of that member.
-                pb_add_track(&c, c.ch.unknown_slot, c.ch.unknown_member, fd);
+                // This call may fail without harm: by now, the seat may belong to another member, and `fd` may be the track of that member.
+                pb_add_track(&c, c.ch.unknown_seat, c.ch.unknown_member, fd);
                 close(fd);
             }
         }
@@ -229,7 +229,7 @@ static void consume(struct world *w, uint32_t slot, uint64_t member, uint32_t po
 struct member {
     struct world *w;
     bool producer;
-    uint32_t slot, policy;
+    uint32_t seat, policy;
     uint64_t member, frames, seed;
     pthread_t thread;
     pid_t process; // 0: no process
@@ -238,15 +238,15 @@ struct member {
 static void *live(void *with) {
     struct member *m = with;
     state = m->seed;
-    if (m->producer) produce(m->w, m->slot, m->member, m->frames, m->slot);
-    else consume(m->w, m->slot, m->member, m->policy);
+    if (m->producer) produce(m->w, m->seat, m->member, m->frames, m->seat);
+    else consume(m->w, m->seat, m->member, m->policy);
     return NULL;
 }
 
 static void start(struct member *m, bool oldest) {
-    m->member = prepare(m->w, m->producer, m->slot, m->policy, 0);
+    m->member = prepare(m->w, m->producer, m->seat, m->policy, 0);
     assert(m->member < MEMBERS);
-    board->fds[m->producer][m->slot] = (uint64_t)(m->producer ? m->w->tracks[m->slot] : m->w->cursors[m->slot]);
+    board->fds[m->producer][m->seat] = (uint64_t)(m->producer ? m->w->tracks[m->seat] : m->w->cursors[m->seat]);
     m->seed = chance(UINT64_MAX) | 1;
 #ifdef THREADS
     if (pthread_create(&m->thread, NULL, live, m)) fatal("pthread_create");
@@ -261,7 +261,7 @@ static void start(struct member *m, bool oldest) {
     }
 #endif
     while (!board->ready[m->member]) sched_yield();
-    join(m->w, m->producer, m->slot, oldest);
+    join(m->w, m->producer, m->seat, oldest);
     board->ready[m->member] = 2;
 }
 
@@ -283,10 +283,10 @@ static void wait_for_end(struct member *m, bool killed) {
 static void kill_member(struct member *m) {
     kill(m->process, SIGKILL);
     wait_for_end(m, true);
-    end_member(m->w, m->producer, m->slot, PB_LEFT); // a producer keeps its slot, because its frames are kept
+    end_member(m->w, m->producer, m->seat, PB_LEFT); // a producer keeps its seat, because its frames are kept
     if (m->producer) return;
-    if (m->w->ch.queue) give_claims_back(m->w, m->slot);
-    end_member(m->w, false, m->slot, PB_FREE);
+    if (m->w->ch.queue) give_claims_back(m->w, m->seat);
+    end_member(m->w, false, m->seat, PB_FREE);
 }
 
 static void run(uint64_t seed, bool queue, uint32_t policy, uint64_t capacity, uint64_t frames, unsigned deaths) {
@@ -296,20 +296,20 @@ static void run(uint64_t seed, bool queue, uint32_t policy, uint64_t capacity, u
     memset(board, 0, sizeof *board);
     world_open(&w, queue, capacity, policy);
     for (uint32_t i = 0; i < CONSUMERS; i++) {
-        consumers[i] = (struct member){.w = &w, .slot = i, .policy = queue || i ? policy : PB_BLOCK};
+        consumers[i] = (struct member){.w = &w, .seat = i, .policy = queue || i ? policy : PB_BLOCK};
         start(&consumers[i], false);
     }
     for (uint32_t i = 0; i < PRODUCERS; i++) {
-        producers[i] = (struct member){.w = &w, .producer = true, .slot = i, .frames = frames};
+        producers[i] = (struct member){.w = &w, .producer = true, .seat = i, .frames = frames};
         start(&producers[i], false);
     }
     for (unsigned death = 0; death < deaths; death++) {
         nanosleep(&(struct timespec){0, (long)(1 + chance(5)) * 1000000}, NULL);
         struct member *m = death % 5 == 4 ? &producers[chance(PRODUCERS)] : &consumers[chance(CONSUMERS)];
         kill_member(m);
-        // A dead producer keeps its slot. The producer that replaces it gets another slot and other blocks.
-        if (m->producer) m->slot += PRODUCERS;
-        else m->slot = (m->slot + CONSUMERS * (uint32_t)chance(2)) % 100;
+        // A dead producer keeps its seat. The producer that replaces it gets another seat and other blocks.
+        if (m->producer) m->seat += PRODUCERS;
+        else m->seat = (m->seat + CONSUMERS * (uint32_t)chance(2)) % 100;
         start(m, chance(2));
     }
     for (uint32_t i = 0; i < PRODUCERS; i++) wait_for_end(&producers[i], false);

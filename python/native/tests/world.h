@@ -16,7 +16,7 @@
 struct world {
     struct pb_channel ch; // its roster is mapped for writing
     int roster, sequencer;
-    int tracks[PB_PRODUCERS], cursors[PB_CONSUMERS]; // descriptors by slot
+    int tracks[PB_PRODUCERS], cursors[PB_CONSUMERS]; // descriptors by seat
     struct pb_file cursor_maps[PB_CONSUMERS];
     uint64_t members;
 };
@@ -66,27 +66,27 @@ static inline void wake_everybody(struct world *w) {
     pb_wake(pb_freed(&w->ch));
 }
 
-static inline size_t slot_at(bool producer, uint32_t slot) {
-    return (producer ? PB_AT_PRODUCERS : PB_AT_CONSUMERS) + PB_SLOT * (size_t)slot;
+static inline size_t seat_at(bool producer, uint32_t seat) {
+    return (producer ? PB_AT_PRODUCERS : PB_AT_CONSUMERS) + PB_SEAT * (size_t)seat;
 }
 
-static inline void set_state(struct world *w, bool producer, uint32_t slot, uint32_t state) {
-    PB_STORE(pb_at32(&w->ch.roster, slot_at(producer, slot)), state);
+static inline void set_state(struct world *w, bool producer, uint32_t seat, uint32_t state) {
+    PB_STORE(pb_at32(&w->ch.roster, seat_at(producer, seat)), state);
 }
 
-// Makes the file of a new member, and writes the member's slot in the roster, except the slot's state.
-static inline uint64_t prepare(struct world *w, bool producer, uint32_t slot, uint32_t policy, uint64_t timeline) {
-    int *fd = producer ? &w->tracks[slot] : &w->cursors[slot];
-    size_t size = producer ? pb_track_size(w->ch.slots) : pb_cursor_size(w->ch.slots), at = slot_at(producer, slot);
+// Makes the file of a new member, and writes the member's seat in the roster, except the seat's state.
+static inline uint64_t prepare(struct world *w, bool producer, uint32_t seat, uint32_t policy, uint64_t timeline) {
+    int *fd = producer ? &w->tracks[seat] : &w->cursors[seat];
+    size_t size = producer ? pb_track_size(w->ch.slots) : pb_cursor_size(w->ch.slots), at = seat_at(producer, seat);
     if (*fd) close(*fd);
     *fd = make_file(producer ? "track" : "cursor", size);
     if (!producer) {
-        if (w->cursor_maps[slot].base) munmap(w->cursor_maps[slot].base, size);
-        w->cursor_maps[slot] = map_file(*fd, size);
+        if (w->cursor_maps[seat].base) munmap(w->cursor_maps[seat].base, size);
+        w->cursor_maps[seat] = map_file(*fd, size);
     }
-    PB_STORE(pb_at32(&w->ch.roster, at + PB_SLOT_POLICY), policy);
-    PB_STORE(roster_word(w, at + PB_SLOT_MEMBER), ++w->members);
-    PB_STORE(roster_word(w, at + PB_SLOT_TIMELINE), timeline);
+    PB_STORE(pb_at32(&w->ch.roster, at + PB_SEAT_POLICY), policy);
+    PB_STORE(roster_word(w, at + PB_SEAT_MEMBER), ++w->members);
+    PB_STORE(roster_word(w, at + PB_SEAT_TIMELINE), timeline);
     return w->members;
 }
 
@@ -100,17 +100,17 @@ static inline void bump(struct world *w) {
     PB_STORE(roster_word(w, PB_AT_VERSION), PB_PEEK(roster_word(w, PB_AT_VERSION)) + 1);
 }
 
-static inline void join(struct world *w, bool producer, uint32_t slot, bool oldest) {
+static inline void join(struct world *w, bool producer, uint32_t seat, bool oldest) {
     for (bool first = true;; first = false) {
         uint64_t tail = pb_tail(&w->ch), last = pb_tail_number(tail);
         uint64_t start = !last ? 1 : !oldest ? last : last >= w->ch.capacity ? last - w->ch.capacity + 1 : 1;
         if (!producer && !w->ch.queue) {
-            PB_STORE(roster_word(w, slot_at(false, slot) + PB_SLOT_START), start);
-            PB_STORE(pb_at(&w->cursor_maps[slot], 0), start);
-            PB_STORE(pb_at(&w->cursor_maps[slot], 8), start);
+            PB_STORE(roster_word(w, seat_at(false, seat) + PB_SEAT_START), start);
+            PB_STORE(pb_at(&w->cursor_maps[seat], 0), start);
+            PB_STORE(pb_at(&w->cursor_maps[seat], 8), start);
         }
         if (first) {
-            set_state(w, producer, slot, PB_ACTIVE);
+            set_state(w, producer, seat, PB_ACTIVE);
             bump(w);
         }
         if (new_version(w, tail)) break;
@@ -118,9 +118,9 @@ static inline void join(struct world *w, bool producer, uint32_t slot, bool olde
     wake_everybody(w);
 }
 
-static inline void end_member(struct world *w, bool producer, uint32_t slot, uint32_t state) {
-    if (state == PB_FREE) PB_STORE(roster_word(w, slot_at(producer, slot) + PB_SLOT_MEMBER), 0);
-    set_state(w, producer, slot, state);
+static inline void end_member(struct world *w, bool producer, uint32_t seat, uint32_t state) {
+    if (state == PB_FREE) PB_STORE(roster_word(w, seat_at(producer, seat) + PB_SEAT_MEMBER), 0);
+    set_state(w, producer, seat, state);
     bump(w);
     while (!new_version(w, pb_tail(&w->ch))) {
     }
@@ -128,10 +128,10 @@ static inline void end_member(struct world *w, bool producer, uint32_t slot, uin
 }
 
 // Ends the claims of a queue's consumer, as the service does when the consumer's process is gone.
-static inline void give_claims_back(struct world *w, uint32_t slot) {
+static inline void give_claims_back(struct world *w, uint32_t seat) {
     for (uint64_t i = 0; i < w->ch.slots; i++) {
         uint64_t claim = PB_LOAD(pb_claim(&w->ch, i));
-        if ((claim & 4095) == PB_CLAIMED + slot) PB_CAS(pb_claim(&w->ch, i), &claim, claim & ~UINT64_C(4095));
+        if ((claim & 4095) == PB_CLAIMED + seat) PB_CAS(pb_claim(&w->ch, i), &claim, claim & ~UINT64_C(4095));
     }
 }
 

@@ -134,7 +134,7 @@ def _block(division: Division, nbytes: int, timeout: float | None) -> Flow[Lease
 def collect(division: Division) -> Flow[None]:
     """Ask the service which ranges are gone, and let their arrays go when the work of the readers is done."""
     session = division.session
-    for block, ids in division.lent():
+    for block, ids in division.ranges():
         gone: tuple[int, ...] = ()
         wait: tuple[Fence, ...] = ()
         try:
@@ -173,7 +173,7 @@ def share(session: Session, pool: int, given: Any, *, frame: bool) -> Flow[tuple
     """Find the lease that has `given`, as `sources.find` does. If that is an arena's, lease the range of the array.
 
     Until the range is gone, the arena keeps `given`. For a name, and not a frame, find only arrays of arenas. For a
-    frame, a small one is not found: to copy it into a slot takes less time than a request.
+    frame, a small one is not found: to copy it into a chunk takes less time than a request.
     """
     found = _place_of(session, pool, given) or _sources.find(session, pool, given)
     if found is None or found[0].division is None:
@@ -187,7 +187,7 @@ def share(session: Session, pool: int, given: Any, *, frame: bool) -> Flow[tuple
     tensor, state = structs.replace(place, offset=0).to_wire(), None
     if frame and session.producers:
         state = session.renew(whole.grant.pool, tensor, held, (whole.grant.block, place.offset))
-        if block.came:  # before the array is lent again
+        if block.came:  # before the range is leased again
             division.returned(block, (), ())
     if state is None:
         if division.is_due(place.nbytes):
@@ -198,7 +198,7 @@ def share(session: Session, pool: int, given: Any, *, frame: bool) -> Flow[tuple
         state.allocated, state.part_of = True, ref(block)
     with division.lock:
         if not division.closed:
-            block.lent[state.grant.buffer] = given
+            block.ranges[state.grant.buffer] = given
     if isinstance(given, np.ndarray):
         state.written[id(given)] = ref(given)  # read-only when it is published
     elif not state.memory.pool.on_cpu and (stream := _sources.source_of(given).stream) is not None:

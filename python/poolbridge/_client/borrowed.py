@@ -130,7 +130,7 @@ class BaseBorrowedArrays(Uncopied):
         frame, consumer = self._frame, self._consumer
         if frame is None or consumer is None or self._lease_state is not None:
             return None
-        if consumer.busy or consumer.unsettled:
+        if consumer.busy or consumer.credit.unsettled:
             return None
         if self._follower is None:
             taken = consumer.swap(frame.number)
@@ -212,14 +212,17 @@ class BaseBorrowedArrays(Uncopied):
         return None
 
     def _make(self, state: LeaseState) -> Any:
-        twin = self._session.lend(state)
+        twin = self._session.keep_mapped(state)
         try:
             # For `wrap`, memory of kind `pinned` is the GPU's if a stream uses it.
             array, kept = wrapped(self._lease_type(self._run, twin), self._wrap, on_gpu=self._stream is not None)
         finally:
             twin.released = True
         if kept:  # otherwise there is a copy of this frame, which cannot be used again
-            self._session.keep_array(state.grant, _place(state), (self._key, array))
+            with self._session.lock:
+                block = self._session.core.blocks.get(state.grant.block)
+                if block is not None:
+                    block.keep_array(_place(state), (self._key, array))
         return array
 
     # Letting go

@@ -228,10 +228,10 @@ class Channel(BaseChannel):
     ) -> Publisher:
         """Make a publisher of frames of one shape and dtype. A publisher is the fastest way to publish.
 
-        The publisher divides one large buffer, its arena, into slots. It makes one array for each slot and uses that
-        array for all frames in the slot. If the memory is on a GPU, streams of the GPU write the arrays. A consumer can
-        use `Subscription.arrays`, which also makes one array for each slot. The publisher gives its memory back when it
-        has lent and published nothing for a second and all its frames have come back, or when another client needs
+        The publisher divides one large buffer, its arena, into chunks. It makes one array for each and uses that array
+        for all frames in the chunk. If the memory is on a GPU, streams of the GPU write the arrays. A consumer can use
+        `Subscription.arrays`, which also makes one array for each chunk. The publisher gives its memory back when it
+        made no loan and published nothing for a second and all its frames have come back, or when another client needs
         memory of the pool; the next loan takes memory again.
 
         Parameters

@@ -1,6 +1,6 @@
 """Publishes copies of arrays: under names, and as frames.
 
-A copy for a frame is in a lease of its own, or in a slot of a publisher that the channel keeps.
+A copy for a frame is in a lease of its own, or in a chunk of a publisher that the channel keeps.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _SMALL: Final = 256 << 10
 
 
 class _Form(NamedTuple):
-    """What the slots of a publisher are made for: the description of a copy, and whether streams may copy."""
+    """What the chunks of a publisher are made for: the description of a copy, and whether streams may copy."""
 
     description: Description
     on_gpu: bool
@@ -343,7 +343,7 @@ class Copies:
 
 
 class _CopyPublisher(BasePublisher):
-    """Publishes copies of arrays of one form. The program never gets an array of a slot."""
+    """Publishes copies of arrays of one form. The program never gets an array of a chunk."""
 
     def __init__(self, session: Session, channel: ChannelIdentity, form: _Form) -> None:
         super().__init__(session, None, channel, form.description, None)
@@ -353,42 +353,42 @@ class _CopyPublisher(BasePublisher):
     @property
     def has_arenas(self) -> bool:
         """Whether the publisher has memory."""
-        return bool(self._slots.arenas)
+        return bool(self._chunks.arenas)
 
     @property
     def is_open(self) -> bool:
         """Whether the publisher is not closed."""
-        return not self._slots.closed
+        return not self._chunks.closed
 
     def publish_copy(
         self, given: Any, parts: list[_Part] | None, meta: bytes, timeout: float | None, stream: Any
     ) -> Flow[int | None]:
-        """Copy arrays into a slot, publish the slot, and return the frame's number; None: there is no slot.
+        """Copy arrays into a chunk, publish the chunk, and return the frame's number; None: there is no chunk.
 
         If `parts` is None, `given` is the NumPy array to copy.
         """
-        slots, lender, mark = self._slots, None, COMPLETE
+        chunks, keeper, mark = self._chunks, None, COMPLETE
         try:
-            array = slots.take()
+            array = chunks.take()
             if array is None:
-                if not (yield from self._has_slot(timeout)):
+                if not (yield from self._has_chunk(timeout)):
                     return None
-                array = self._array_on_loan()  # `array` keeps the slot mapped during the copy
+                array = self._array_on_loan()  # `array` keeps the chunk mapped during the copy
             if type(array) is Token or (parts is not None and any(part.source is not None for part in parts)):
-                lender = self._order_loan()
-                yield from self._know_timelines(lender)
-                yield from _fill(lender, parts or [_Part(self._description, given, None)], stream)
-                if lender.streams is not None:
-                    mark = yield from self._complete(lender)
+                keeper = self._order_loan()
+                yield from self._know_timelines(keeper)
+                yield from _fill(keeper, parts or [_Part(self._description, given, None)], stream)
+                if keeper.streams is not None:
+                    mark = yield from self._complete(keeper)
             elif self.small:
                 _copy(array, given, parts)
             else:
                 yield Do(partial(_copy, array, given, parts))
-            number: int = slots.send(meta, *mark) or (yield from self._deliver(meta, mark, timeout))
+            number: int = chunks.send(meta, *mark) or (yield from self._deliver(meta, mark, timeout))
         except BaseException:
-            if lender is None or lender.streams is None:
-                slots.put_back()
-            else:  # a stream may write the slot, and no fence says until when
+            if keeper is None or keeper.streams is None:
+                chunks.put_back()
+            else:  # a stream may write the chunk, and no fence says until when
                 self._close()
             raise
         own = self._session.timelines.own
@@ -396,15 +396,15 @@ class _CopyPublisher(BasePublisher):
             self._session.returns.keep([part.given for part in parts or ()] or given, Fence(own.id, *mark))
         return number
 
-    def _has_slot(self, timeout: float | None) -> Flow[bool]:
-        """Put a slot on loan, and return whether there is one. Wait for a slot, but not for the first arena."""
-        slots = self._slots
-        if not slots.arenas and time.monotonic() < self._refused:
+    def _has_chunk(self, timeout: float | None) -> Flow[bool]:
+        """Put a chunk on loan, and return whether there is one. Wait for a chunk, but not for the first arena."""
+        chunks = self._chunks
+        if not chunks.arenas and time.monotonic() < self._refused:
             return False
         try:
-            yield from self._alone(self._lend(timeout if slots.arenas else 0.0, self.form.on_gpu or None))
+            yield from self._alone(self._make_loan(timeout if chunks.arenas else 0.0, self.form.on_gpu or None))
         except (PoolLimitError, DeviceMemoryError):
-            if not slots.arenas:
+            if not chunks.arenas:
                 self._refused = time.monotonic() + _LATER
             return False
         return True
@@ -423,7 +423,7 @@ class _CopyPublisher(BasePublisher):
 
 
 def _copy(array: Any, given: Any, parts: list[_Part] | None) -> None:
-    """Copy NumPy arrays into the array, or the arrays, of a slot."""
+    """Copy NumPy arrays into the array, or the arrays, of a chunk."""
     if parts is None:
         np.copyto(array, given)
     else:

@@ -1,4 +1,4 @@
-"""Publishes arrays as frames. A publisher makes an array for each slot of its arenas, and uses it many times."""
+"""Publishes arrays as frames. A publisher makes an array for each chunk of its arenas, and uses it many times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from poolbridge._session.calls import Call
 from poolbridge._session.flow import Flow, Sleep
 from poolbridge._session.grants import held, know_timeline, take
 from poolbridge._session.producer import Sending, deliver, producer_of
-from poolbridge._session.returns import Arena, Slots
+from poolbridge._session.returns import Arena, Chunks
 from poolbridge._sys import process as _process
 from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.native import NATIVE
@@ -48,18 +48,18 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# A slot begins at a multiple of this number of bytes in its arena.
+# A chunk begins at a multiple of this number of bytes in its arena.
 _ALIGNMENT: Final = 512
-# The first arena has a slot for each frame that the channel keeps, for the array on loan, and for a frame that a
-# consumer releases late. A publisher of small frames (at most `_SMALL` bytes) has `_MORE` slots besides: then it looks
-# for slots that came back only once in several frames. If streams write the arrays, it has `_MORE_ON_STREAMS` slots
-# besides: then the readers' streams are more often done with a slot before the publisher uses the slot again.
+# The first arena has a chunk for each frame that the channel keeps, for the array on loan, and for a frame that a
+# consumer releases late. A publisher of small frames (at most `_SMALL` bytes) has `_MORE` chunks besides: then it looks
+# for chunks that came back only once in several frames. If streams write the arrays, it has `_MORE_ON_STREAMS` chunks
+# besides: then the readers' streams are more often done with a chunk before the publisher uses the chunk again.
 _LEAST: Final = 2
 _MORE: Final = 4
 _MORE_ON_STREAMS: Final = 16
 _SMALL: Final = 256 << 10
 # Numbers of seconds. For `_PATIENCE` seconds after the service refused another arena, a publisher does not ask again.
-# While it waits for the answer, and a GPU still reads slots that came back, it looks for both every `_LOOK` seconds.
+# While it waits for the answer, and a GPU still reads chunks that came back, it looks for both every `_LOOK` seconds.
 _PATIENCE: Final = 0.2
 _LOOK: Final = 5e-3
 _NUMBERS: Final = (float, int)
@@ -139,11 +139,11 @@ class BasePublisher(Uncopied):
         self._channel = channel
         self._description = description
         self._wrap = check_wrap(wrap)
-        self._slots = Slots(channel.pool)
+        self._chunks = Chunks(channel.pool)
         self._stride = max(-(-description.nbytes // _ALIGNMENT), 1) * _ALIGNMENT
         self._written = False  # whether streams write the arrays
         self._decided = False  # whether a loan has decided `_written`
-        self._most = 1  # the greatest number of slots for which the publisher has asked for an arena
+        self._most = 1  # the greatest number of chunks for which the publisher has asked for an arena
         self._refused = 0.0  # until when the publisher does not ask for another arena
 
     @property
@@ -159,22 +159,22 @@ class BasePublisher(Uncopied):
     def _check_free(self, timeout: float | None) -> None:
         """Check the time limit. Check that the publisher is open and that no other call of the publisher waits."""
         check_timeout(timeout)
-        if self._slots.busy or self._slots.closed or _process.pid != self._session.pid:
+        if self._chunks.busy or self._chunks.closed or _process.pid != self._session.pid:
             self._check_open()
             raise InvalidArgumentError("another call of this publisher waits: make a publisher for each thread or task")
 
     def _check_open(self) -> None:
         self._session.check_usable()
-        if self._slots.closed:
+        if self._chunks.closed:
             raise ClosedError(f"this publisher of channel {self._channel.name!r} was closed")
 
     def _alone(self, flow: Flow[_T]) -> Flow[_T]:
         """Run `flow`. Until `flow` ends, other calls of this publisher raise `InvalidArgumentError`."""
-        self._slots.busy = True
+        self._chunks.busy = True
         try:
             return (yield from flow)
         finally:
-            self._slots.busy = False
+            self._chunks.busy = False
 
     # Loans
 
@@ -182,39 +182,39 @@ class BasePublisher(Uncopied):
     def _loan(self, timeout: float | None, stream: Any) -> Flow[Any]:
         """Do what `loan` cannot do at once."""
         self._check_free(timeout)
-        if self._slots.take() is None:
-            yield from self._alone(self._lend(timeout, stream))
-        if (self._written or stream is not None) and not (self._slots.follow(stream) or self._follows(stream)):
+        if self._chunks.take() is None:
+            yield from self._alone(self._make_loan(timeout, stream))
+        if (self._written or stream is not None) and not (self._chunks.follow(stream) or self._follows(stream)):
             yield from self._alone(self._follow(stream))
         return self._array_on_loan()
 
-    def _lend(self, timeout: float | None, stream: Any) -> Flow[None]:
-        """Do what `Slots.take` cannot do at once: get an arena, wait for a slot, or make the array of a slot."""
-        session, slots, seconds = self._session, self._slots, check_timeout(timeout)
+    def _make_loan(self, timeout: float | None, stream: Any) -> Flow[None]:
+        """Do what `Chunks.take` cannot do at once: get an arena, wait for a chunk, or make the array of a chunk."""
+        session, chunks, seconds = self._session, self._chunks, check_timeout(timeout)
         deadline = None if seconds is None else time.monotonic() + seconds
         producer = yield from producer_of(session, self._channel)
-        if slots.producer is not producer:
+        if chunks.producer is not producer:
             self._publish_with(producer)
-        while not slots.lend():
+        while not chunks.put_on_loan():
             self._check_open()
-            if slots.arenas:
-                yield from self._await_slot(producer, deadline)
+            if chunks.arenas:
+                yield from self._await_chunk(producer, deadline)
             else:
                 yield from self._begin(producer, deadline, stream)
-        loan = slots.loan
-        if loan is None or slots.closed:
+        loan = chunks.loan
+        if loan is None or chunks.closed:
             self._check_open()
         elif loan[3] is None:
             self._make()
 
     def _array_on_loan(self) -> Any:
-        self._lender()
-        return (self._slots.loan or (None,))[-1]
+        self._keeper()
+        return (self._chunks.loan or (None,))[-1]
 
     def _publish_with(self, producer: Producer) -> None:
         own = self._session.timelines.own
         _, described = producer.describe(self._description)
-        self._slots.publish_with(
+        self._chunks.publish_with(
             producer.native,
             self._session.timelines,
             0 if own is None else own.id,
@@ -222,30 +222,30 @@ class BasePublisher(Uncopied):
             described,
             self._description.nbytes,
         )
-        self._slots.producer = producer
+        self._chunks.producer = producer
 
     def _make(self) -> None:
-        """Make the array of the slot on loan."""
-        slots, session = self._slots, self._session
+        """Make the array of the chunk on loan."""
+        chunks, session = self._chunks, self._session
         try:
-            loan = slots.loan
+            loan = chunks.loan
             if loan is None:
                 raise ClosedError(f"this publisher of channel {self._channel.name!r} was closed")
-            twin = session.lend(loan[0].state.part(loan[1], self._description.nbytes, self._description))
+            twin = session.keep_mapped(loan[0].state.part(loan[1], self._description.nbytes, self._description))
             if not twin.sent:
                 self._check_open()
             loan[0].arrays.add(twin)
-            slots.fit(self._array(twin), twin)
+            chunks.fit(self._array(twin), twin)
         except BaseException:
-            slots.put_back()
+            chunks.put_back()
             raise
 
     def _array(self, twin: LeaseState) -> Any:
-        """Make an array of a slot. If streams write it, `wrap` sees memory of kind ``pinned`` as memory of the GPU."""
+        """Make an array of a chunk. If streams write it, `wrap` sees memory of kind ``pinned`` as memory of the GPU."""
         twin.released = False
         twin.written = {}  # the array stays writeable after a publication, because later frames use the array again
         try:
-            lease, on_gpu = self._lease_type(self._run, twin), self._slots.on_streams
+            lease, on_gpu = self._lease_type(self._run, twin), self._chunks.on_streams
             array, kept = wrapped(lease, self._wrap or np.asarray, on_gpu=on_gpu)
         finally:
             twin.released = True
@@ -259,13 +259,13 @@ class BasePublisher(Uncopied):
     # Arenas
 
     def _begin(self, producer: Producer, deadline: float | None, stream: Any) -> Flow[None]:
-        """Get the first arena: with fewer slots if the pool has not enough room. Wait only for an arena of one slot."""
+        """Get the first arena: with fewer chunks if the pool has not enough room. Wait only for one of one chunk."""
         more = 0 if self._stride > _SMALL else _MORE if stream is None else _MORE_ON_STREAMS
         size = self._most = self._channel.capacity + _LEAST + more
         while True:
             left = 0.0 if size > 1 else None if deadline is None else max(deadline - time.monotonic(), 0.0)
             try:
-                state = yield from allocate(self._session, self._slots_of(size), self._channel.pool, timeout=left)
+                state = yield from allocate(self._session, self._chunks_of(size), self._channel.pool, timeout=left)
                 break
             except (PoolLimitError, DeviceMemoryError):
                 if size == 1:
@@ -273,14 +273,14 @@ class BasePublisher(Uncopied):
                 size //= 2
         try:
             if not self._decided:
-                self._slots.on_streams = self._written = self._on_streams(state, stream)
+                self._chunks.on_streams = self._written = self._on_streams(state, stream)
                 self._decided = True
         except BaseException:
             state.end()
             raise
-        self._session.add_arena(self._slots, Arena(state, producer, size, self._stride))
+        self._session.add_arena(self._chunks, Arena(state, producer, size, self._stride))
 
-    def _slots_of(self, size: int) -> Description:
+    def _chunks_of(self, size: int) -> Description:
         return _tensor.describe((size, self._stride), "uint8")
 
     def _on_streams(self, state: LeaseState, stream: Any) -> bool:
@@ -296,15 +296,15 @@ class BasePublisher(Uncopied):
             )
         return True
 
-    def _await_slot(self, producer: Producer, deadline: float | None) -> Flow[None]:
-        """Wait until a slot came back, or until the publisher has another arena.
+    def _await_chunk(self, producer: Producer, deadline: float | None) -> Flow[None]:
+        """Wait until a chunk came back, or until the publisher has another arena.
 
-        The service may be stopped, so the flow waits for slots, too, while it waits for the service's answer.
+        The service may be stopped, so the flow waits for chunks, too, while it waits for the service's answer.
         """
-        session, slots, began = self._session, self._slots, time.monotonic()
+        session, chunks, began = self._session, self._chunks, time.monotonic()
         # Each size is the first one, doubled or halved. So an arena fills the block of an arena that went back: a
         # smaller arena would use up the whole block.
-        while self._most < slots.counts[0]:
+        while self._most < chunks.counts[0]:
             self._most *= 2
         most = size = self._most
         call: Call | None = None
@@ -314,9 +314,9 @@ class BasePublisher(Uncopied):
                 roused = producer.native.roused
                 left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
                 yield from _collect(producer, left)
-                if slots.lend() or not slots.arenas:
+                if chunks.put_on_loan() or not chunks.arenas:
                     return
-                pending = [Fence(*fence) for fence in slots.pending]
+                pending = [Fence(*fence) for fence in chunks.pending]
                 if call is not None and call.done:
                     try:
                         reply: Any = call.result()
@@ -328,16 +328,16 @@ class BasePublisher(Uncopied):
                             size, self._refused = most, time.monotonic() + _PATIENCE
                         continue
                     session.tally.granted(state.grant.nbytes)
-                    session.add_arena(slots, Arena(state, producer, size, self._stride))
+                    session.add_arena(chunks, Arena(state, producer, size, self._stride))
                     return
                 if call is None and not pending and time.monotonic() >= self._refused and not session.core.owed:
-                    request = Alloc(pool=self._channel.pool, tensor=self._slots_of(size).to_wire(), wait=0)
+                    request = Alloc(pool=self._channel.pool, tensor=self._chunks_of(size).to_wire(), wait=0)
                     call = session.ask(request, GrantReply, producer.native.rouse)
                     continue
                 if left == 0 and (call is None or time.monotonic() >= began + _PATIENCE):
-                    raise self._no_slot()
+                    raise self._no_chunk()
                 pause = min(left or _PATIENCE, _PATIENCE)
-                if pending:  # the CPU has to write the slots, and a GPU still reads them
+                if pending:  # the CPU has to write the chunks, and a GPU still reads them
                     yield from self._await_fences(pending, pause if call is None else min(pause, _LOOK))
                 else:
                     yield Sleep(partial(producer.await_back, roused=roused), pause)
@@ -356,17 +356,17 @@ class BasePublisher(Uncopied):
                 yield Sleep(partial(page.wait, fence.word, fence.value), seconds)
                 return
 
-    def _no_slot(self) -> PoolLimitError:
+    def _no_chunk(self) -> PoolLimitError:
         channel, pool = self._channel, self._session.pool_info(self._channel.pool)
         return PoolLimitError(
-            f"all {self._slots.counts[0]} slots of this publisher are in use: channel {channel.name!r} keeps up to "
+            f"all {self._chunks.counts[0]} chunks of this publisher are in use: channel {channel.name!r} keeps up to "
             f"{channel.capacity} frames, its consumers hold the others, and pool {pool.name if pool else ''!r} has "
-            "no room for more slots: release frames sooner, or make the pool larger"
+            "no room for more chunks: release frames sooner, or make the pool larger"
         )
 
     # Order on streams
 
-    def _lender(self) -> LeaseState:
+    def _keeper(self) -> LeaseState:
         """Return the state that keeps the array on loan mapped.
 
         Raises
@@ -374,79 +374,79 @@ class BasePublisher(Uncopied):
         LeaseReleasedError
             No array is on loan.
         """
-        loan = self._slots.loan
-        if self._slots.closed or _process.pid != self._session.pid:
+        loan = self._chunks.loan
+        if self._chunks.closed or _process.pid != self._session.pid:
             self._check_open()
         if loan is None or loan[2] is None:
             self._session.check_usable()
             raise LeaseReleasedError("there is no array to publish: call loan() first, once for each frame")
-        lender: LeaseState = loan[2]
-        return lender
+        keeper: LeaseState = loan[2]
+        return keeper
 
     def _order_loan(self) -> LeaseState:
         """Return the state of the array on loan, with the fences for which its writers wait, and with their stream."""
-        lender, slots = self._lender(), self._slots
-        lender.fences = tuple([Fence(*fence) for fence in slots.fences])
-        if slots.following is not None and lender.streams is None:
-            lender.streams, lender.named = {slots.following.key: None}, True
-        slots.following = None
-        return lender
+        keeper, chunks = self._keeper(), self._chunks
+        keeper.fences = tuple([Fence(*fence) for fence in chunks.fences])
+        if chunks.following is not None and keeper.streams is None:
+            keeper.streams, keeper.named = {chunks.following.key: None}, True
+        chunks.following = None
+        return keeper
 
-    def _know_timelines(self, lender: LeaseState) -> Flow[None]:
+    def _know_timelines(self, keeper: LeaseState) -> Flow[None]:
         """Map the timelines of the fences for which the writers of the array on loan wait."""
         session = self._session
-        for timeline in session.timelines.unknown(session.core.epoch, lender.fences):
+        for timeline in session.timelines.unknown(session.core.epoch, keeper.fences):
             yield from know_timeline(session, timeline)
 
     def _follows(self, stream: Any) -> bool:
         """Make `stream` wait until it may write the array on loan. False: the caller has to call `_follow`."""
-        lender, slots = self._lender(), self._slots
-        follower = slots.follower
-        if follower is None or not (stream is slots.stream or (type(stream) is int and stream == slots.stream)):
+        keeper, chunks = self._keeper(), self._chunks
+        follower = chunks.follower
+        if follower is None or not (stream is chunks.stream or (type(stream) is int and stream == chunks.stream)):
             return False
-        if slots.following is follower:
+        if chunks.following is follower:
             return bool(follower.anywhere or follower.key.reachable)
-        if slots.following is not None or lender.streams is not None or not follower.before(slots.fences, write=True):
+        if chunks.following is not None or keeper.streams is not None or not follower.before(chunks.fences, write=True):
             return False
-        slots.following = follower
+        chunks.following = follower
         return True
 
     def _follow(self, stream: Any) -> Flow[None]:
         """Do what `_follows` cannot do at once: make `stream` wait until it may write the array on loan."""
-        slots, lender = self._slots, self._lender()
-        pool = lender.memory.pool
+        chunks, keeper = self._chunks, self._keeper()
+        pool = keeper.memory.pool
         if stream is None:
             raise InvalidArgumentError(
                 f"arrays of memory of {pool.device_name} need stream=, the stream that writes them"
             )
         if stream_key(pool.device, stream) is None:
             raise InvalidArgumentError("stream -1 asks for no order: name the stream that writes the array")
-        if not slots.on_streams:
+        if not chunks.on_streams:
             raise InvalidArgumentError(
                 "this publisher's arrays are written by the CPU, as its first loan() named no stream: "
                 "make another publisher for arrays that streams write"
             )
         yield from self._know_timelines(self._order_loan())
-        _fences.name_stream(lender, stream)
-        follower = _fences.follower(lender, stream)
+        _fences.name_stream(keeper, stream)
+        follower = _fences.follower(keeper, stream)
         if follower is not None:
-            slots.stream, slots.follower = stream, follower
-            slots.following, lender.streams = follower, None
+            chunks.stream, chunks.follower = stream, follower
+            chunks.following, keeper.streams = follower, None
 
     def _fence_at_once(self, stream: Any) -> tuple[int, int] | None:
         """Make the fence that is reached when the array on loan is complete, and return the fence's word and value.
 
         None: the caller has to call `_fence`.
         """
-        slots = self._slots
-        self._lender()
-        follower = slots.following
-        if follower is None or (stream is not None and stream is not slots.stream and not self._follows(stream)):
+        chunks = self._chunks
+        self._keeper()
+        follower = chunks.following
+        if follower is None or (stream is not None and stream is not chunks.stream and not self._follows(stream)):
             return None
         fence = follower.write()
         if fence is None:
             return None
-        slots.fences = [(fence.timeline, fence.word, fence.value)]
+        chunks.fences = [(fence.timeline, fence.word, fence.value)]
         return fence.word, fence.value
 
     def _fence(self, stream: Any) -> Flow[tuple[int, int]]:
@@ -454,18 +454,18 @@ class BasePublisher(Uncopied):
 
         If the array is complete already, make no fence and return 0 and 0.
         """
-        slots, lender = self._slots, self._lender()
-        if stream is not None or (slots.following is None and lender.streams is None):
+        chunks, keeper = self._chunks, self._keeper()
+        if stream is not None or (chunks.following is None and keeper.streams is None):
             yield from self._follow(stream)
         self._order_loan()
-        return (yield from self._complete(lender))
+        return (yield from self._complete(keeper))
 
-    def _complete(self, lender: LeaseState) -> Flow[tuple[int, int]]:
-        """Make the fence of the work of the streams of `lender` on the array on loan. Return the same as `_fence`."""
-        fence = yield from ready(lender, None)
+    def _complete(self, keeper: LeaseState) -> Flow[tuple[int, int]]:
+        """Make the fence of the work of the streams of `keeper` on the array on loan. Return the same as `_fence`."""
+        fence = yield from ready(keeper, None)
         self._check_open()
-        self._slots.fences = [] if fence is None else [(fence.timeline, fence.word, fence.value)]
-        lender.fences, lender.streams = (), None
+        self._chunks.fences = [] if fence is None else [(fence.timeline, fence.word, fence.value)]
+        keeper.fences, keeper.streams = (), None
         return COMPLETE if fence is None else (fence.word, fence.value)
 
     # Publishing
@@ -481,7 +481,7 @@ class BasePublisher(Uncopied):
         self._check_free(timeout)
         if mark is None:
             mark = yield from self._alone(self._fence(stream))
-        number: int = self._slots.send(packed, *mark) or (yield from self._alone(self._deliver(packed, mark, timeout)))
+        number: int = self._chunks.send(packed, *mark) or (yield from self._alone(self._deliver(packed, mark, timeout)))
         return number
 
     def _send(self, packed: bytes, timeout: float | None, stream: Any) -> Any:
@@ -490,25 +490,25 @@ class BasePublisher(Uncopied):
         Otherwise, for example if the channel is full, the array stays on loan. The method then returns the word and the
         value of the array's fence, or None if the caller has to call `_fence`.
         """
-        slots, valid = self._slots, timeout is None or _is_time(timeout)
+        chunks, valid = self._chunks, timeout is None or _is_time(timeout)
         if not self._written and stream is None:
-            return (slots.send(packed) if valid else None) or COMPLETE
-        sent = slots.send_after(packed, stream) if valid else None
+            return (chunks.send(packed) if valid else None) or COMPLETE
+        sent = chunks.send_after(packed, stream) if valid else None
         if sent is not None:
             return sent
         mark = self._fence_at_once(stream)
-        return (slots.send(packed, *mark) if valid and mark is not None else None) or mark
+        return (chunks.send(packed, *mark) if valid and mark is not None else None) or mark
 
     def _deliver(self, packed: bytes, mark: tuple[int, int], timeout: float | None) -> Flow[int]:
         """Wait for a free place in the channel and publish the array on loan. On a timeout, the array stays on loan."""
-        self._lender()
-        sending = _LoanSending(self._slots, packed, mark)
+        self._keeper()
+        sending = _LoanSending(self._chunks, packed, mark)
         return (yield from deliver(sending, check_timeout(timeout)))
 
     def _close(self) -> None:
         if _process.pid == self._session.pid:
-            self._slots.closed = True
-            self._session.close_slots(self._slots)
+            self._chunks.closed = True
+            self._session.close_chunks(self._chunks)
 
     @while_running
     def __del__(self) -> None:
@@ -518,7 +518,7 @@ class BasePublisher(Uncopied):
     def __repr__(self) -> str:
         return (
             f"<poolbridge.{type(self).__name__} of {self._description.text} "
-            f"in channel {self._channel.name!r}{', closed' if self._slots.closed else ''}>"
+            f"in channel {self._channel.name!r}{', closed' if self._chunks.closed else ''}>"
         )
 
 
@@ -539,15 +539,15 @@ def _is_time(timeout: float) -> bool:
 class _LoanSending(Sending):
     """The publication of an array on loan. The publication may have to wait for a free place in the channel."""
 
-    def __init__(self, slots: Slots, packed: bytes, mark: tuple[int, int]) -> None:
-        super().__init__(cast("Producer", slots.producer))  # an array is on loan, so there is a producer
-        self._slots = slots
+    def __init__(self, chunks: Chunks, packed: bytes, mark: tuple[int, int]) -> None:
+        super().__init__(cast("Producer", chunks.producer))  # an array is on loan, so there is a producer
+        self._chunks = chunks
         self._meta = packed
         self._mark = mark
 
     def attempt(self, seconds: float | None = 0.0) -> Any:
         """See `Sending.attempt`."""
-        return self._slots.publish(self._meta, *self._mark, seconds)
+        return self._chunks.publish(self._meta, *self._mark, seconds)
 
 
 class Publisher(BasePublisher):
@@ -563,12 +563,12 @@ class Publisher(BasePublisher):
     _lease_type: ClassVar = Lease
 
     def loan(self, timeout: float | None = None, *, stream: Any = None) -> Any:
-        """Return an array of a slot that no consumer uses. Until `publish`, each call returns the same array.
+        """Return an array of a chunk that no consumer uses. Until `publish`, each call returns the same array.
 
         Parameters
         ----------
         timeout
-            How many seconds to wait until a slot comes back or the pool has room for another; 0: do not wait; None, the
+            How many seconds to wait until a chunk comes back or the pool has room for more; 0: do not wait; None, the
             default: no limit.
         stream
             The stream that writes the array, as in `BaseLease.used_on`; required for memory of a GPU. The stream waits
@@ -586,7 +586,7 @@ class Publisher(BasePublisher):
         Raises
         ------
         PoolLimitError, DeviceMemoryError
-            All slots are in use, and the pool or the machine has no memory for more.
+            All chunks are in use, and the pool or the machine has no memory for more.
         InvalidArgumentError
             The pool has memory of a GPU, and the program passed no ``wrap`` or no `stream`. Or ``wrap`` did not return
             an array in the lease's memory. Or another call of this publisher waits.
@@ -597,8 +597,8 @@ class Publisher(BasePublisher):
         ClosedError
             The publisher was closed, or the channel was closed before the first loan.
         """
-        array = None if self._traced or not (timeout is None or _is_time(timeout)) else self._slots.take()
-        if array is not None and (self._written or stream is not None) and not self._slots.follow(stream):
+        array = None if self._traced or not (timeout is None or _is_time(timeout)) else self._chunks.take()
+        if array is not None and (self._written or stream is not None) and not self._chunks.follow(stream):
             array = None  # an error's traceback may keep this stack frame
             if self._follows(stream):
                 return self._array_on_loan()
@@ -673,8 +673,8 @@ class AsyncPublisher(BasePublisher):
 
     async def loan(self, timeout: float | None = None, *, stream: Any = None) -> Any:
         """Return an array of a buffer that no consumer uses; see `Publisher.loan`."""
-        array = None if self._traced or not (timeout is None or _is_time(timeout)) else self._slots.take()
-        if array is not None and (self._written or stream is not None) and not self._slots.follow(stream):
+        array = None if self._traced or not (timeout is None or _is_time(timeout)) else self._chunks.take()
+        if array is not None and (self._written or stream is not None) and not self._chunks.follow(stream):
             array = None  # an error's traceback may keep this stack frame
             if self._follows(stream):
                 return self._array_on_loan()

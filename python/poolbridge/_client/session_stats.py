@@ -73,7 +73,7 @@ class SessionStats(Shown):
         Buffers that the service has granted to this client, and their bytes. A publisher's buffer has many frames, and
         counts once.
     memory_waits
-        How often and how long this client waited for memory: for an answer of the service, or until a slot of a
+        How often and how long this client waited for memory: for an answer of the service, or until a chunk of a
         publisher came back. `Waits.count` includes waits that failed.
     channels
         The counts of each channel that this client has published in or subscribed to, in the order of the first use. If

@@ -150,7 +150,7 @@ class BaseSubscription(Uncopied):
         without closing the client. ``"closed"``: an operator ended it. ``"error"``: the service did. If another
         producer got the place of one that left, that one is missing. Once the subscription has ended, the list stays.
         """
-        return [] if self._consumer is None else list(self._consumer.producers())
+        return [] if self._consumer is None else list(self._consumer.presence.producers())
 
     def _close(self) -> None:
         if self._consumer is not None:
@@ -265,8 +265,8 @@ class Subscription(BaseSubscription):
     def arrays(self, wrap: Callable[[Any], Any] | None = None, *, stream: Any = None) -> BorrowedArrays:
         """Iterate over the frames as arrays. This is the fastest way to receive frames.
 
-        poolbridge makes one array for each block or slot of an arena, and uses it again for later frames there with the
-        same description. Each array is valid until the program asks for the next array. Then poolbridge releases the
+        poolbridge makes one array for each block or chunk of an arena, and uses it for later frames there with the same
+        description. Each array is valid until the program asks for the next array. Then poolbridge releases the
         array's frame, and the producer may write the memory again. If the program needs the data for a longer time,
         copy the data, or iterate over the subscription itself, which returns `Frame` objects.
 

@@ -9,6 +9,11 @@ from msgspec import Struct, field
 from poolbridge._wire.messages import Fence, PoolInfo
 from poolbridge._wire.transport import Descriptors
 
+# A block keeps arrays for at most `_MOST_PLACES` places: each is a part of its memory and a description of it. It keeps
+# at most `_MOST_ARRAYS` for each place.
+_MOST_PLACES = 4096
+_MOST_ARRAYS = 8
+
 
 class SessionPool(Struct, eq=False, gc=True):
     """A pool that this session has opened: the pool's description, its export, and the export's descriptors."""
@@ -69,3 +74,17 @@ class SessionBlock(Struct, eq=False, gc=True):
     def used(self, fence: Fence) -> None:
         """Note the fence of a stream's work on the block. If a word has several fences, keep only the largest value."""
         self.uses[fence.word] = max(fence.value, self.uses.get(fence.word, 0))
+
+    def keep_array(self, place: tuple[Any, ...], made: tuple[Any, Any]) -> None:
+        """Keep an array for later frames, unless the block is recalled. `place` is the key in `arrays`.
+
+        The last item of `place` has the arrays of a frame of several arrays.
+        """
+        if self.recalled:
+            return
+        if len(self.arrays) >= _MOST_PLACES // max(len(place[-1]), 1):
+            self.arrays.clear()
+        arrays = self.arrays.setdefault(place, [])
+        if len(arrays) >= _MOST_ARRAYS:
+            arrays.clear()
+        arrays.append(made)

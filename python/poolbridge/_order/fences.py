@@ -63,7 +63,7 @@ Say: TypeAlias = "Callable[[tuple[Fence, ...]], None]"
 """A function that ends a lease. Its argument is the lease's fences. The function neither waits nor raises."""
 
 
-class Owner(Protocol):
+class FenceSession(Protocol):
     """The part of a session that this module uses; see `poolbridge._session.session.Session`."""
 
     pid: int
@@ -88,7 +88,7 @@ class Held(Protocol):
     lost: bool
 
     @property
-    def session(self) -> Owner:
+    def session(self) -> FenceSession:
         """The session that has the lease."""
 
     @property

@@ -37,6 +37,8 @@ from poolbridge.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from poolbridge import _native
     from poolbridge._memory.kinds import BlockMemory
     from poolbridge._session.lease_state import LeaseState
@@ -89,6 +91,104 @@ def fences_of(frame: _native.Frame) -> tuple[Fence, ...]:
     return (Fence(timeline, frame.word, value),) if value and timeline else ()
 
 
+class Presence:
+    """Who publishes in a channel, as a consumer sees it. What was seen last stays when the consumer is closed."""
+
+    def __init__(self, native: _native.Consumer) -> None:
+        self._native = native
+        self._abandoned, self._newest = 0, 0
+        self._producers: list[tuple[int, str]] = []
+
+    def producers(self) -> list[tuple[int, str]]:
+        """Return the process id of each producer, and how it left; see `Subscription.producers`."""
+        with suppress(ClosedError, ForkError):
+            self._abandoned, found, self._newest = self._native.producers
+            self._producers = [(pid, _ENDINGS[min(ending, len(_ENDINGS) - 1)]) for pid, ending in found]
+        return self._producers
+
+    def text(self) -> str:
+        """Say who publishes in the channel, or how the producers left, for an error text."""
+        found = self.producers()
+        if self._abandoned:
+            left = [f"pid {pid} {_SAID.get(ending, 'was ended by the service')}" for pid, ending in found[:_MOST_NAMED]]
+            left += [f"and {len(found) - _MOST_NAMED} more"] * (len(found) > _MOST_NAMED)
+            return f"no producer is left{_since(self._abandoned)}: {', '.join(left)}"
+        present = [str(pid) for pid, ending in found if not ending]
+        return f"producers are there: pid {', '.join(present)}" if present else "no producer has joined yet"
+
+    def silence(self) -> str:
+        """Say since when no frame came, and who publishes in the channel, for an error text."""
+        present = self.text()
+        return f"no frame came{_since(self._newest)}; {present}"
+
+
+class Credit:
+    """Says whether a consumer may take another frame: at most `most` frames may be unsettled."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        # Ids of the grants whose frames are neither acknowledged nor requeued. The session's lock guards this set.
+        self.unsettled: set[int] = set()
+        self.over = False  # whether no frame will come any more
+        self._changed: Flag | None = None
+
+    @property
+    def left(self) -> bool:
+        """Whether another frame may be taken."""
+        return len(self.unsettled) < self.most
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait until credit is left or `over` is true, but at most `seconds` seconds (None: no limit)."""
+        self._changed = changed = Flag()
+        if not self.left and not self.over:
+            changed.wait(seconds)
+
+    def tell(self) -> None:
+        """Wake the thread that waits, because a frame was settled or no frame will come any more."""
+        changed = self._changed
+        if changed is not None:
+            changed.set()
+
+
+class Hand:
+    """The frames that a consumer has in hand in shared memory, and the last fences of those that it has released."""
+
+    def __init__(self, session: Session, native: _native.Consumer, capacity: int) -> None:
+        self._session = session
+        self._native = native
+        self._slots = max(1 << (2 * capacity - 1).bit_length(), MIN_SLOTS)
+        self._fences: dict[int, tuple[int, int]] = {}  # word and value of the last fence, by slot of the frame's number
+        self.closes = False  # whether the native consumer is closed when no frame is in hand any more
+
+    def let_go(self, number: int, fences: tuple[Fence, ...] = (), *, back: bool) -> None:
+        """Release a frame without waiting, or requeue it if `back`. `fences` has one unreached fence or none."""
+        word, value = (fences[0].word, fences[0].value) if fences else (0, 0)
+        if self._end(number, word, value, back=back) is NATIVE.Condition.FENCE_PENDING:
+            self._session.later(partial(self._end_after, number, word, value, back=back))
+
+    def _end(self, number: int, word: int, value: int, *, back: bool, settled: bool = False) -> Any:
+        try:
+            end = self._native.requeue if back else self._native.release
+            result = end(number, word, value, settled)
+        except (ClosedError, LeaseReleasedError, ForkError):
+            return None
+        if value and result is not NATIVE.Condition.FENCE_PENDING:
+            self._fences[number & (self._slots - 1)] = word, value
+        if self.closes and not self._native.in_hand:
+            self._native.close()
+        return result
+
+    def _end_after(self, number: int, word: int, value: int, *, back: bool) -> None:
+        """Wait until the fence of an earlier frame is reached, and then release the frame `number`.
+
+        The fences of both frames have the same slot in shared memory.
+        """
+        before, own = self._fences.get(number & (self._slots - 1)), self._session.timelines.own
+        while before is not None and own is not None and not own.page.wait(*before, 1.0):
+            pass
+        self._end(number, word, value, back=back, settled=True)
+
+
 class Consumer(Membership):
     """A session's consumer in one channel.
 
@@ -111,8 +211,6 @@ class Consumer(Membership):
         Whether the channel is a queue.
     most_unfenced
         How many used frames the consumer may keep before it makes one fence for all of them and releases them.
-    unsettled
-        Ids of the grants whose frames are neither acknowledged nor requeued. The session's lock guards this set.
     ended
         Whether no frame will come any more.
     error
@@ -149,7 +247,8 @@ class Consumer(Membership):
         super().__init__(session, channel, "consumer", native, member)
         native.needs_producers = no_producers != "wait"
         self.fails = no_producers == "fail"
-        self.credit = credit
+        self.credit = Credit(credit)
+        self.presence = Presence(native)
         self.auto = auto
         self.queue = channel.mode == "queue"
         # Frames share a fence only if the channel is a broadcast that drops no frames. The frames of a queue are
@@ -157,9 +256,6 @@ class Consumer(Membership):
         # frames, and need another block for each kept frame.
         keeps = not self.queue and (full or channel.full) in {"block", "fail"}
         self.most_unfenced = min(channel.capacity // _PLACES, _MOST_UNFENCED) if keeps else 0
-        self.unsettled: set[int] = set()
-        self._abandoned, self._newest = 0, 0
-        self._producers: list[tuple[int, str]] = []
         self._kept_arrays = 0  # of frames of several arrays
         self.ended = False
         self.error: PoolbridgeError | None = None
@@ -168,46 +264,17 @@ class Consumer(Membership):
         self.spin: float | None = None
         self.receiving = False
         self._undecided: list[tuple[Grant, tuple[Fence, ...]]] = []
-        self._credited: Flag | None = None
         self._looking = threading.Lock()
-        self._slots = max(1 << (2 * channel.capacity - 1).bit_length(), MIN_SLOTS)
+        self._hand = Hand(session, native, channel.capacity)
         self._frames: dict[int, _native.Frame] = {}  # by grant id
         self._granted: Grant | None = None  # the grant that was made last
         self._counted: set[int] = set()  # ids of the grants that are counted as leases of their blocks
         self._given: set[int] = set()  # numbers of frames that were requeued but not released yet
-        self._fences: dict[int, tuple[int, int]] = {}  # word and value of the last fence, by slot of the frame's number
 
-    def _add(self, slot: int, member: int, fd: int) -> None:
-        self.native.add_track(slot, member, fd)
-
-    def producers(self) -> list[tuple[int, str]]:
-        """Return the process id of each producer, and how it left; see `Subscription.producers`."""
-        with suppress(ClosedError, ForkError):
-            self._abandoned, found, self._newest = self.native.producers
-            self._producers = [(pid, _ENDINGS[min(ending, len(_ENDINGS) - 1)]) for pid, ending in found]
-        return self._producers
-
-    def presence(self) -> str:
-        """Say who publishes in the channel, or how the producers left, for an error text."""
-        found = self.producers()
-        if self._abandoned:
-            left = [f"pid {pid} {_SAID.get(ending, 'was ended by the service')}" for pid, ending in found[:_MOST_NAMED]]
-            left += [f"and {len(found) - _MOST_NAMED} more"] * (len(found) > _MOST_NAMED)
-            return f"no producer is left{_since(self._abandoned)}: {', '.join(left)}"
-        present = [str(pid) for pid, ending in found if not ending]
-        return f"producers are there: pid {', '.join(present)}" if present else "no producer has joined yet"
-
-    def silence(self) -> str:
-        """Say since when no frame came, and who publishes in the channel, for an error text."""
-        present = self.presence()
-        return f"no frame came{_since(self._newest)}; {present}"
+    def _add(self, seat: int, member: int, fd: int) -> None:
+        self.native.add_track(seat, member, fd)
 
     # Taking
-
-    @property
-    def has_credit(self) -> bool:
-        """Whether another frame may be taken."""
-        return len(self.unsettled) < self.credit
 
     @property
     def busy(self) -> bool:
@@ -237,25 +304,9 @@ class Consumer(Membership):
         finally:
             self.receiving = False
 
-    def accept(self) -> None:
-        """Empty `offered` for the next frame: the program has the offered frame, or the offered frame has failed."""
-        self.native.offered = None
-
-    def await_credit(self, seconds: float | None) -> None:
-        """Wait until `has_credit` or `ended` is true, but at most `seconds` seconds (None: no limit)."""
-        self._credited = credited = Flag()
-        if not self.has_credit and not self.ended:
-            credited.wait(seconds)
-
-    def _tell(self) -> None:
-        """Wake the thread that waits for credit, because a frame was settled or no frame will come any more."""
-        credited = self._credited
-        if credited is not None:
-            credited.set()
-
     def at_once(self) -> _native.Frame | None:
         """Return the next frame if it can be taken without waiting; else None."""
-        return None if self.busy or self.ended or not self.has_credit else self._try(0.0)
+        return None if self.busy or self.ended or not self.credit.left else self._try(0.0)
 
     def soon(self) -> _native.Frame | None:
         """Return the next frame if it comes within a few microseconds; else None. The consumer must have credit."""
@@ -287,7 +338,7 @@ class Consumer(Membership):
         The frame `number` has no grant. Only the thread of a blocking subscription calls this method.
         """
         if self._undecided or number in self._given:
-            self.end_lone(number, back=False)
+            self.end_lones((number,), back=False)
             return None
         try:
             return self._taken(self.native.swap(number, None, self.spin))
@@ -336,7 +387,7 @@ class Consumer(Membership):
             self.session.timelines.pin(grant.wait)
             self._granted = grant
             self._frames[grant.id] = frame
-            self.unsettled.add(grant.id)
+            self.credit.unsettled.add(grant.id)
         return grant
 
     def count(self, grant: Grant) -> bool:
@@ -401,7 +452,7 @@ class Consumer(Membership):
         """Release an inconsistent frame, report it to the service, and return the error that the caller must raise."""
         frame = self._frames.get(grant.id)
         number = frame.number if frame is not None else 0
-        self.accept()
+        self.native.offered = None
         with self.session.lock:
             self._end(grant, (), back=False)
         return self.report(number, error)
@@ -415,23 +466,19 @@ class Consumer(Membership):
 
     def asks(self) -> None:
         """Note that the program asks for the next frame. Acknowledge all taken frames, except with ``ack="manual"``."""
-        if self.native.offered is not None:
+        if self.native.offered is not None:  # a call was interrupted before it returned this frame: forget its grant
             self.check_turn()
-            self._retract()
-        if not self.auto or not (self.unsettled or self._undecided):
+            with self.session.lock:
+                granted = self._granted
+                if granted is not None and self._is_offered(granted):
+                    self._end(granted, (), back=False)
+        if not self.auto or not (self.credit.unsettled or self._undecided):
             return
         if _process.pid != self.session.pid:
             self.session.check_usable()
         with self.session.lock:
             self.decide(back=False)
             self._settle_all(back=False)
-
-    def _retract(self) -> None:
-        """Forget the grant of the offered frame: a call was interrupted before it returned this frame."""
-        with self.session.lock:
-            granted = self._granted
-            if granted is not None and self._is_offered(granted):
-                self._end(granted, (), back=False)
 
     def _is_offered(self, grant: Grant) -> bool:
         """Whether a grant's frame is still in `offered`, so that the program does not have the frame yet."""
@@ -443,17 +490,17 @@ class Consumer(Membership):
         if _process.pid != self.session.pid:
             self.session.check_usable()
         with self.session.lock:
-            if grant.id not in self.unsettled:
+            if grant.id not in self.credit.unsettled:
                 return False
-            self.unsettled.remove(grant.id)
+            self.credit.unsettled.remove(grant.id)
             self._settle(self._frames[grant.id].number, back=back)
-            self._tell()
+            self.credit.tell()
         return True
 
     def _settle_all(self, *, back: bool) -> None:
-        for id_ in self.unsettled:
+        for id_ in self.credit.unsettled:
             self._settle(self._frames[id_].number, back=back)
-        self.unsettled.clear()
+        self.credit.unsettled.clear()
 
     def _settle(self, number: int, *, back: bool) -> None:
         try:
@@ -467,7 +514,7 @@ class Consumer(Membership):
 
     def goes_back(self, grant: Grant) -> bool:
         """Whether a frame that the program drops goes back to its queue: it is of a queue and not settled."""
-        return self.queue and grant.id in self.unsettled
+        return self.queue and grant.id in self.credit.unsettled
 
     def decide(self, *, back: bool) -> None:
         """Release the frames that the program dropped without releasing or settling them; requeue them if `back`.
@@ -498,68 +545,37 @@ class Consumer(Membership):
     def _end(self, grant: Grant, fences: tuple[Fence, ...], *, back: bool) -> None:
         # If a signal handler raises an error in this method, the caller calls the method again. So this method removes
         # an entry from a set or dict only after it has done the work that needs the entry.
-        settled, frame = grant.id not in self.unsettled, self._frames.get(grant.id)
+        settled, frame = grant.id not in self.credit.unsettled, self._frames.get(grant.id)
         if frame is not None:
             if not self._is_offered(grant):  # else the next `receive` returns the frame, with a new grant
                 number = frame.number
                 if not settled and number in self._given:
                     # The program requeued this frame, then took it a second time, and has not settled it since.
                     self._settle(number, back=back)
-                self._let_go(number, fences, back=back and self.queue)
+                self._hand.let_go(number, fences, back=back and self.queue)
                 if number in self._given and sum(other.number == number for other in self._frames.values()) < 2:
                     self._given.discard(number)
             del self._frames[grant.id]
             self.session.timelines.unpin(grant.wait)
-        self.unsettled.discard(grant.id)
-        self._tell()
+        self.credit.unsettled.discard(grant.id)
+        self.credit.tell()
         if grant.id in self._counted:
             self._counted.remove(grant.id)
             self.session.disown(grant, fences)
 
-    def end_lone(self, number: int, fences: tuple[Fence, ...] = (), *, back: bool) -> None:
-        """Release a frame that has no grant, without waiting."""
-        if number in self._given:
-            self._settle(number, back=back)
-        self._let_go(number, fences, back=back)
-
-    def end_lones(self, numbers: list[int], fences: tuple[Fence, ...] = (), *, back: bool) -> None:
-        """Release several frames that have no grant, all with the same fence, without waiting."""
+    def end_lones(self, numbers: Iterable[int], fences: tuple[Fence, ...] = (), *, back: bool) -> None:
+        """Release frames that have no grant, all with the same fence, without waiting."""
         for number in numbers:
-            self.end_lone(number, fences, back=back)
-
-    def _let_go(self, number: int, fences: tuple[Fence, ...] = (), *, back: bool) -> None:
-        word, value = (fences[0].word, fences[0].value) if fences else (0, 0)
-        if self._end_native(number, word, value, back=back) is NATIVE.Condition.FENCE_PENDING:
-            self.session.later(partial(self._end_after, number, word, value, back=back))
-
-    def _end_native(self, number: int, word: int, value: int, *, back: bool, settled: bool = False) -> Any:
-        try:
-            end = self.native.requeue if back else self.native.release
-            result = end(number, word, value, settled)
-        except (ClosedError, LeaseReleasedError, ForkError):
-            return None
-        if value and result is not NATIVE.Condition.FENCE_PENDING:
-            self._fences[number & (self._slots - 1)] = word, value
-        if self.left and not self.native.in_hand:
-            self.native.close()
-        return result
-
-    def _end_after(self, number: int, word: int, value: int, *, back: bool) -> None:
-        """Wait until the fence of an earlier frame is reached, and then release the frame `number`.
-
-        The fences of both frames have the same slot in shared memory.
-        """
-        before, own = self._fences.get(number & (self._slots - 1)), self.session.timelines.own
-        while before is not None and own is not None and not own.page.wait(*before, 1.0):
-            pass
-        self._end_native(number, word, value, back=back, settled=True)
+            if number in self._given:
+                self._settle(number, back=back)
+            self._hand.let_go(number, fences, back=back)
 
     def _drop_offered(self) -> None:
         """Release the offered frame, because the program will not get it. The caller holds the session's lock."""
         frame = self.native.offered
         if frame is not None and frame not in self._frames.values():  # otherwise the frame ends with its grant
-            self.accept()
-            self._let_go(frame.number, back=self.queue)
+            self.native.offered = None
+            self._hand.let_go(frame.number, back=self.queue)
 
     # Closing
 
@@ -567,9 +583,9 @@ class Consumer(Membership):
         """Note that no frame will come any more. `error` says why; None if the channel or subscription was closed."""
         if not self.ended:
             self.error = None if error is None else type(error)(*error.args)  # without a traceback
-            self.ended = True
-        self.producers()  # for the time after the native consumer is closed
-        self._tell()
+            self.ended = self.credit.over = True
+        self.credit.tell()
+        self.presence.producers()  # for the time after the native consumer is closed
 
     def check_end(self) -> None:
         """Raise the error that says why no frame will come any more, if there is one."""
@@ -587,7 +603,7 @@ class Consumer(Membership):
         self.native.leave()
         self.native.forget()
         # From now on, the thread that releases the last taken frame closes the native consumer.
-        self.left = True
+        self.left = self._hand.closes = True
         self._drop_offered()
         if not self.native.in_hand:
             self.native.close()
@@ -644,8 +660,8 @@ def _receive(consumer: Consumer, seconds: float | None) -> Flow[_native.Frame | 
         session.check_usable()
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         got: Any = condition.TIMEOUT
-        if not consumer.has_credit:
-            yield Sleep(consumer.await_credit, left)
+        if not consumer.credit.left:
+            yield Sleep(consumer.credit.wait, left)
         else:
             frame = consumer.native.offered
             if frame is None and not consumer.early:
@@ -666,8 +682,8 @@ def _receive(consumer: Consumer, seconds: float | None) -> Flow[_native.Frame | 
         elif got is not condition.TIMEOUT:
             yield from _end_or_fail(consumer, got)
         if deadline is not None and time.monotonic() >= deadline:
-            why = consumer.silence()
-            if not consumer.has_credit:
+            why = consumer.presence.silence()
+            if not consumer.credit.left:
                 why = (
                     "as many frames are not acknowledged as its credit allows: acknowledge some, by ack() or release(),"
                     " or subscribe with a larger credit="
@@ -685,7 +701,7 @@ def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
     if got is condition.END:
         consumer.lose(None)
     elif got is condition.ABANDONED:
-        text = f"channel {consumer.channel.name!r} is not closed, and {consumer.presence()}"
+        text = f"channel {consumer.channel.name!r} is not closed, and {consumer.presence.text()}"
         consumer.lose(NoProducersError(text) if consumer.fails else None)
         consumer.session.leave(consumer)  # else a producer that comes later would wait for this consumer
     elif got is condition.DESTROYED:
@@ -703,7 +719,7 @@ def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
 
 
 def claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
-    """Make the `LeaseState` for a taken frame. The caller calls `accept` when the program has the frame.
+    """Make the `LeaseState` for a taken frame. The caller empties `offered` when the program has the frame.
 
     Raises
     ------
@@ -720,6 +736,6 @@ def _claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
         try:
             _fences.check(state)
         except ContentFailedError as error:
-            consumer.accept()
+            consumer.native.offered = None
             raise type(error)(f"frame {frame.number}: {error}") from None
     return state

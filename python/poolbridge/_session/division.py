@@ -48,7 +48,7 @@ class Block:
         The state of the block's lease.
     used
         Bytes of the parts that are in use.
-    lent
+    ranges
         The arrays of which ranges are leased, by the ids of the ranges' buffers. They keep their parts.
     late
         Arrays whose ranges are gone, and the fences of the readers' work on them.
@@ -56,13 +56,13 @@ class Block:
         The ids of the ranges' buffers that came back from channels, and the fences of the readers' work on them.
     """
 
-    __slots__ = ("__weakref__", "_free", "_ready", "came", "late", "lent", "size", "state", "used")
+    __slots__ = ("__weakref__", "_free", "_ready", "came", "late", "ranges", "size", "state", "used")
 
     def __init__(self, state: LeaseState) -> None:
         self.state = state
         self.size = state.grant.nbytes
         self.used = 0
-        self.lent: dict[int, object] = {}
+        self.ranges: dict[int, object] = {}
         self.late: list[tuple[tuple[Fence, ...], list[object]]] = []
         self.came: deque[tuple[int, tuple[Fence, ...]]] = deque()
         self._clear()
@@ -126,7 +126,7 @@ class Block:
 class Part(Token):
     """Represents one array of an arena, which refers to the part. When the array and its views are gone, so is it.
 
-    A part keeps the lease of its block, but neither the block nor the division: `Block.lent` may have its array, and
+    A part keeps the lease of its block, but neither the block nor the division: `Block.ranges` may have its array, and
     Python's collector of reference cycles does not look into NumPy's arrays. A finaliser that a signal handler ended
     runs twice, so all that put the part back share the list `back`, which the first of them empties. It may have
     several parts, which then are no arrays.
@@ -294,9 +294,9 @@ class Division:
         with self.lock:
             self.closed = True
             blocks = [] if self.lasting else self.blocks
-            kept = [(block.lent, block.late) for block in blocks]
+            kept = [(block.ranges, block.late) for block in blocks]
             for block in blocks:
-                block.lent, block.late = {}, []
+                block.ranges, block.late = {}, []
         del kept  # not under the lock
         self.empty_caches()
 
@@ -315,13 +315,13 @@ class Division:
             self._shared = 0
         return due
 
-    def lent(self) -> Iterator[tuple[Block, tuple[int, ...]]]:
+    def ranges(self) -> Iterator[tuple[Block, tuple[int, ...]]]:
         """Yield the blocks and ids of ranges that were leased, as many at a time as a request takes.
 
         A block that only has arrays in `late` comes without ids.
         """
         for block in list(self.blocks):
-            ids = tuple(block.lent)
+            ids = tuple(block.ranges)
             for i in range(0, max(len(ids), 1 if block.late else 0), MAX_ELEMENTS):
                 yield block, ids[i : i + MAX_ELEMENTS]
 
@@ -332,10 +332,10 @@ class Division:
         """
         over: list[tuple[tuple[Fence, ...], list[object]]] = []
         with self.lock:
-            self._unlend(block, gone, fences)
-            while block.came:  # `share` sets `lent` under this lock, and only when this is empty
+            self._end_ranges(block, gone, fences)
+            while block.came:  # `share` sets `ranges` under this lock, and only when this is empty
                 came, behind = block.came.popleft()
-                self._unlend(block, (came,), behind)
+                self._end_ranges(block, (came,), behind)
             for one in list(block.late):
                 with self.session.lock:
                     reached = all(map(self.session.returns.reached, one[0]))
@@ -344,18 +344,18 @@ class Division:
                     block.late = [other for other in block.late if other is not one]
         del over  # not under the lock: libraries free their memory in destructors
 
-    def _unlend(self, block: Block, gone: tuple[int, ...], fences: tuple[Fence, ...]) -> None:
+    def _end_ranges(self, block: Block, gone: tuple[int, ...], fences: tuple[Fence, ...]) -> None:
         """Move arrays to those that wait for fences, first there, so that a signal handler lets none go."""
-        found = [one for one in gone if one in block.lent]
+        found = [one for one in gone if one in block.ranges]
         if found:
-            block.late.append((fences, [block.lent[one] for one in found]))
+            block.late.append((fences, [block.ranges[one] for one in found]))
         for one in found:
-            block.lent.pop(one, None)
+            block.ranges.pop(one, None)
 
     def take_in(self) -> None:
         """Let the arrays go whose frames came back from channels."""
         session = self.session
-        if session.producers and any(block.lent for block in self.blocks):
+        if session.producers and any(block.ranges for block in self.blocks):
             with session.lock:
                 for producer in list(session.producers.values()):
                     if producer.channel.pool == self.pool:
@@ -367,7 +367,7 @@ class Division:
     def give_back(self) -> None:
         """Ask the service which ranges are gone, and then let go what is free. The caller holds the session's lock."""
         asked = False
-        for block, ids in self.lent():
+        for block, ids in self.ranges():
             if not ids:  # there are arrays that only waited for the readers' work
                 self.session.later(partial(self.returned, block, (), ()))
             else:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from poolbridge._wire.messages import Fence, Grant, PoolInfo
 
 
-class Owner(_fences.Owner, Protocol):
+class LeaseSession(_fences.FenceSession, Protocol):
     """The part of a session that this module uses; see `poolbridge._session.session.Session`."""
 
     core: Core
@@ -127,7 +127,7 @@ class LeaseState(Uncopied):
 
     def __init__(
         self,
-        session: Owner,
+        session: LeaseSession,
         grant: Grant,
         pool: PoolInfo,
         memory: BlockMemory,
@@ -324,8 +324,8 @@ class LeaseState(Uncopied):
         twin.memory = BlockPart(self.memory, base) if base else self.memory
         return twin
 
-    def lender(self) -> LeaseState:
-        """Make a copy of this state for an array that outlives the lease; see `Session.lend`.
+    def keeper(self) -> LeaseState:
+        """Make a copy of this state for an array that outlives the lease; see `Session.keep_mapped`.
 
         The copy only keeps the block mapped.
         """

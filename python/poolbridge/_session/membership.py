@@ -48,10 +48,10 @@ class Membership(ABC):
     Attributes
     ----------
     known
-        The ids of the members of the other role, by slot (a slot is a member's place in the channel). This member has
+        The ids of the members of the other role, by seat. This member has
         mapped the files of these members, or these members have left.
     unmapped
-        By slot, the error of a file that could not be mapped, until a later member has the slot. Frames of a producer
+        By seat, the error of a file that could not be mapped, until a later member has the seat. Frames of a producer
         without its file fail. A producer cannot publish without the files of all consumers.
     """
 
@@ -71,28 +71,28 @@ class Membership(ABC):
         self.unmapped: dict[int, PoolbridgeError] = {}
         self.native = native
 
-    def meet(self, slot: int, member: int, fd: int | None) -> None:
+    def meet(self, seat: int, member: int, fd: int | None) -> None:
         """Map the file of `member`, a member of the other role. If `fd` is None, `member` has left the channel already.
 
-        Do nothing if this session has already mapped the file of `member`, or of a later member in the same `slot`.
+        Do nothing if this session has already mapped the file of `member`, or of a later member in the same `seat`.
         The caller holds the session's lock.
         """
-        if member <= self.known.get(slot, 0):
+        if member <= self.known.get(seat, 0):
             return
-        self.unmapped.pop(slot, None)
+        self.unmapped.pop(seat, None)
         if fd is not None:
             # Do not raise here, in the thread that receives packets: the session must live. If this member is closed,
             # its next call raises the error.
             try:
-                self._add(slot, member, fd)
+                self._add(seat, member, fd)
             except ClosedError:
                 pass
             except PoolbridgeError as error:
-                self.unmapped[slot] = error.with_traceback(None)
-        self.known[slot] = member
+                self.unmapped[seat] = error.with_traceback(None)
+        self.known[seat] = member
 
     @abstractmethod
-    def _add(self, slot: int, member: int, fd: int) -> None:
+    def _add(self, seat: int, member: int, fd: int) -> None:
         """Map the file of a member of the other role."""
 
     def forget(self, block: int) -> None:  # noqa: B027 - a producer keeps nothing
@@ -108,9 +108,9 @@ class Membership(ABC):
 
     def meets(self, seconds: float | None) -> Flow[bool]:
         """Wait for the file that `native` lacked in its last call; return False if `seconds` pass first."""
-        slot, member = self.native.unknown
-        met: bool = yield from hear(self.session, lambda: self.known.get(slot, 0) >= member, seconds)
-        error = self.unmapped.get(slot) if self.known.get(slot) == member else None
+        seat, member = self.native.unknown
+        met: bool = yield from hear(self.session, lambda: self.known.get(seat, 0) >= member, seconds)
+        error = self.unmapped.get(seat) if self.known.get(seat) == member else None
         if error is not None and self.role == "producer":
             raise type(error)(*error.args)
         return met

@@ -58,7 +58,7 @@ class Producer(Membership):
 
     def __init__(self, session: Session, channel: ChannelIdentity, native: _native.Producer, member: int) -> None:
         super().__init__(session, channel, "producer", native, member)
-        self.loans: dict[int, Returned] = {}
+        self.outstanding: dict[int, Returned] = {}
         self.over = False
         self.left = False
         self._reclaimed: list[Any] = []  # results of the native `reclaim` that `collect` has not used up
@@ -67,8 +67,8 @@ class Producer(Membership):
         self._publishers = count(1)
         self._last: tuple[Description | None, tuple[int, bytes]] = (None, (0, b""))
 
-    def _add(self, slot: int, member: int, fd: int) -> None:
-        self.native.add_cursor(slot, member, fd)
+    def _add(self, seat: int, member: int, fd: int) -> None:
+        self.native.add_cursor(seat, member, fd)
 
     def describe(self, description: Description, base: int = 0) -> tuple[int, bytes]:
         """Return a description's id, and its bytes as they stand in the producer's shared file, the track.
@@ -88,11 +88,11 @@ class Producer(Membership):
         return known
 
     def description_ids(self) -> int:
-        """Return the id of the first of many descriptions: those of the slots of a publisher."""
+        """Return the id of the first of many descriptions: those of the chunks of a publisher."""
         return next(self._publishers) << 32
 
     def await_back(self, seconds: float | None, roused: int | None = None) -> Any:
-        """Wait at most `seconds` until slots or blocks come back from the consumers, and take them.
+        """Wait at most `seconds` until chunks or blocks come back from the consumers, and take them.
 
         Return the `Condition` of the native producer, if it returned one. The caller does not hold the session's lock.
 
@@ -123,23 +123,23 @@ class Producer(Membership):
             condition = None if came.__class__ is list else came
             while condition is None and came:
                 buffer, fences = came[0]
-                returned = self.loans.get(buffer)
+                returned = self.outstanding.get(buffer)
                 if returned is not None:  # otherwise this producer has left the channel meanwhile
                     if fences:
                         returned.fences = (*returned.fences, *(Fence(*fence) for fence in fences))
                     settles |= returns.came_back(returned, over=self.over)
                 del came[0]  # no signal handler runs between the end of `came_back` and the end of `pop`
-                self.loans.pop(buffer, None)
+                self.outstanding.pop(buffer, None)
             del reclaimed[0]
         if settles:
             returns.settle()
         return condition
 
-    def has(self, loan: Returned) -> bool:
-        """Whether this producer has published the frame of a loan. The caller holds the session's lock."""
-        buffer = loan.grant.buffer
+    def has(self, lease: Returned) -> bool:
+        """Whether this producer has published the frame of a lease. The caller holds the session's lock."""
+        buffer = lease.grant.buffer
         try:
-            return self.loans.get(buffer) is not loan or any(one == buffer for _, one in self.native.in_flight)
+            return self.outstanding.get(buffer) is not lease or any(one == buffer for _, one in self.native.in_flight)
         except (ClosedError, ForkError):
             return False
 
@@ -200,8 +200,8 @@ class _LeaseSending(Sending):
         # block mapped for the channel. If arrays or a promise of this process need the mapped block too, `own` adds 1.
         apart = bool(state.tokens) or state.unaccounted or state.promise is not None
         arrays = ref(state) if apart else None
-        # Add the loan before the frame is published, because another thread may get the block back at once.
-        loan = producer.loans[grant.buffer] = Returned(
+        # Add the lease before the frame is published, because another thread may get the block back at once.
+        lease = producer.outstanding[grant.buffer] = Returned(
             grant, fences, allocated=allocated, arrays=arrays, part_of=state.part_of
         )
         result: Any = None
@@ -218,13 +218,13 @@ class _LeaseSending(Sending):
             elif result is None:
                 # After an error, look: a signal handler may have raised it after the frame had entered the channel.
                 with producer.session.lock:  # no other thread takes the frame back meanwhile
-                    self.sent = producer.has(loan)
+                    self.sent = producer.has(lease)
             if self.sent:
                 state.owed = False
-                producer.session.lent(state, fence, apart=apart)
+                producer.session.note_sent(state, fence, apart=apart)
             else:
                 with producer.session.lock:
-                    producer.loans.pop(grant.buffer, None)
+                    producer.outstanding.pop(grant.buffer, None)
                     producer.session.unown(state)
         return result
 

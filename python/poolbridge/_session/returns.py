@@ -1,6 +1,6 @@
 """Gives memory back when channels are done with it: leases of frames, arenas of publishers, and arrays that are copied.
 
-An arena is a buffer that a publisher divides into slots, one for each frame.
+An arena is a buffer that a publisher divides into chunks, one for each frame.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from weakref import ReferenceType
 
-    from poolbridge._native import Arena as _Arena, Slots as _Slots
+    from poolbridge._native import Arena as _Arena, Chunks as _Chunks
     from poolbridge._session.lease_state import Divided, LeaseState
     from poolbridge._wire.messages import ChannelIdentity, Grant, Tensor
 
     Maker = Callable[[Any, Grant], LeaseState | None]  # makes the state of a session's lease: `grants.held`
 else:  # without the native module there are no channels, and so no publishers
     _Arena = object if NATIVE is None else NATIVE.Arena
-    _Slots = object if NATIVE is None else NATIVE.Slots
+    _Chunks = object if NATIVE is None else NATIVE.Chunks
 
-# Numbers of seconds. A publisher gives its free arenas back when it has lent and published nothing for `_IDLE` seconds.
+# Numbers of seconds. A publisher gives its free arenas back when it made no loan and published nothing for `_IDLE` s.
 _IDLE: Final = 1.0
 # For `_WANTED` seconds after the service has said that somebody waits for memory, memory goes back when it comes back.
 _WANTED: Final = 0.5
@@ -52,22 +52,22 @@ class Producer(Protocol):
     """The part of a producer that this module uses; see `poolbridge._session.producer.Producer`."""
 
     channel: ChannelIdentity
-    loans: dict[int, Returned]
+    outstanding: dict[int, Returned]
     over: bool
     left: bool
 
     @property
-    def session(self) -> Owner:
+    def session(self) -> SessionReturns:
         """The producer's session."""
 
     def collect(self) -> None:
         """Take the blocks that came back. The caller holds the session's lock."""
 
     def await_back(self, seconds: float | None) -> Any:
-        """Wait until slots or blocks come back, and take these blocks."""
+        """Wait until chunks or blocks come back, and take these blocks."""
 
 
-class Owner(SessionMemory):
+class SessionReturns(SessionMemory):
     """The part of a session that this module uses. The caller of each method holds the session's lock.
 
     Attributes
@@ -93,8 +93,8 @@ class Owner(SessionMemory):
         self.closing = False
 
     @abstractmethod
-    def leave_to_arrays(self, lender: LeaseState) -> None:
-        """Let the lease of `lender` end when the arrays made from `lender` are gone."""
+    def leave_to_arrays(self, keeper: LeaseState) -> None:
+        """Let the lease of `keeper` end when the arrays made from `keeper` are gone."""
 
     @abstractmethod
     def retire(self, producer: Producer) -> None:
@@ -145,7 +145,7 @@ class Returned:
     """
 
     __slots__ = ("_arrays", "allocated", "fences", "grant", "owned", "part_of", "producer")
-    lent = False
+    left_to_arrays = False
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class Returned:
 
 
 class Arena(_Arena):
-    """A write lease of one buffer, which its publisher divides into slots.
+    """A write lease of one buffer, which its publisher divides into chunks.
 
     Parameters
     ----------
@@ -194,26 +194,26 @@ class Arena(_Arena):
         The lease's state.
     producer
         The producer that publishes the frames.
-    slots, stride
-        Number of slots, and number of bytes from one slot to the next.
+    chunks, stride
+        Number of chunks, and number of bytes from one chunk to the next.
 
     Attributes
     ----------
     arrays
-        The states of the arrays that were made of the slots.
+        The states of the arrays that were made of the chunks.
     owned
         Whether this object has the lease, and not `state`.
-    lent
-        Whether the lease lasts as long as an array that the program still uses; see `Returns.close_slots`.
+    left_to_arrays
+        Whether the lease lasts as long as an array that the program still uses; see `Returns.close_chunks`.
     fences
-        Fences that must be reached before the lease is released, besides those of the slots.
+        Fences that must be reached before the lease is released, besides those of the chunks.
     """
 
-    __slots__ = ("arrays", "fences", "lent", "owned", "producer", "state")
+    __slots__ = ("arrays", "fences", "left_to_arrays", "owned", "producer", "state")
 
-    def __init__(self, state: LeaseState, producer: Producer, slots: int, stride: int) -> None:
+    def __init__(self, state: LeaseState, producer: Producer, chunks: int, stride: int) -> None:
         self.arrays: WeakSet[LeaseState] = WeakSet()
-        self.owned = self.lent = False
+        self.owned = self.left_to_arrays = False
         self.state = state
         self.producer = producer
         self.fences: tuple[Fence, ...] = ()
@@ -221,7 +221,7 @@ class Arena(_Arena):
         self.divide(
             grant.block,
             grant.buffer,
-            slots,
+            chunks,
             stride,
             [(fence.timeline, fence.word, fence.value) for fence in grant.wait],
         )
@@ -237,12 +237,12 @@ class Arena(_Arena):
 
         The publisher does not use the arena any more.
         """
-        if self.lent or (self.sent > 0 and not self.producer.left):
+        if self.left_to_arrays or (self.sent > 0 and not self.producer.left):
             return True
         return any(state.tokens or state.unaccounted for state in self.arrays)
 
     def all_fences(self) -> tuple[Fence, ...]:
-        """Return the fences that must be reached before the lease is released. No slot is in use."""
+        """Return the fences that must be reached before the lease is released. No chunk is in use."""
         latest = {(fence.timeline, fence.word): fence.value for fence in self.fences}
         for timeline, word, value in self.take_fences():
             latest[timeline, word] = max(value, latest.get((timeline, word), 0))
@@ -256,8 +256,8 @@ class Arena(_Arena):
             self.producer.session.lose_arena(self)
 
 
-class Slots(_Slots):
-    """The slots of one publisher. The native methods need no lock, because no other thread runs during them.
+class Chunks(_Chunks):
+    """The chunks of one publisher. The native methods need no lock, because no other thread runs during them.
 
     Parameters
     ----------
@@ -296,14 +296,14 @@ class Returns:
         The session.
     """
 
-    def __init__(self, session: Owner) -> None:
+    def __init__(self, session: SessionReturns) -> None:
         self._session = session
-        self._slots: set[Slots] = set()  # of the publishers that have arenas
+        self._chunks: set[Chunks] = set()  # of the publishers that have arenas
         # The keys of these are lease ids, so that what a signal handler has interrupted can be repeated.
         self._leaving: dict[int, Arena | Returned] = {}  # released when nothing uses them and their fences are reached
         self._back: dict[int, Returned] = {}  # that came back: for `allocate`, or frames of arenas, until `collect`
         self._sources: list[tuple[Fence, object]] = []  # arrays from which streams copy until the fence is reached
-        self._lent: dict[int, Arena] = {}  # those whose lease an array of the program has or had
+        self._left_to_arrays: dict[int, Arena] = {}  # those whose lease an array of the program has or had
         self._over = False  # whether the session has ended
         self._scarce: dict[int, float] = {}  # until when somebody waits for memory of a pool, by pool id
         self._drained: set[Producer] = set()  # those for which a thread waits for what comes back
@@ -312,46 +312,50 @@ class Returns:
         self._bell = Flag()
 
     def __len__(self) -> int:
-        return len(self._leaving) + len(self._back) + sum(len(slots.arenas) for slots in self._slots)
+        return len(self._leaving) + len(self._back) + sum(len(chunks.arenas) for chunks in self._chunks)
 
     # Publishers
 
-    def add(self, slots: Slots, arena: Arena) -> None:
+    def add(self, chunks: Chunks, arena: Arena) -> None:
         """Let a publisher use an arena. `arena` has the lease from now on."""
         state = arena.state
         state.released, state.owed = True, False  # no handler of a signal runs between this step and the next
         arena.owned = True
-        slots.add(arena)
+        chunks.add(arena)
         self._session.lease_states.pop(state.grant.id, None)
-        slots.used = time.monotonic()
-        self._slots.add(slots)
-        if slots.closed or self._session.closing or self._over:
-            self.close_slots(slots)
+        chunks.used = time.monotonic()
+        self._chunks.add(chunks)
+        if chunks.closed or self._session.closing or self._over:
+            self.close_chunks(chunks)
         self.watch()
 
-    def close_slots(self, slots: Slots) -> None:
+    def close_chunks(self, chunks: Chunks) -> None:
         """Let a publisher's arenas go. If the program uses the array on loan, its arena lasts as long as the array."""
-        slots.closed = True
-        self._slots.discard(slots)
-        self._leave_loan(slots)
-        self.leave(*slots.let_go(False))
+        chunks.closed = True
+        self._chunks.discard(chunks)
+        self._leave_loan(chunks)
+        self.leave(*chunks.let_go(False))
 
-    def _leave_loan(self, slots: Slots) -> None:
+    def _leave_loan(self, chunks: Chunks) -> None:
         """Leave the lease of the arena on loan to the array on loan, if the program or its streams use the array."""
-        loan = slots.loan
+        loan = chunks.loan
         if loan is None or loan[2] is None:
             return
-        arena, lender, loan = loan[0], loan[2], None  # `loan` has the array, which only the program may keep now
-        following = slots.following
-        if following is not None and lender.streams is None:
-            lender.streams, lender.named = {following.key: None}, True
-        slots.fit(None, lender)  # only arrays that the program uses are left
-        if arena.lent or self._over or not (lender.tokens or lender.unaccounted or lender.streams is not None):
+        arena, keeper, loan = loan[0], loan[2], None  # `loan` has the array, which only the program may keep now
+        following = chunks.following
+        if following is not None and keeper.streams is None:
+            keeper.streams, keeper.named = {following.key: None}, True
+        chunks.fit(None, keeper)  # only arrays that the program uses are left
+        if (
+            arena.left_to_arrays
+            or self._over
+            or not (keeper.tokens or keeper.unaccounted or keeper.streams is not None)
+        ):
             return
-        lender.fences = tuple([Fence(*fence) for fence in slots.fences])
-        self._lent[arena.grant.id] = arena
-        self._session.leave_to_arrays(lender)
-        arena.lent = True
+        keeper.fences = tuple([Fence(*fence) for fence in chunks.fences])
+        self._left_to_arrays[arena.grant.id] = arena
+        self._session.leave_to_arrays(keeper)
+        arena.left_to_arrays = True
 
     def leave(self, *leases: Arena | Returned) -> None:
         """Release leases that came back, or arenas that no publisher uses any more."""
@@ -431,12 +435,12 @@ class Returns:
 
     def on_loan(self) -> list[LeaseState]:
         """Return the states of the arrays on loan."""
-        loans = [slots.loan for slots in self._slots]
+        loans = [chunks.loan for chunks in self._chunks]
         return [loan[2] for loan in loans if loan is not None and loan[2] is not None]
 
     def uses(self, producer: Producer) -> bool:
         """Whether a publisher has arenas, or frames of an arena have not come back to this producer."""
-        return any(slots.producer is producer and slots.arenas for slots in self._slots) or any(
+        return any(chunks.producer is producer and chunks.arenas for chunks in self._chunks) or any(
             arena.producer is producer and arena.sent for arena in self._leaving.values()
         )
 
@@ -479,18 +483,18 @@ class Returns:
         """
         self.collect()
         now = time.monotonic()
-        for slots in list(self._slots):
-            over = slots.producer is not None and slots.producer.over
-            if over or slots.pool == pool or now - slots.used >= _IDLE:
-                arenas = slots.let_go(True)
+        for chunks in list(self._chunks):
+            over = chunks.producer is not None and chunks.producer.over
+            if over or chunks.pool == pool or now - chunks.used >= _IDLE:
+                arenas = chunks.let_go(True)
                 for arena in arenas:
                     if not over:  # the program often keeps the array that it published last
                         arena.arrays.clear()
                 self.leave(*arenas)
-            if not slots.arenas:
-                self._slots.discard(slots)
+            if not chunks.arenas:
+                self._chunks.discard(chunks)
         for producer in list(self._session.producers.values()):
-            if producer.over and not producer.loans and not self.uses(producer):
+            if producer.over and not producer.outstanding and not self.uses(producer):
                 self._session.retire(producer)
 
     def want(self, pool: int) -> None:
@@ -501,7 +505,7 @@ class Returns:
         self._scarce[pool] = time.monotonic() + _WANTED
         self._sweep(pool)
         for producer in list(self._session.producers.values()):
-            drains = producer.channel.pool == pool and (producer.loans or self.uses(producer))
+            drains = producer.channel.pool == pool and (producer.outstanding or self.uses(producer))
             # If no thread can start, the service says it again while somebody waits.
             if drains and producer not in self._drained and _start("poolbridge-wanted", partial(self._drain, producer)):
                 self._drained.add(producer)
@@ -529,15 +533,15 @@ class Returns:
 
     def take_back(self, grant: Grant, fences: tuple[Fence, ...]) -> bool:
         """Take an arena back from the last array of the program. False: the lease is not of such an arena."""
-        arena = self._lent.get(grant.id)
+        arena = self._left_to_arrays.get(grant.id)
         if arena is None:
             return False
         arena.fences = (*arena.fences, *fences)
-        arena.lent = False
+        arena.left_to_arrays = False
         if self._over:
             self._leaving.pop(grant.id, None)
             self.disown(arena)
-        else:  # a signal handler may have ended `close_slots` before the arena was there
+        else:  # a signal handler may have ended `close_chunks` before the arena was there
             self._leaving[grant.id] = arena
         self._tidy()
         self._bell.set()
@@ -563,13 +567,13 @@ class Returns:
 
     def leave_behind(self, producer: Producer) -> None:
         """Take over the leases whose frames have not come back to `producer`, which leaves: see `left`."""
-        for buffer, one in list(producer.loans.items()):
-            # Another thread that fails to publish may remove a loan meanwhile. No thread and no signal handler runs
+        for buffer, one in list(producer.outstanding.items()):
+            # Another thread that fails to publish may remove one meanwhile. No thread and no signal handler runs
             # between the next steps, because they call nothing.
-            if buffer in producer.loans:
+            if buffer in producer.outstanding:
                 one.producer = producer
                 self._leaving[one.grant.id] = one
-                del producer.loans[buffer]
+                del producer.outstanding[buffer]
 
     def disown(self, one: Arena | Returned) -> None:
         """Give up a lease. The block stays mapped until this session's streams have done their work on the block."""
@@ -577,7 +581,7 @@ class Returns:
         own = self._session.timelines.own
         fences = [fence for fence in one.all_fences() if own is not None and fence.timeline == own.id]
         self._session.give_up(one.grant, tuple(fences))
-        self._lent.pop(one.grant.id, None)
+        self._left_to_arrays.pop(one.grant.id, None)
 
     def _tidy(self) -> None:
         """Release what is in `_leaving`, not in use, and whose fences are reached."""
@@ -594,7 +598,7 @@ class Returns:
             else:
                 self._session.end_lease(arena.grant)
             self._leaving.pop(arena.grant.id, None)
-            self._lent.pop(arena.grant.id, None)
+            self._left_to_arrays.pop(arena.grant.id, None)
 
     def reached(self, fence: Fence) -> bool:
         """Whether a fence is reached. If the session does not know its timeline, ask for that; the answer is no."""
@@ -627,8 +631,8 @@ class Returns:
     def release_all(self) -> bool:
         """Let all publishers' arenas go. Return False if an arena only waits for its fences."""
         self._session.closing = True
-        for slots in list(self._slots):
-            self.close_slots(slots)
+        for chunks in list(self._chunks):
+            self.close_chunks(chunks)
         self._sweep()
         return all(arena.in_use for arena in self._leaving.values())
 
@@ -641,11 +645,11 @@ class Returns:
     def end(self) -> None:
         """Give up all arenas, because the session has ended."""
         self._over = True
-        for slots in list(self._slots):
-            self.close_slots(slots)
+        for chunks in list(self._chunks):
+            self.close_chunks(chunks)
         leaving, self._leaving, self._back = self._all(), {}, {}
         for arena in leaving:
-            if not arena.lent:
+            if not arena.left_to_arrays:
                 self.disown(arena)
         self._bell.set()
 
@@ -667,9 +671,9 @@ class Returns:
 
     def _has_work(self) -> bool:
         """Whether there is memory that is in use and that goes back when this use ends."""
-        if self._leaving or self._back or self._slots or self._sources:
+        if self._leaving or self._back or self._chunks or self._sources:
             return True
-        return any(producer.loans for producer in list(self._session.producers.values()))
+        return any(producer.outstanding for producer in list(self._session.producers.values()))
 
     def _run(self) -> None:
         try:

@@ -41,10 +41,6 @@ if TYPE_CHECKING:
 
 _OUTBOX_MAX = 65_536
 _PATIENCE = 10.0
-# A block keeps arrays for at most `_MOST_PLACES` places: each is a part of its memory and a description of it. It keeps
-# at most `_MOST_ARRAYS` for each place.
-_MOST_PLACES = 4096
-_MOST_ARRAYS = 8
 
 
 class Driver(Protocol):
@@ -420,41 +416,25 @@ class Session(SessionMembers):
         if _process.pid == self.pid and self._driver is not None:
             self._driver.background(partial(CAPTURES.run, work))
 
-    def lend(self, state: LeaseState) -> LeaseState:
+    def keep_mapped(self, state: LeaseState) -> LeaseState:
         """Make a `LeaseState` for an array that outlives the lease. The new state keeps the block mapped."""
-        lender = state.lender()
+        keeper = state.keeper()
         with self.lock:
             block = self.core.blocks.get(state.grant.block)
             if block is not None:
                 block.leases += 1
-                lender.counted = lender.sent = True
-                if lender.write:
-                    self.sent_states.add(lender)
-        return lender
+                keeper.counted = keeper.sent = True
+                if keeper.write:
+                    self.sent_states.add(keeper)
+        return keeper
 
-    def leave_to_arrays(self, lender: LeaseState) -> None:
-        """See `Owner.leave_to_arrays`."""
-        self.lease_states[lender.grant.id] = ref(lender)
-        lender.released, lender.owed, lender.sent = False, True, False
-        self.unown(lender)
+    def leave_to_arrays(self, keeper: LeaseState) -> None:
+        """See `SessionReturns.leave_to_arrays`."""
+        self.lease_states[keeper.grant.id] = ref(keeper)
+        keeper.released, keeper.owed, keeper.sent = False, True, False
+        self.unown(keeper)
 
-    def keep_array(self, grant: Grant, place: tuple[Any, ...], made: tuple[Any, Any]) -> None:
-        """Keep an array in `arrays` of its block, for later frames; `place` is the key in `arrays`.
-
-        The last item of `place` has the arrays of a frame of several arrays.
-        """
-        with self.lock:
-            block = self.core.blocks.get(grant.block)
-            if block is None or block.recalled:
-                return
-            if len(block.arrays) >= _MOST_PLACES // max(len(place[-1]), 1):
-                block.arrays.clear()
-            arrays = block.arrays.setdefault(place, [])
-            if len(arrays) >= _MOST_ARRAYS:
-                arrays.clear()
-            arrays.append(made)
-
-    def lent(self, state: LeaseState, fence: Fence | None, *, apart: bool) -> None:
+    def note_sent(self, state: LeaseState, fence: Fence | None, *, apart: bool) -> None:
         """Note that a channel has a lease now.
 
         `apart` says that arrays made from the user's lease may need the mapped block, and not only the channel. `fence`

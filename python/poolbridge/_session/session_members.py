@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from poolbridge._session.returns import Arena, Owner, Producer, Returns, Slots
+from poolbridge._session.returns import Arena, Chunks, Producer, Returns, SessionReturns
 from poolbridge._session.tally import SessionTally
 from poolbridge._wire.messages import GetTimeline, Leave, Reply, TimelineReply
 from poolbridge.errors import (
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from poolbridge._wire.messages import Fence, Grant, Request, Tensor
 
 
-class SessionMembers(Owner):
+class SessionMembers(SessionReturns):
     """The part of a session that takes part in channels.
 
     Attributes
@@ -100,7 +100,7 @@ class SessionMembers(Owner):
             self._leave(member)
 
     def retire(self, producer: Producer) -> None:
-        """See `Owner.retire`."""
+        """See `SessionReturns.retire`."""
         if self.producers.get(producer.channel.id) is producer:
             del self.producers[producer.channel.id]
         self._leave(producer)
@@ -123,7 +123,7 @@ class SessionMembers(Owner):
             self._flush()
 
     def leave_and_release(self, member: Any, grant: Grant) -> None:
-        """See `Owner.leave_and_release`."""
+        """See `SessionReturns.leave_and_release`."""
         made: list[Call] = []
         request = Leave(channel=member.channel.id, member=member.member)
         made.append(self.core.start(request, Reply, partial(self._has_left, made, member, grant)))
@@ -164,7 +164,7 @@ class SessionMembers(Owner):
                 state.counted = True
 
     def unown(self, state: LeaseState) -> None:
-        """Undo `own` or `Session.lend`; a second call does nothing. The caller holds the lock."""
+        """Undo `own` or `Session.keep_mapped`; a second call does nothing. The caller holds the lock."""
         if state.counted:
             self.core.forget(state.grant)
             state.counted = False  # no signal handler runs between the end of `forget` and this step
@@ -176,7 +176,7 @@ class SessionMembers(Owner):
         self._released(self.core.idle(grant))
 
     def give_up(self, grant: Grant, fences: tuple[Fence, ...]) -> None:
-        """See `Owner.give_up`."""
+        """See `SessionReturns.give_up`."""
         self._released(self.core.give_up(grant, fences))
 
     def renew(self, pool: int, tensor: Tensor, make: Maker, place: tuple[int, int] | None = None) -> LeaseState | None:
@@ -196,25 +196,25 @@ class SessionMembers(Owner):
                 "program made of them keep their memory: drop these arrays, or make the pool larger"
             )
 
-    def add_arena(self, slots: Slots, arena: Arena) -> None:
+    def add_arena(self, chunks: Chunks, arena: Arena) -> None:
         """Let a publisher use an arena; see `Returns.add`."""
         with self.lock:
-            self.returns.add(slots, arena)
+            self.returns.add(chunks, arena)
 
-    def close_slots(self, slots: Slots) -> None:
-        """Let a publisher's arenas go; see `Returns.close_slots`. Never waits, never raises."""
-        self.lock.later(partial(self.returns.close_slots, slots))
+    def close_chunks(self, chunks: Chunks) -> None:
+        """Let a publisher's arenas go; see `Returns.close_chunks`. Never waits, never raises."""
+        self.lock.later(partial(self.returns.close_chunks, chunks))
 
     def lose_arena(self, arena: Arena) -> None:
-        """See `Owner.lose_arena`."""
+        """See `SessionReturns.lose_arena`."""
         self.lock.later(partial(self.returns.leave, arena))
 
     def end_lease(self, grant: Grant) -> None:
-        """See `Owner.end_lease`."""
+        """See `SessionReturns.end_lease`."""
         self._released(self.core.release(grant, (), failed=False))
 
     def learn_timeline(self, timeline: int, then: Callable[[int], None]) -> None:
-        """See `Owner.learn_timeline`."""
+        """See `SessionReturns.learn_timeline`."""
         if self.ended is not None:
             return
         made: list[Call] = []

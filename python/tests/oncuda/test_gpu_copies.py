@@ -43,7 +43,7 @@ class OfAStream:
 
 
 def arenas(client):
-    return [arena for slots in client._session.returns._slots for arena in slots.arenas]
+    return [arena for chunks in client._session.returns._chunks for arena in chunks.arenas]
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_pools_are_imported_while_a_stream_waits(client, gate):
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["one array", "several arrays"])
-@pytest.mark.parametrize("before", [0, 3], ids=["in a lease", "in a slot"])
+@pytest.mark.parametrize("before", [0, 3], ids=["in a lease", "in a chunk"])
 def test_an_array_that_was_copied_is_let_go_without_another_call(client, other, mine, gate, several, before):
     channel = client.create_channel("c", pool="gpu", capacity=4, mode="queue")
     frames, stream, gone = other.subscribe("c"), new_stream(), threading.Event()
@@ -243,7 +243,7 @@ def test_an_array_that_was_copied_is_let_go_without_another_call(client, other, 
     assert gone.wait(60)
 
 
-@pytest.mark.parametrize("client", [16 * N], indirect=True, ids=["no room for more slots"])
+@pytest.mark.parametrize("client", [16 * N], indirect=True, ids=["no room for more chunks"])
 def test_a_slot_is_written_again_after_the_streams_of_its_readers(client, other, mine, gate):
     channel = client.create_channel("c", pool="gpu", capacity=2, mode="queue")
     frames, stream, reader = other.subscribe("c"), new_stream(), new_stream()
@@ -260,7 +260,7 @@ def test_a_slot_is_written_again_after_the_streams_of_its_readers(client, other,
     frame = next(frames)
     seen = read(use(frame.lease, reader), N, reader)
     frame.release()
-    for byte in range(3):  # fewer than there are slots
+    for byte in range(3):  # fewer than there are chunks
         publish(byte)
         next(frames).release()
     assert not idle(reader)
@@ -291,7 +291,7 @@ def test_a_copy_in_an_unknown_stream_is_waited_for_and_one_that_fails_frees_its_
         channel.publish(OfALibrary(mine), timeout=60)
         next(frames).release()
     channel.publish(OfALibrary(mine), timeout=60)
-    for _ in range(30):  # more often than there are slots
+    for _ in range(30):  # more often than there are chunks
         with pytest.raises(poolbridge.WaitTimeoutError):
             channel.publish(OfALibrary(mine), timeout=0)
     next(frames).release()

@@ -97,10 +97,10 @@ def test_a_block_is_written_again_after_the_streams_of_all_readers_which_only_th
             send(publisher, byte, producer)
             for one in arrays:
                 next(one)
-        known = publisher._slots.counts[0]
+        known = publisher._chunks.counts[0]
         gate.hold(streams[-1])
         seen = {}
-        for byte in range(100, 100 + known):  # the last stream reads each slot once, after the gate opens
+        for byte in range(100, 100 + known):  # the last stream reads each chunk once, after the gate opens
             send(publisher, byte, producer, timeout=60)
             for one, stream in zip(arrays, streams, strict=True):
                 seen[byte, stream] = read(next(one).ptr, N, stream)
@@ -112,7 +112,7 @@ def test_a_block_is_written_again_after_the_streams_of_all_readers_which_only_th
         finish(careless)
         assert (late != 9).all(), "the writer's stream waits"
         assert not idle(producer)
-        assert publisher._slots.counts[0] == known, "the slot came back though it is still read"
+        assert publisher._chunks.counts[0] == known, "the chunk came back though it is still read"
         gate.open()
         finish(producer)
         for stream in streams:
@@ -495,7 +495,7 @@ def test_no_signal_loses_a_block_or_the_order(client, other):
     for _ in range(30):
         send(publisher, (sent + 1) % 256, producer)
         take()
-    slots = publisher._slots
+    chunks = publisher._chunks
     at = steps = 0
     while steps < 150:
         interrupter = Interrupter(at)
@@ -506,12 +506,12 @@ def test_no_signal_loses_a_block_or_the_order(client, other):
         steps += 1
         at = 0 if interrupter.where is None else at + 1
         take()
-        if slots.loan:
+        if chunks.loan:
             send(publisher, (sent + 1) % 256, producer)
             take()
-        assert slots.counts == (
-            sum(one.slots for one in slots.arenas),
-            slots.counts[0] - sum(one.sent for one in slots.arenas),
+        assert chunks.counts == (
+            sum(one.chunks for one in chunks.arenas),
+            chunks.counts[0] - sum(one.sent for one in chunks.arenas),
         )
     publisher.close()
 
@@ -605,7 +605,7 @@ def test_a_word_that_the_driver_refuses_to_write_is_waited_for(client, other, mo
         for byte in range(10):
             array = publisher.loan(60, stream=producer)
             fill(array.ptr, N, byte, producer)
-            publisher._slots.follower.function = ctypes.cast(refused, ctypes.c_void_p).value
+            publisher._chunks.follower.function = ctypes.cast(refused, ctypes.c_void_p).value
             with monkeypatch.context() as patch:
                 patch.setattr(_cuda_stream, "write", refuse)
                 publisher.publish()

@@ -90,9 +90,9 @@ func blocked(ch service.Flow) float64 {
 	return time.Since(ch.BlockedSince).Seconds()
 }
 
-// lag has one series for each consumer of a broadcast channel, if the slot number of the consumer is less than maxSubscribers. A new
-// consumer gets the slot of a consumer that has left, so each channel has at most maxSubscribers series.
-var lag = describe("channel_subscriber_lag_frames", "Frames that a consumer of a broadcast has not taken; subscriber is its slot in the channel.",
+// lag has one series for each consumer of a broadcast channel, if the seat number of the consumer is less than maxSubscribers. A new
+// consumer gets the seat of a consumer that has left, so each channel has at most maxSubscribers series.
+var lag = describe("channel_subscriber_lag_frames", "Frames that a consumer of a broadcast has not taken; subscriber is its seat in the channel.",
 	append(channelLabels, "subscriber")...)
 
 const maxSubscribers = 64

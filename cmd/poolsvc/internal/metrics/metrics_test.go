@@ -90,7 +90,7 @@ poolbridge_channel_capacity_frames{channel="jobs",full="block",mode="queue",pool
 # TYPE poolbridge_channel_dropped_frames_total counter
 poolbridge_channel_dropped_frames_total{channel="camera",full="block",mode="broadcast",pool="frames"} 40
 poolbridge_channel_dropped_frames_total{channel="jobs",full="block",mode="queue",pool="frames"} 0
-# HELP poolbridge_channel_subscriber_lag_frames Frames that a consumer of a broadcast has not taken; subscriber is its slot in the channel.
+# HELP poolbridge_channel_subscriber_lag_frames Frames that a consumer of a broadcast has not taken; subscriber is its seat in the channel.
 # TYPE poolbridge_channel_subscriber_lag_frames gauge
 poolbridge_channel_subscriber_lag_frames{channel="camera",full="block",mode="broadcast",pool="frames",subscriber="0"} 5
 poolbridge_channel_subscriber_lag_frames{channel="camera",full="block",mode="broadcast",pool="frames",subscriber="63"} 1
