@@ -245,7 +245,7 @@ def measure_streams(
     consumers: Sequence[int] = CONSUMERS,
     kind: str = "host",
     others: Sequence[type[Fan]] = (),
-    rounds: int = ROUNDS,
+    rounds: int = 0,
 ) -> Generator[Result]:
     """Measure streams between Python processes. Each round measures all installed systems, one after the other.
 
@@ -264,7 +264,7 @@ def measure_streams(
     others
         Other systems to measure beside poolbridge.
     rounds
-        The number of measurements of each stream.
+        The number of measurements of each stream; 0: `ROUNDS`.
     """
     context: Any = multiprocessing.get_context("spawn")
     cpus = len(os.sched_getaffinity(0))
@@ -281,7 +281,7 @@ def measure_streams(
                 if system.shared == shared:
                     name = f"{system.name}-{os.getpid()}-{next(names)}"
                     runs.append(_Run(context, make(_FRAME_BYTES, _DEPTH, count, name, waiting=waiting)))
-            for _ in range(rounds):
+            for _ in range(rounds or ROUNDS):
                 for run in runs:
                     run.fast(seconds)
                 for run in runs:

@@ -163,7 +163,7 @@ func (p *partner) take(m *wire.Join) *seat {
 	s := &seat{channel: m.Channel}
 	files := p.get(m, &s.JoinReply)
 	require.Len(p, files, 3)
-	s.config = shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Seat: int(s.Slot), ID: s.Member}
+	s.config = shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Seat: int(s.Seat), ID: s.Member}
 	return s
 }
 
@@ -194,7 +194,7 @@ func (s *source) meet() {
 	s.p.Helper()
 	for ; s.known < len(s.p.others); s.known++ {
 		if m := s.p.others[s.known]; m.Role == "consumer" && m.Channel == s.channel {
-			require.NoError(s.p, s.AddCursor(int(m.Slot), m.Member, m.file))
+			require.NoError(s.p, s.AddCursor(int(m.Seat), m.Member, m.file))
 		}
 	}
 }
@@ -294,7 +294,7 @@ func (s *sink) next() *shmchannel.Frame {
 	for {
 		for ; s.known < len(s.p.others); s.known++ {
 			if m := s.p.others[s.known]; m.Role == "producer" && m.Channel == s.channel {
-				require.NoError(s.p, s.AddTrack(int(m.Slot), m.Member, m.file))
+				require.NoError(s.p, s.AddTrack(int(m.Seat), m.Member, m.file))
 			}
 		}
 		err := s.Take(context.Background(), f)

@@ -98,8 +98,8 @@ func (h *hostileMember) publish(lie func(h *hostileMember, number uint64)) uint6
 		if entry := h.sequencer.word(8192 + 8*(last%h.slots)); last != 0 && slot != 63 && entry.Load()>>6 < last {
 			entry.Store(last<<6 | slot)
 		}
-		if h.sequencer.word(0).CompareAndSwap(tail, n<<16|h.Slot<<10|tail&1023) {
-			h.sequencer.word(8192 + 8*(n%h.slots)).Store(n<<6 | h.Slot)
+		if h.sequencer.word(0).CompareAndSwap(tail, n<<16|h.Seat<<10|tail&1023) {
+			h.sequencer.word(8192 + 8*(n%h.slots)).Store(n<<6 | h.Seat)
 			return n
 		}
 	}

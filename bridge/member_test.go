@@ -40,7 +40,7 @@ func TestMembersExchangeFramesThroughFilesFromTheSocket(t *testing.T) {
 		}
 	}
 	require.Len(t, b.others, 1)
-	assert.Equal(t, wire.MemberCame{Channel: channel, Role: "producer", Slot: from.Slot, Member: from.Member, Export: wire.Export{FDs: 1}},
+	assert.Equal(t, wire.MemberCame{Channel: channel, Role: "producer", Seat: from.Seat, Member: from.Member, Export: wire.Export{FDs: 1}},
 		b.others[0].MemberCame)
 }
 
@@ -136,7 +136,7 @@ func TestRequestsWithoutANumberAreCarriedOutWhereNobodyMustKnow(t *testing.T) {
 	a.Send(0, &wire.Join{Channel: channel, Role: "producer"})
 	a.Send(0, &wire.Map{Channel: channel, Block: 1})
 	to := a.consume(wire.Join{Channel: channel})
-	assert.Zero(t, to.Slot, "nobody else joined")
+	assert.Zero(t, to.Seat, "nobody else joined")
 	assert.EqualValues(t, 1, to.Member)
 	a.Send(0, &wire.Doubt{Channel: channel, Member: to.Member, Sequence: 77})
 	require.NoError(t, to.Leave())

@@ -39,7 +39,7 @@ func (c *connection) replyJoined(q uint32, m service.Joined, err error) {
 		return
 	}
 	x, files := convert.WireExport(m.Export)
-	reply := &wire.JoinReply{Channel: convert.WireChannelIdentity(m.Channel), Slot: uint64(m.Slot), Member: m.ID, Export: *x}
+	reply := &wire.JoinReply{Channel: convert.WireChannelIdentity(m.Channel), Seat: uint64(m.Seat), Member: m.ID, Export: *x}
 	sent := c.timings.end(q)
 	err = c.send(files, func(dst []byte) ([]byte, error) { return wire.AppendReply(dst, q, reply) })
 	if err != nil {

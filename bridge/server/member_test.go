@@ -17,8 +17,8 @@ func TestTheNoticeOfAMemberThatHasLeftComesWithoutAFile(t *testing.T) {
 	server := r.only(t)
 	file, err := os.Open(os.DevNull)
 	require.NoError(t, err)
-	n := service.MemberCame{Channel: 1, Role: service.Consumer, Slot: 2, Member: 3, File: file}
-	want := wire.MemberCame{Channel: 1, Role: "consumer", Slot: 2, Member: 3, Export: wire.Export{FDs: 1}}
+	n := service.MemberCame{Channel: 1, Role: service.Consumer, Seat: 2, Member: 3, File: file}
+	want := wire.MemberCame{Channel: 1, Role: "consumer", Seat: 2, Member: 3, Export: wire.Export{FDs: 1}}
 	for range 2 {
 		server.sendMember(n)
 		length, fds, err := client.Conn.Recv(client.Buffer)

@@ -91,7 +91,7 @@ func (s *sender) tell(n wire.Notice) {
 // sendMember sends the file of a member. If there is no file, or it is closed, the member has left. Then sendMember sends the notice
 // without a file, because the client may have seen the member in the roster and may be waiting for this notice.
 func (s *sender) sendMember(n service.MemberCame) {
-	out := &wire.MemberCame{Channel: n.Channel, Role: string(n.Role), Slot: uint64(n.Slot), Member: n.Member, Export: wire.Export{FDs: 1}}
+	out := &wire.MemberCame{Channel: n.Channel, Role: string(n.Role), Seat: uint64(n.Seat), Member: n.Member, Export: wire.Export{FDs: 1}}
 	packet := func(dst []byte) ([]byte, error) { return wire.AppendNotice(dst, out) }
 	if n.File == nil || s.send([]*os.File{n.File}, packet) != nil {
 		out.Export.FDs = 0

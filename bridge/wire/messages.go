@@ -657,7 +657,7 @@ type Join struct {
 // JoinReply has the files of a new member.
 type JoinReply struct {
 	Channel ChannelIdentity `wire:"c"`  // the channel
-	Slot    uint64          `wire:"sl"` // seat in the roster
+	Seat    uint64          `wire:"sl"` // seat in the roster
 	Member  uint64          `wire:"mb"` // member id
 	Export  Export          `wire:"x"`  // three descriptors: roster, sequencer, and the member's own file
 }
@@ -741,7 +741,7 @@ type Working struct {
 type MemberCame struct {
 	Channel uint64 `wire:"ch"` // channel id
 	Role    string `wire:"ro"` // `producer` or `consumer`
-	Slot    uint64 `wire:"sl"` // seat in the roster
+	Seat    uint64 `wire:"sl"` // seat in the roster
 	Member  uint64 `wire:"mb"` // member id
 	Export  Export `wire:"x"`  // the member's file; no descriptor if the member has left already
 }

@@ -743,7 +743,7 @@ func (m *Join) fields() fields { return joinFields.of(m) }
 
 var joinReplyFields = record[JoinReply]{
 	structField("c", func(m *JoinReply) *ChannelIdentity { return &m.Channel }, channelIdentityFields),
-	uintField("sl", func(m *JoinReply) *uint64 { return &m.Slot }),
+	uintField("sl", func(m *JoinReply) *uint64 { return &m.Seat }),
 	uintField("mb", func(m *JoinReply) *uint64 { return &m.Member }),
 	structField("x", func(m *JoinReply) *Export { return &m.Export }, exportFields),
 }
@@ -857,7 +857,7 @@ func (m *Working) fields() fields { return workingFields.of(m) }
 var memberCameFields = record[MemberCame]{
 	uintField("ch", func(m *MemberCame) *uint64 { return &m.Channel }),
 	stringField("ro", func(m *MemberCame) *string { return &m.Role }),
-	uintField("sl", func(m *MemberCame) *uint64 { return &m.Slot }),
+	uintField("sl", func(m *MemberCame) *uint64 { return &m.Seat }),
 	uintField("mb", func(m *MemberCame) *uint64 { return &m.Member }),
 	structField("x", func(m *MemberCame) *Export { return &m.Export }, exportFields),
 }

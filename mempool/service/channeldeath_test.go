@@ -96,7 +96,7 @@ func TestABlockWithSeveralFramesStaysUntilTheLastFrameIsNotNeeded(t *testing.T) 
 	}
 }
 
-func TestProducersThatDiedLeaveNoBroadcastWithoutSlots(t *testing.T) {
+func TestProducersThatDiedLeaveNoBroadcastWithoutSeats(t *testing.T) {
 	const dead = 2 * shmchannel.MaxProducers
 	for full, first := range map[mempool.FullPolicy]int{mempool.Block: dead/2 + 1, mempool.DropOldest: dead/2 + 1, mempool.Latest: dead} {
 		t.Run(string(full), func(t *testing.T) {
@@ -400,7 +400,7 @@ func TestClaimsOfADeadConsumerGoToOthers(t *testing.T) {
 	assert.Equal(t, f.Number, other.next().Number)
 }
 
-func TestASessionThatEndsBeforeItsMembersEnterLeavesNoSlotTaken(t *testing.T) {
+func TestASessionThatEndsBeforeItsMembersEnterLeavesNoSeatTaken(t *testing.T) {
 	r := newChannelRig(t, mempool.ChannelSpec{Capacity: 4}, 8)
 	w := hire(t, r.svc)
 	r.sit(w, MemberSpec{Role: Producer})
@@ -408,7 +408,7 @@ func TestASessionThatEndsBeforeItsMembersEnterLeavesNoSlotTaken(t *testing.T) {
 	_, reclaimed := w.end()
 	<-reclaimed
 	assert.Empty(t, r.svc.ledger.Channels.Get(r.info.ID).Members)
-	assert.Zero(t, r.sit(hire(t, r.svc), MemberSpec{Role: Producer}).member.Slot)
+	assert.Zero(t, r.sit(hire(t, r.svc), MemberSpec{Role: Producer}).member.Seat)
 }
 
 func TestWriteLeasesThatNoChannelNeedsFailAsAlways(t *testing.T) {

@@ -61,7 +61,7 @@ func (r *channelRig) seat(w *worker, m Joined) *seat {
 
 func (s *seat) config() shmchannel.MemberConfig {
 	files := s.member.Export.Files
-	return shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Seat: s.member.Slot, ID: s.member.ID}
+	return shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Seat: s.member.Seat, ID: s.member.ID}
 }
 
 func (s *seat) enter() {
@@ -72,8 +72,8 @@ func (s *seat) enter() {
 }
 
 // arrived calls the function `add` for each member that the service has announced to the session and that has the given role. If the
-// service has already closed a member's file, because the member has no slot any more, arrived skips the member.
-func (s *seat) arrived(role MemberRole, add func(slot int, id uint64, f *os.File) error) {
+// service has already closed a member's file, because the member has no seat any more, arrived skips the member.
+func (s *seat) arrived(role MemberRole, add func(seat int, id uint64, f *os.File) error) {
 	s.rig.Helper()
 	s.others = append(s.others, told[MemberCame](s.worker)...)
 	came := slices.Concat(s.came, s.others[s.known:])
@@ -82,7 +82,7 @@ func (s *seat) arrived(role MemberRole, add func(slot int, id uint64, f *os.File
 	defer s.svc.mu.Unlock()
 	for _, m := range came {
 		if _, err := m.File.Stat(); err == nil && m.Role == role && m.Channel == s.rig.info.ID {
-			require.NoError(s.rig, add(m.Slot, m.Member, m.File))
+			require.NoError(s.rig, add(m.Seat, m.Member, m.File))
 		}
 	}
 }

@@ -159,7 +159,7 @@ func (e *ending) noteLocked(why string) {
 	s.svc.mu.note(ended, nil)
 }
 
-// noteReclaimedLocked counts how long the service held memory, a timeline or a slot for the process of the session. If the session had leased
+// noteReclaimedLocked counts how long the service held memory, a timeline or a seat for the process of the session. If the session had leased
 // blocks when it ended, noteReclaimedLocked also notes an event.
 func (e *ending) noteReclaimedLocked() {
 	took := time.Since(e.at)

@@ -16,8 +16,8 @@ import (
 // Joined is what a session needs to take part in a channel.
 type Joined struct {
 	Channel mempool.ChannelIdentity
-	// Slot is the member's index in the roster. ID is a number that no other member of the channel has or gets later.
-	Slot int
+	// Seat is the member's index in the roster. ID is a number that no other member of the channel has or gets later.
+	Seat int
 	ID   uint64
 	// Export has three files: the roster, the sequencer, and the member's own file. The service closes these files, so the caller must not
 	// close them.
@@ -26,11 +26,11 @@ type Joined struct {
 
 // MemberCame gives a session the file of a new member of a channel. If the new member is a producer, the session's consumers in the channel
 // need this file. If the new member is a consumer, the session's producers need it. The service closes the file when it frees the new
-// member's slot. File is nil for a consumer that has left before it entered: producers may wait for its file.
+// member's seat. File is nil for a consumer that has left before it entered: producers may wait for its file.
 type MemberCame struct {
 	Channel uint64
 	Role    MemberRole
-	Slot    int
+	Seat    int
 	Member  uint64
 	File    *os.File
 }
@@ -112,7 +112,7 @@ func (ch *channel) joinLocked(s *Session, spec MemberSpec, file *spare) (Joined,
 }
 
 func (ch *channel) describeJoined(m *ledger.Member) Joined {
-	return Joined{Channel: ch.Info, Slot: m.Slot, ID: m.ID, Export: mempool.Export{Files: ch.Files(m)}}
+	return Joined{Channel: ch.Info, Seat: m.Seat, ID: m.ID, Export: mempool.Export{Files: ch.Files(m)}}
 }
 
 // Enter activates the member. The member's process must have mapped the member's files before. Enter first announces the new
@@ -178,7 +178,7 @@ func (ch *channel) introduceLocked(m *ledger.Member) (others []MemberCame) {
 }
 
 func (ch *channel) came(m *ledger.Member) MemberCame {
-	return MemberCame{Channel: ch.Info.ID, Role: m.Role, Slot: m.Slot, Member: m.ID, File: ch.File(m)}
+	return MemberCame{Channel: ch.Info.ID, Role: m.Role, Seat: m.Seat, Member: m.ID, File: ch.File(m)}
 }
 
 // leaveLocked removes a member, as [streams.Stream.Leave] does. If producers may wait for the member's file, leaveLocked tells them that the
@@ -190,7 +190,7 @@ func (ch *channel) leaveLocked(m *ledger.Member, how mempool.SessionEnding) {
 	}
 	for _, p := range ch.MembersOf(Producer) {
 		if p.Entered && !p.Left {
-			ch.svc.sessionOf(p.Session).tellLocked(MemberCame{Channel: ch.Info.ID, Role: Consumer, Slot: m.Slot, Member: m.ID})
+			ch.svc.sessionOf(p.Session).tellLocked(MemberCame{Channel: ch.Info.ID, Role: Consumer, Seat: m.Seat, Member: m.ID})
 		}
 	}
 }

@@ -71,7 +71,7 @@ func TestAMemberEntersOnceAndIsItsSessionsAlone(t *testing.T) {
 	p := r.produce(other)
 	require.ErrorIs(t, other.Channel(id).Member(p.member.ID).Doubt(3, 0), mempool.ErrInvalid)
 	c.quit()
-	require.ErrorIs(t, w.Channel(id).Member(m).Leave(), mempool.ErrClosed, "it has no slot any more")
+	require.ErrorIs(t, w.Channel(id).Member(m).Leave(), mempool.ErrClosed, "it has no seat any more")
 	_, err = w.Channel(id).Member(m).Enter()
 	require.ErrorIs(t, err, mempool.ErrClosed)
 	late := r.sit(w, MemberSpec{Role: Consumer})
@@ -86,7 +86,7 @@ func TestMembersGetEachOthersFilesBeforeTheyTakePart(t *testing.T) {
 	came := func(s *seat, role MemberRole) MemberCame {
 		file := r.svc.channels.all[r.info.ID].File(r.svc.ledger.Channels.Get(r.info.ID).Members[s.member.ID])
 		assert.NotEqual(t, s.member.Export.Files[2], file, "the others only read it")
-		return MemberCame{Channel: r.info.ID, Role: role, Slot: s.member.Slot, Member: s.member.ID, File: file}
+		return MemberCame{Channel: r.info.ID, Role: role, Seat: s.member.Seat, Member: s.member.ID, File: file}
 	}
 	first := r.sit(a, MemberSpec{Role: Consumer})
 	second := r.sit(a, MemberSpec{Role: Consumer})

@@ -102,14 +102,14 @@ type Flow struct {
 	BlockedSince time.Time
 }
 
-// FlowMember is a producer or a consumer that takes part in a channel. Slot is the member's number among the members of its role; after
+// FlowMember is a producer or a consumer that takes part in a channel. Seat is the member's number among the members of its role; after
 // the member is gone, a new member may get the same number. Behind is how many frames a consumer of a broadcast has not taken yet, and
 // Missed how many it has missed.
 type FlowMember struct {
 	Session uint64
 	Program string
 	Role    MemberRole
-	Slot    int
+	Seat    int
 	Behind  uint64
 	Missed  uint64
 }
@@ -260,7 +260,7 @@ func (ch *channel) flow() Flow {
 	_, f.BlockedSince = ch.Blocked()
 	for _, m := range ch.Members {
 		if m.Entered && !m.Left {
-			f.Members = append(f.Members, FlowMember{Session: m.Session.ID, Program: m.Session.Program, Role: m.Role, Slot: m.Slot, Behind: ch.Behind(m), Missed: ch.Missed(m)})
+			f.Members = append(f.Members, FlowMember{Session: m.Session.ID, Program: m.Session.Program, Role: m.Role, Seat: m.Seat, Behind: ch.Behind(m), Missed: ch.Missed(m)})
 		}
 	}
 	slices.SortFunc(f.Members, func(a, b FlowMember) int {

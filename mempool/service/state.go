@@ -74,7 +74,7 @@ type Session struct {
 	// reclaimed is closed when the session has ended and the service holds nothing for the session's process any more.
 	reclaimed chan struct{}
 
-	swept chan struct{} // closed when no consumer of the ended session has a slot any more
+	swept chan struct{} // closed when no consumer of the ended session has a seat any more
 
 	ending   *ending      // nil until the session ends
 	blocking eventlog.Gap // long waits of other sessions for leases of this session

@@ -8,13 +8,13 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service/streams"
 )
 
-// This file frees the slots and buffers of members that left a channel or whose session ended. It also frees closed channels that are over.
+// This file frees the seats and buffers of members that left a channel or whose session ended. It also frees closed channels that are over.
 
 // livesLocked says whether the channel still has its shared memory.
 func (ch *channel) livesLocked() bool { return ch.svc.channels.of(ch.Channel) == ch }
 
-// tidyLocked frees the slots and buffers of members that left, if nothing needs them any more. It also frees the channel if the channel is
-// over. If some slots or buffers are still needed, tidyLocked calls tendLocked, which calls tidyLocked again later.
+// tidyLocked frees the seats and buffers of members that left, if nothing needs them any more. It also frees the channel if the channel is
+// over. If some seats or buffers are still needed, tidyLocked calls tendLocked, which calls tidyLocked again later.
 func (ch *channel) tidyLocked() {
 	if !ch.livesLocked() {
 		return
@@ -33,14 +33,14 @@ func (ch *channel) tidyLocked() {
 	ch.tendLocked()
 }
 
-// sweepLocked removes the members that left and whose slots nothing needs any more.
+// sweepLocked removes the members that left and whose seats nothing needs any more.
 func (ch *channel) sweepLocked() {
 	for _, m := range ch.Sweep() {
 		ch.forgetLocked(m)
 	}
 }
 
-// forgetLocked removes a member that has no slot any more.
+// forgetLocked removes a member that has no seat any more.
 func (ch *channel) forgetLocked(m *ledger.Member) {
 	svc := ch.svc
 	svc.descriptors.drop(m.File)

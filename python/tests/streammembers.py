@@ -46,8 +46,8 @@ class Board:
     def __reduce__(self) -> tuple[type[Board], tuple[int, int]]:
         return Board, (self.pid, self.fd)
 
-    def file(self, slot: int, *, producer: bool) -> int:
-        return opened(self.pid, self.files[64 * producer + slot])
+    def file(self, seat: int, *, producer: bool) -> int:
+        return opened(self.pid, self.files[64 * producer + seat])
 
     def enter(self, member: int) -> None:
         self.ready[member] = 1
@@ -66,22 +66,22 @@ def content(buffer: int) -> bytes:
 
 
 def _meet(member: Producer | Consumer, board: Board) -> None:
-    slot, identity = member.unknown
-    fd = board.file(slot, producer=isinstance(member, Consumer))
+    seat, identity = member.unknown
+    fd = board.file(seat, producer=isinstance(member, Consumer))
     if isinstance(member, Producer):
-        member.add_cursor(slot, identity, fd)
+        member.add_cursor(seat, identity, fd)
     else:
-        member.add_track(slot, identity, fd)
+        member.add_track(seat, identity, fd)
     os.close(fd)
 
 
 def produce(seat: Seat, board: Board, frames: int) -> None:
     """Publish `frames` frames, or publish without end if `frames` is 0."""
     files = seat.opened()
-    producer = Producer(files.roster, files.sequencer, files.file, seat.slot, seat.member)
+    producer = Producer(files.roster, files.sequencer, files.file, seat.seat, seat.member)
     memory = board.memory
     board.enter(seat.member)
-    unused = [BLOCKS * seat.slot + i for i in range(1, BLOCKS + 1)]
+    unused = [BLOCKS * seat.seat + i for i in range(1, BLOCKS + 1)]
     count = 0
     sent: dict[int, int] = {}  # the block of each buffer that has not come back
     while not frames or count < frames:
@@ -107,7 +107,7 @@ def produce(seat: Seat, board: Board, frames: int) -> None:
 def consume(seat: Seat, board: Board, policy: int | None) -> None:
     """Take and check frames until the channel ends. If `policy` is None, the channel is a queue."""
     files = seat.opened()
-    consumer = Consumer(files.roster, files.sequencer, files.file, seat.slot, seat.member)
+    consumer = Consumer(files.roster, files.sequencer, files.file, seat.seat, seat.member)
     memory = board.memory
     board.enter(seat.member)
     first = consumer.begin()

@@ -40,19 +40,19 @@ def opened(pid: int, fd: int) -> int:
 
 
 class Seat(NamedTuple):
-    """What a member needs to join: its slot and id, and, in the process `pid`, the descriptors of the files to open."""
+    """What a member needs to join: its seat and id, and, in the process `pid`, the descriptors of the files to open."""
 
     pid: int
     roster: int
     sequencer: int
     file: int
-    slot: int
+    seat: int
     member: int
 
     def opened(self) -> Seat:
         """Open the files in the calling process, and return a seat with the new descriptors."""
         roster, sequencer, file = (opened(self.pid, fd) for fd in self[1:4])
-        return Seat(os.getpid(), roster, sequencer, file, self.slot, self.member)
+        return Seat(os.getpid(), roster, sequencer, file, self.seat, self.member)
 
     def close(self) -> None:
         for fd in self[1:4]:
@@ -116,35 +116,35 @@ class Channel:
         """The number of the newest frame."""
         return _native.load_u64(self.sequencer, 0) >> _TAIL_BITS
 
-    def cursor(self, slot: int) -> mmap.mmap:
-        return self._cursors[slot]
+    def cursor(self, seat: int) -> mmap.mmap:
+        return self._cursors[seat]
 
-    def prepare(self, slot: int, *, producer: bool, policy: int = BLOCK, timeline: int = 0) -> Seat:
+    def prepare(self, seat: int, *, producer: bool, policy: int = BLOCK, timeline: int = 0) -> Seat:
         """Make the file of a new member. The member becomes active in `join`."""
         self._members += 1
         size = self.track_size if producer else self.cursor_size
         fd = memfd("track" if producer else "cursor", size)
         self._fds.append(fd)
-        self.files[producer, slot] = fd
+        self.files[producer, seat] = fd
         if not producer:
-            self._cursors[slot] = mmap.mmap(fd, size)
-        at = self._at(slot, producer=producer)
+            self._cursors[seat] = mmap.mmap(fd, size)
+        at = self._at(seat, producer=producer)
         self.roster[at : at + 40] = struct.pack("<2I4Q", FREE, policy, self._members, timeline, 0, 0)
-        return Seat(os.getpid(), self.roster_fd, self.sequencer_fd, fd, slot, self._members)
+        return Seat(os.getpid(), self.roster_fd, self.sequencer_fd, fd, seat, self._members)
 
     @staticmethod
-    def _at(slot: int, *, producer: bool) -> int:
-        return (4096 if producer else 8192) + 64 * slot
+    def _at(seat: int, *, producer: bool) -> int:
+        return (4096 if producer else 8192) + 64 * seat
 
     def _store_u32(self, at: int, value: int) -> None:
         word = _native.load_u64(self.roster, at)
         _native.store_u64(self.roster, at, word >> 32 << 32 | value)
 
-    def seal(self, slot: int, *, producer: bool) -> None:
+    def seal(self, seat: int, *, producer: bool) -> None:
         """Seal a member's file, so that no other process can map it for writing."""
-        fcntl.fcntl(self.files[producer, slot], _F_ADD_SEALS, _FUTURE_WRITE)
+        fcntl.fcntl(self.files[producer, seat], _F_ADD_SEALS, _FUTURE_WRITE)
 
-    def join(self, slot: int, *, producer: bool, oldest: bool = False) -> None:
+    def join(self, seat: int, *, producer: bool, oldest: bool = False) -> None:
         """Make a member active. The member has mapped its file before."""
         first = True
         while True:
@@ -152,19 +152,19 @@ class Channel:
             last = tail >> _TAIL_BITS
             if not producer and not self.queue:
                 start = max(1, last - self.capacity + 1 if oldest else last)
-                _native.store_u64(self.roster, self._at(slot, producer=False) + 24, start)
-                self._cursors[slot][:16] = struct.pack("<2Q", start, start)
+                _native.store_u64(self.roster, self._at(seat, producer=False) + 24, start)
+                self._cursors[seat][:16] = struct.pack("<2Q", start, start)
             if first:
-                self._store_u32(self._at(slot, producer=producer), ACTIVE)
+                self._store_u32(self._at(seat, producer=producer), ACTIVE)
                 self._bump()
             if self._new_version(tail):
                 break
             first = False
         self.wake()
 
-    def part(self, slot: int, *, producer: bool, state: int = LEFT) -> None:
-        """Set the state of a member that leaves or died. LEFT keeps the slot in use; FREE makes it free."""
-        at = self._at(slot, producer=producer)
+    def part(self, seat: int, *, producer: bool, state: int = LEFT) -> None:
+        """Set the state of a member that leaves or died. LEFT keeps the seat in use; FREE makes it free."""
+        at = self._at(seat, producer=producer)
         if state == FREE:
             _native.store_u64(self.roster, at + 8, 0)
         self._store_u32(at, state)
@@ -173,11 +173,11 @@ class Channel:
             pass
         self.wake()
 
-    def give_claims_back(self, slot: int) -> None:
+    def give_claims_back(self, seat: int) -> None:
         """Requeue the frames that a consumer of a queue had when its process ended."""
         for at in range(8192 + 8 * self.slots, 8192 + 16 * self.slots, 8):
             claim = _native.load_u64(self.sequencer, at)
-            if claim & 4095 == 2 + slot:
+            if claim & 4095 == 2 + seat:
                 _native.compare_exchange_u64(self.sequencer, at, claim, claim & ~4095)
 
     def _bump(self) -> None:

@@ -563,7 +563,7 @@ def test_memory_that_came_back_to_an_arena_goes_to_others_who_want_it(service, c
     del got
     other.allocate(pool.max_bytes, "u1", timeout=10).release()
 
-    arena = client.arena(KIB)
+    arena = client.arena(KIB, timeout=10)  # the service may hear of the release after it hears of this request
     kept, more = arena.zeros(KIB, "u1"), arena.zeros(pool.max_bytes // 2, "u1")
     client.put(more[:10], "y").release()
     client.unpublish("y")

@@ -72,7 +72,7 @@ class Hostile:
         reply = yield Ask(Join(channel=self.channel.id, role=role), JoinReply)
         _, files = session.core.seats.pop(reply.number)
         _, sequencer, own = files.peek()
-        self.slot = reply.slot
+        self.seat = reply.seat
         self.sequencer, self.own = mmap.mmap(sequencer, 0), mmap.mmap(own, 0)
         files.close()
         before(self)
@@ -108,8 +108,8 @@ class Hostile:
             entry = 8192 + 8 * (last % self.slots)
             if last and tail >> 10 & 63 != 63 and _native.load_u64(self.sequencer, entry) >> 6 < last:
                 _native.store_u64(self.sequencer, entry, last << 6 | tail >> 10 & 63)
-            if _native.compare_exchange_u64(self.sequencer, 0, tail, number << 16 | self.slot << 10 | tail & 1023):
-                _native.store_u64(self.sequencer, 8192 + 8 * (number % self.slots), number << 6 | self.slot)
+            if _native.compare_exchange_u64(self.sequencer, 0, tail, number << 16 | self.seat << 10 | tail & 1023):
+                _native.store_u64(self.sequencer, 8192 + 8 * (number % self.slots), number << 6 | self.seat)
                 self.wake()
                 return number
 

@@ -116,7 +116,7 @@ def test_a_producer_does_not_wait_for_the_file_of_a_consumer_that_has_left(clien
     channel = client.create_channel("c", capacity=4)
     publish(client, channel, 0)
     (producer,) = client._session.core.members
-    gone = MemberCame(channel=channel.id, role="consumer", slot=3, member=99, export=Export())
+    gone = MemberCame(channel=channel.id, role="consumer", seat=3, member=99, export=Export())
     client._session.core._notice("member", encode(gone), Descriptors())
     assert producer.known == {3: 99}
     publish(client, channel, 1)
@@ -128,7 +128,7 @@ def test_a_producer_that_is_closed_does_not_wait_for_the_file_of_a_consumer(clie
     publish(client, channel, 0)
     (producer,) = client._session.core.members
     producer.native.close()
-    came = MemberCame(channel=channel.id, role="consumer", slot=3, member=99, export=Export(fds=1))
+    came = MemberCame(channel=channel.id, role="consumer", seat=3, member=99, export=Export(fds=1))
     with client._session.lock:
         client._session.core.receive(encode(came), Descriptors([os.memfd_create("consumer")]))
     assert producer.known == {3: 99}

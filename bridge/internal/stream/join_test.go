@@ -141,7 +141,7 @@ func TestAProducerDoesNotWaitForTheFileOfAConsumerThatHasLeft(t *testing.T) {
 		_, err := p.await(t.Context(), session.Waiting, &shmchannel.UnknownMemberError{Role: shmchannel.ConsumerRole, Seat: seat, ID: id})
 		known <- err
 	}()
-	r.streams.MemberCame(&wire.MemberCame{Channel: r.channel.Identity.ID, Role: "consumer", Slot: seat, Member: id}, new(seqpacket.FDs))
+	r.streams.MemberCame(&wire.MemberCame{Channel: r.channel.Identity.ID, Role: "consumer", Seat: seat, Member: id}, new(seqpacket.FDs))
 	require.NoError(t, <-known)
 	_, err = r.channel.Publish(t.Context(), session.Once, r.allocate(t), mempool.FrameOptions{})
 	require.NoError(t, err)

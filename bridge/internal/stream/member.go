@@ -73,7 +73,7 @@ func (m *member) join(ctx context.Context, try session.Attempt, r *wire.Join, op
 		m.sendLeave()
 		return typed.Errorf(convert.ErrProtocol, "a member of channel %q comes with three files, this one with %d", m.channel.Name, len(files))
 	}
-	err = open(shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Seat: seatOf(reply.Slot), ID: reply.Member,
+	err = open(shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Seat: seatOf(reply.Seat), ID: reply.Member,
 		Spin: spin.Time, Spinner: new(spinner)})
 	if err != nil {
 		m.sendLeave()
@@ -109,7 +109,7 @@ func seatOf(seat uint64) int { return int(min(seat, math.MaxInt32)) }
 func (m *member) meet(n *wire.MemberCame, files []*os.File) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	seat := seatOf(n.Slot)
+	seat := seatOf(n.Seat)
 	if m.known[seat] >= n.Member {
 		return
 	}

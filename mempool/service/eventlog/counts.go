@@ -43,7 +43,7 @@ func (j *Events) CountEnding(how mempool.SessionEnding) {
 	j.counts.endings[how]++
 }
 
-// CountReclaim counts how long the service held memory, a timeline or a slot for the process of an ended session.
+// CountReclaim counts how long the service held memory, a timeline or a seat for the process of an ended session.
 func (j *Events) CountReclaim(took time.Duration) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -37,13 +37,13 @@ type Channel struct {
 	UID    uint32 // the user who made the channel
 	Closed bool   // no producer publishes any more, and the name is free
 
-	Members map[uint64]*Member // members that have a slot, by id
+	Members map[uint64]*Member // members that have a seat, by id
 	// RosterFile and SequencerFile name the descriptors of the channel's memory for a successor of this process; 0: there are none.
 	RosterFile, SequencerFile uint64
 	First                     uint64 // the first frame that a broadcast has not given up
 	LastMember                uint64 // the greatest id of a member so far
 	// The keys of Retained are buffers of producers that have left: the buffers that the channel or a consumer may still need. The value of each
-	// key is a list of the producers that may have published this buffer. A producer in the list may have no slot any more.
+	// key is a list of the producers that may have published this buffer. A producer in the list may have no seat any more.
 	Retained map[*Buffer][]*Member
 	Alone    time.Time // since when a closed queue with frames has no consumer; zero: it has consumers, no frames, or is open
 }
@@ -51,9 +51,9 @@ type Channel struct {
 // Member is what is known of a producer or a consumer of a channel.
 type Member struct {
 	ID       uint64 // no other member of the channel has or gets this id
-	Slot     int    // the member's index in the roster, among the members of its role
+	Seat     int    // the member's index in the roster, among the members of its role
 	Channel  *Channel
-	Session  *Session // may be forgotten: a producer that left keeps its slot while the channel keeps its frames
+	Session  *Session // may be forgotten: a producer that left keeps its seat while the channel keeps its frames
 	Role     MemberRole
 	Full     mempool.FullPolicy // what happens when this consumer is slow
 	Timeline *Timeline          // nil if the member writes no fences
@@ -236,10 +236,10 @@ func (l *Ledger) MayJoin(s *Session, ch *Channel, spec MemberSpec) error {
 	return nil
 }
 
-// AddMember makes a member of a channel that has got an id and a slot. If the session's timeline is sealed, the member's fences belong to
+// AddMember makes a member of a channel that has got an id and a seat. If the session's timeline is sealed, the member's fences belong to
 // this timeline. Otherwise the member has no fences.
-func (l *Ledger) AddMember(ch *Channel, s *Session, spec MemberSpec, id uint64, slot int) *Member {
-	m := &Member{ID: id, Slot: slot, Channel: ch, Session: s, Role: spec.Role, Full: cmp.Or(spec.Full, ch.Info.Full), Oldest: spec.Oldest, Timeline: s.SealedTimeline()}
+func (l *Ledger) AddMember(ch *Channel, s *Session, spec MemberSpec, id uint64, seat int) *Member {
+	m := &Member{ID: id, Seat: seat, Channel: ch, Session: s, Role: spec.Role, Full: cmp.Or(spec.Full, ch.Info.Full), Oldest: spec.Oldest, Timeline: s.SealedTimeline()}
 	ch.LastMember = id
 	if m.Timeline != nil {
 		m.Timeline.Unknown = true
@@ -280,14 +280,14 @@ func (m *Member) produce(n int) {
 	}
 }
 
-// Leave notes that a member has left. The argument `said` is true if the member itself asked to leave. The member keeps its slot.
+// Leave notes that a member has left. The argument `said` is true if the member itself asked to leave. The member keeps its seat.
 func (m *Member) Leave(said bool) {
 	m.produce(-1)
 	m.Left, m.Said = true, said
 	m.Channel.Touch(m)
 }
 
-// RemoveMember removes a member that has no slot any more. If nobody can ask for the member's timeline any more, RemoveMember removes the
+// RemoveMember removes a member that has no seat any more. If nobody can ask for the member's timeline any more, RemoveMember removes the
 // timeline too, and returns it.
 func (l *Ledger) RemoveMember(m *Member) *Timeline {
 	m.produce(-1)
@@ -302,7 +302,7 @@ func (l *Ledger) RemoveMember(m *Member) *Timeline {
 	return l.dropReference(m.Timeline)
 }
 
-// unseat notes that the member has no slot, or that the channel retains one buffer of it less.
+// unseat notes that the member has no seat, or that the channel retains one buffer of it less.
 func (m *Member) unseat() {
 	m.Channel.Touch(m)
 	if m.retained == 0 && m.Channel.Members[m.ID] != m {
@@ -341,14 +341,14 @@ func (m *Member) MayEnter() error {
 	return nil
 }
 
-// MembersOf returns the members of a role, ordered by slot.
+// MembersOf returns the members of a role, ordered by seat.
 func (ch *Channel) MembersOf(role MemberRole) (members []*Member) {
 	for _, m := range ch.Members {
 		if m.Role == role {
 			members = append(members, m)
 		}
 	}
-	slices.SortFunc(members, func(a, b *Member) int { return cmp.Compare(a.Slot, b.Slot) })
+	slices.SortFunc(members, func(a, b *Member) int { return cmp.Compare(a.Seat, b.Seat) })
 	return members
 }
 
@@ -381,7 +381,7 @@ func (ch *Channel) Consumers() (n int) {
 	return n
 }
 
-// Leftovers counts the buffers that the channel retains, and the members that left and whose slots can become free without another request.
+// Leftovers counts the buffers that the channel retains, and the members that left and whose seats can become free without another request.
 func (ch *Channel) Leftovers() (n int) {
 	for _, m := range ch.Members {
 		if m.Left && (m.Said || m.Role == Producer) {
@@ -398,7 +398,7 @@ func (s *Session) SortedMembers() []*Member {
 	})
 }
 
-// Consumes says whether a consumer of the session has a slot: the session's process may then use frames.
+// Consumes says whether a consumer of the session has a seat: the session's process may then use frames.
 func (s *Session) Consumes() bool {
 	for m := range s.Members {
 		if m.Role == Consumer {

@@ -240,7 +240,7 @@ func (c *checker) checkChannels() {
 func (c *checker) checkMembers(ch *Channel, s *sums) {
 	type seat struct {
 		role MemberRole
-		slot int
+		seat int
 	}
 	taken := make(map[seat]struct{})
 	for id, m := range ch.Members {
@@ -254,9 +254,9 @@ func (c *checker) checkMembers(ch *Channel, s *sums) {
 		c.want(!m.Reserved || m.Role == Consumer && !m.Entered && ch.Info.Mode == mempool.Broadcast,
 			"member %d of channel %d is reserved, and has entered or is no consumer of a broadcast", id, ch.Info.ID)
 		c.want(m.Role == Producer || m.Role == Consumer, "member %d of channel %d has the role %q", id, ch.Info.ID, m.Role)
-		_, again := taken[seat{m.Role, m.Slot}]
-		c.want(!again, "two %ss of channel %d have slot %d", m.Role, ch.Info.ID, m.Slot)
-		taken[seat{m.Role, m.Slot}] = struct{}{}
+		_, again := taken[seat{m.Role, m.Seat}]
+		c.want(!again, "two %ss of channel %d have seat %d", m.Role, ch.Info.ID, m.Seat)
+		taken[seat{m.Role, m.Seat}] = struct{}{}
 		if t := m.Timeline; t != nil {
 			c.references[t]++
 			c.want(c.Timelines[t.ID] == t && t.Session == of && t.Unknown, "member %d of channel %d writes timeline %d, which is gone or another's", id, ch.Info.ID, t.ID)

@@ -23,7 +23,7 @@ type books struct {
 	producer        *Member // of the writer
 	consumer        *Member // of the reader
 	noted           Records // see changed
-	gone            *Member // of a session that is forgotten; it has a slot, and the channel keeps its buffer
+	gone            *Member // of a session that is forgotten; it has a seat, and the channel keeps its buffer
 }
 
 // newBooks makes a ledger with two sessions and a pool. The pool has a buffer that is written, a buffer that is published and read, a free
@@ -73,10 +73,10 @@ func newBooks(t testing.TB) *books {
 	b.channel = b.AddChannel(mempool.ChannelSpec{Name: "frames", Pool: b.pool.Info.ID, Capacity: 4}.Filled(), b.pool, 7)
 	dead := b.OpenSession(mempool.Peer{UID: 8, PID: 3, Process: 13}, false, time.Unix(1002, 0).UTC())
 	b.AddTimeline(dead).Sealed = true
-	join := func(s *Session, role MemberRole, slot int) *Member {
+	join := func(s *Session, role MemberRole, seat int) *Member {
 		spec := MemberSpec{Role: role}
 		require.NoError(t, b.MayJoin(s, b.channel, spec))
-		m := b.AddMember(b.channel, s, spec, b.channel.LastMember+1, slot)
+		m := b.AddMember(b.channel, s, spec, b.channel.LastMember+1, seat)
 		m.Entered = true
 		return m
 	}
@@ -187,7 +187,7 @@ func TestACheckSaysWhatIsWrong(t *testing.T) {
 		"said that it leaves, and has not left":        func(b *books) { b.producer.Said = true },
 		"is reserved, and has entered or is no":        func(b *books) { b.producer.Reserved = true },
 		"has the role \"actor\"":                       func(b *books) { b.consumer.Role = "actor" },
-		"two producers of channel 1 have slot 0":       func(b *books) { b.gone.Slot = 0 },
+		"two producers of channel 1 have seat 0":       func(b *books) { b.gone.Seat = 0 },
 		"writes timeline 2, which is gone or another":  func(b *books) { b.producer.Timeline = b.gone.Timeline },
 		"session 2 has member 2 of channel 1":          func(b *books) { delete(b.channel.Members, 2) },
 		"retains buffer 5, which is gone":              func(b *books) { b.Buffers.Remove(5) },

@@ -61,7 +61,7 @@ type Session struct {
 	Names    map[string]*Name // names that are removed when the session ends
 	Mapped   map[uint64]*Block
 	Accounts map[*Pool]*Account
-	Members  map[*Member]struct{}                // the session's members of channels that have a slot
+	Members  map[*Member]struct{}                // the session's members of channels that have a seat
 	Timeline *Timeline                           // nil until the session asks for it
 	most     struct{ leases, names, mapped int } // the greatest lengths of these maps
 	Keeper   *Keeper

@@ -23,7 +23,7 @@ type Limits struct {
 	// Buffers and Leases are how many buffers and leases the service may have at a time.
 	Buffers, Leases int
 	// Channels is how many channels there may be at a time. Members is how many members all channels may have together, including members
-	// that left but still have a slot.
+	// that left but still have a seat.
 	Channels, Members int
 	// ClosedQueueSeconds is how many seconds a closed queue keeps frames that are not acknowledged while the queue has no consumer.
 	ClosedQueueSeconds int

@@ -283,7 +283,7 @@ func (r *reader) readMember(k key, e *memberFields) {
 	if !there || !known {
 		return
 	}
-	m := &Member{ID: k.b, Slot: e.Slot, Channel: ch, Session: s, Role: e.Role, Full: e.Full, File: e.File, Oldest: e.Oldest, Reserved: e.Reserved, Entered: e.Entered, Left: e.Left, Said: e.Said}
+	m := &Member{ID: k.b, Seat: e.Seat, Channel: ch, Session: s, Role: e.Role, Full: e.Full, File: e.File, Oldest: e.Oldest, Reserved: e.Reserved, Entered: e.Entered, Left: e.Left, Said: e.Said}
 	if e.Timeline != 0 {
 		m.Timeline, _ = named(r, "timeline", e.Timeline, r.timeline)
 	}

@@ -679,13 +679,13 @@ func (e *channelFields) code(c *codec) {
 
 type memberFields struct {
 	Session                             uint64
-	Slot                                int
+	Seat                                int
 	Role                                MemberRole
 	Full                                mempool.FullPolicy
 	Timeline                            uint64 // 0: none
 	File                                uint64
 	Oldest                              bool
-	Gone, Reserved, Entered, Left, Said bool // gone: it has no slot any more, and the channel retains buffers of it
+	Gone, Reserved, Entered, Left, Said bool // gone: it has no seat any more, and the channel retains buffers of it
 }
 
 func (m *Member) key() key { return key{table: inMembers, a: m.Channel.Info.ID, b: m.ID} }
@@ -695,7 +695,7 @@ func (m *Member) write(c *codec) {
 	if !c.lives(seated || m.retained > 0) {
 		return
 	}
-	e := memberFields{Session: m.Session.ID, Slot: m.Slot, Role: m.Role, Full: m.Full, File: m.File, Oldest: m.Oldest, Gone: !seated, Reserved: m.Reserved, Entered: m.Entered, Left: m.Left, Said: m.Said}
+	e := memberFields{Session: m.Session.ID, Seat: m.Seat, Role: m.Role, Full: m.Full, File: m.File, Oldest: m.Oldest, Gone: !seated, Reserved: m.Reserved, Entered: m.Entered, Left: m.Left, Said: m.Said}
 	if m.Timeline != nil && seated {
 		e.Timeline = m.Timeline.ID
 	}
@@ -704,7 +704,7 @@ func (m *Member) write(c *codec) {
 
 func (e *memberFields) code(c *codec) {
 	number(c, &e.Session)
-	number(c, &e.Slot)
+	number(c, &e.Seat)
 	text(c, &e.Role)
 	text(c, &e.Full)
 	number(c, &e.Timeline)

@@ -31,7 +31,7 @@ func (st *Stream) look(producers []*ledger.Member) *glance {
 	g := &glance{of: st.Channel, producers: producers, ends: make(map[*ledger.Member]*shmchannel.Member, len(producers))}
 	var ends []*shmchannel.Member
 	for _, m := range producers {
-		end := new(shmchannel.Member) // without memory, for a producer that has no slot any more
+		end := new(shmchannel.Member) // without memory, for a producer that has no seat any more
 		if st.Members[m.ID] != nil {
 			end = st.ends[m.ID].Member
 		}

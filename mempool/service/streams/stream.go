@@ -22,7 +22,7 @@ type Stream struct {
 	timelines *Timelines
 	note      func(mempool.HistoryEvent)
 	host      *shmchannel.Host
-	ends      map[uint64]*end // by id of a member that has a slot
+	ends      map[uint64]*end // by id of a member that has a seat
 	doubts    eventlog.Gap    // frames whose records contradicted themselves
 	spent     eventlog.Gap    // frames that were delivered too often
 	lost      uint64          // the number of these frames
@@ -91,7 +91,7 @@ func Adopt(l *ledger.Ledger, ts *Timelines, ch *ledger.Channel, file func(number
 		if err != nil {
 			return nil, err
 		}
-		one := shmchannel.AdoptedMember{ID: m.ID, Seat: m.Slot, File: f, Entered: m.Entered, Reserved: m.Reserved, Left: m.Left, SaidLeft: m.Said,
+		one := shmchannel.AdoptedMember{ID: m.ID, Seat: m.Seat, File: f, Entered: m.Entered, Reserved: m.Reserved, Left: m.Left, SaidLeft: m.Said,
 			MemberSpec: shmchannel.MemberSpec{Role: roles[m.Role], PID: uint32(m.Session.Peer.PID), Oldest: m.Oldest, Policy: policies[m.Full]}}
 		if m.Timeline != nil {
 			one.Timeline = m.Timeline.ID
@@ -113,8 +113,8 @@ func Adopt(l *ledger.Ledger, ts *Timelines, ch *ledger.Channel, file func(number
 	return st, nil
 }
 
-// Add makes a new member, which may join. If a producer finds no slot because producers that left still have theirs, Add makes a broadcast
-// keep fewer frames, and then calls the function `tidy`, which frees slots. `empty` is that of [shmchannel.MemberSpec].
+// Add makes a new member, which may join. If a producer finds no seat because producers that left still have theirs, Add makes a broadcast
+// keep fewer frames, and then calls the function `tidy`, which frees seats. `empty` is that of [shmchannel.MemberSpec].
 //
 // Errors: [mempool.ErrClosed], [mempool.ErrLimit], [mempool.ErrOutOfMemory].
 func (st *Stream) Add(s *ledger.Session, spec ledger.MemberSpec, empty *os.File, tidy func()) (*ledger.Member, error) {
@@ -129,7 +129,7 @@ func (st *Stream) Add(s *ledger.Session, spec ledger.MemberSpec, empty *os.File,
 	if spec.Role == ledger.Producer && errors.Is(err, shmchannel.ErrNoSeat) && st.host.GiveUp() {
 		st.First = st.host.First()
 		st.Touch(st.Channel)
-		tidy() // otherwise dead producers would keep the slots until other producers publish, and these cannot join
+		tidy() // otherwise dead producers would keep the seats until other producers publish, and these cannot join
 		added, err = st.host.Add(how)
 	}
 	if err != nil {
@@ -216,7 +216,7 @@ func (st *Stream) Gone(m *ledger.Member) {
 	st.noteFailed("a member of a channel could not be taken out", st.host.Gone(st.ends[m.ID].Member))
 }
 
-// Sweep frees the slots of members that left, if nothing needs these slots any more. It returns these members, and the caller removes them
+// Sweep frees the seats of members that left, if nothing needs these seats any more. It returns these members, and the caller removes them
 // from the ledger.
 func (st *Stream) Sweep() (gone []*ledger.Member) {
 	found, err := st.host.Sweep(nil, func(f shmchannel.Fence) bool {

@@ -47,7 +47,7 @@ func (r *rig) add(role ledger.MemberRole) (*ledger.Member, shmchannel.MemberConf
 	m, err := r.Add(r.open(), ledger.MemberSpec{Role: role}, nil, func() {})
 	require.NoError(r, err)
 	files := r.Files(m)
-	return m, shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Seat: m.Slot, ID: m.ID}
+	return m, shmchannel.MemberConfig{Roster: files[0], Sequencer: files[1], Own: files[2], Seat: m.Seat, ID: m.ID}
 }
 
 func (r *rig) consume() (*ledger.Member, *shmchannel.Consumer) {

@@ -372,7 +372,7 @@ class Core:
         fd = next(iter(descriptors.fds), None)  # without a descriptor, the member has left already
         for mine in self.members:
             if mine.channel.id == member.channel and mine.role != member.role:
-                mine.meet(member.slot, member.member, fd)
+                mine.meet(member.seat, member.member, fd)
         self.tell_waiters()
 
     def tell_waiters(self) -> None:

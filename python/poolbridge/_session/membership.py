@@ -206,7 +206,7 @@ def join(
     member: _M | None = None
     try:
         native = NATIVE.Producer if request.role == "producer" else NATIVE.Consumer
-        member = make(reply.channel, native(*session.seat(reply.number), reply.slot, reply.member), reply.member)
+        member = make(reply.channel, native(*session.seat(reply.number), reply.seat, reply.member), reply.member)
         session.add_member(member, reply.number)
         yield Ask(Enter(channel=reply.channel.id, member=reply.member), Reply)
     except BaseException:

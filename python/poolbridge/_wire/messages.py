@@ -794,7 +794,7 @@ class JoinReply(Reply, kw_only=True, weakref=True):
     """
 
     channel: ChannelIdentity = field(name="c")  # the channel
-    slot: U = field(name="sl")  # seat in the roster
+    seat: U = field(name="sl")  # seat in the roster
     member: U = field(name="mb")  # member id
     export: Export = field(name="x")  # three descriptors: roster, sequencer, and the member's own file
 
@@ -849,7 +849,7 @@ class MemberCame(Struct, omit_defaults=True, gc=False, kw_only=True, tag_field="
 
     channel: U = field(name="ch")  # channel id
     role: str = field(name="ro")  # `producer` or `consumer`
-    slot: U = field(name="sl")  # seat in the roster
+    seat: U = field(name="sl")  # seat in the roster
     member: U = field(name="mb")  # member id
     export: Export = field(name="x")  # the member's file; no descriptor if the member has left already
 

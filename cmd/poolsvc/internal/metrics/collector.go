@@ -186,8 +186,8 @@ func (c Collector) Collect(to chan<- prometheus.Metric) {
 			continue
 		}
 		for _, m := range ch.Members {
-			if m.Role == service.Consumer && m.Slot < maxSubscribers {
-				to <- prometheus.MustNewConstMetric(lag, prometheus.GaugeValue, float64(m.Behind), append(labels, strconv.Itoa(m.Slot))...)
+			if m.Role == service.Consumer && m.Seat < maxSubscribers {
+				to <- prometheus.MustNewConstMetric(lag, prometheus.GaugeValue, float64(m.Behind), append(labels, strconv.Itoa(m.Seat))...)
 			}
 		}
 	}

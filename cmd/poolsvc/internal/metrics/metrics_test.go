@@ -51,8 +51,8 @@ func busy() *fake {
 			{
 				ChannelInfo: mempool.ChannelInfo{ChannelIdentity: channel(3, "camera", mempool.Broadcast), Producers: 1, Consumers: 3,
 					Published: 100, Waiting: 5, Used: 6, Dropped: 40},
-				Members: []service.FlowMember{{Session: 4, Role: service.Consumer, Behind: 5}, {Session: 4, Role: service.Consumer, Slot: 63, Behind: 1},
-					{Session: 5, Role: service.Consumer, Slot: 64}, {Session: 6, Role: service.Producer, Slot: 1}},
+				Members: []service.FlowMember{{Session: 4, Role: service.Consumer, Behind: 5}, {Session: 4, Role: service.Consumer, Seat: 63, Behind: 1},
+					{Session: 5, Role: service.Consumer, Seat: 64}, {Session: 6, Role: service.Producer, Seat: 1}},
 			},
 			{
 				ChannelInfo: mempool.ChannelInfo{ChannelIdentity: channel(4, "jobs", mempool.WorkQueue), Consumers: 1},
