@@ -88,7 +88,7 @@ type Counts struct {
 	// Waiting is the number of requests that wait now. The keys of the map are the things that requests wait for: "room", "buffer", "name",
 	// "pool", "channel", "consumers".
 	Waiting map[string]int
-	// Reclaims counts how long the service has held memory, a timeline or a slot for the process of a session after the session ended.
+	// Reclaims counts how long the service has held memory, a timeline or a seat for the process of a session after the session ended.
 	Reclaims Durations
 	// DriverCalls counts the calls to the driver or the system. DriverErrors counts those calls that failed. The keys of both maps are
 	// "create" and "close" for pools, and "allocate", "export" and "free" for blocks.

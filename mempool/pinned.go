@@ -147,8 +147,8 @@ func (a importedPinnedArena) Import(x Export, size uint64) (Mapping, error) {
 	return &pinnedMapping{pinnedMemoryOf(d.deviceMemory), d}, nil
 }
 
-// Reach returns an error if the driver refused to give the GPU access when this process opened the pool. The GPU needs no peer access,
-// because the memory is on the host.
+// Reach returns an error if the driver refused to give the GPU `name` access when this process imported a CUDA memory pool. The GPU needs no
+// peer access, because the memory is on the host.
 func (a importedPinnedArena) Reach(name string) error {
 	d, err := FindDevice(name)
 	if err == nil && a.refused[d] != nil {

@@ -5,9 +5,9 @@ import (
 	"math"
 )
 
-// The functions of this file compute their results from memory that members write. If a member writes nonsense, a result can be wrong, but
-// no greater than the greatest result that correct values can give. There is one exception: a member can store any number of 48 bits in the
-// tail, and results that depend on the tail can then be too great.
+// The functions of this file compute their results from memory that members write. If a member writes nonsense, a count can be wrong, but
+// no greater than correct values allow. There are two exceptions. A member can store any number of 48 bits in the tail, and results that
+// depend on the tail can then be too great. And Progress returns the member's own numbers, which can be as great as MaxNumber.
 
 // Waiting returns how many frames of a queue are not acknowledged. It returns 0 if the queue is destroyed.
 func (h *Host) Waiting() uint64 {

@@ -114,8 +114,8 @@ type Known struct{ Buffer, Version uint64 }
 // until leases that exclude the new lease have ended; the argument `wait` limits this time. If `known` is not zero, it also waits for
 // what replaces content that has failed, and returns that failure at the deadline.
 //
-// Errors: [mempool.ErrNotFound] (if `wait` is 0) or [mempool.ErrTimeout] if nothing is published under the name, or nothing else than
-// `known`, [mempool.ErrBusy], [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's error.
+// Errors: [mempool.ErrInvalid] for text that is no name, [mempool.ErrNotFound] (if `wait` is 0) or [mempool.ErrTimeout] if nothing is
+// published under the name, or nothing else than `known`, and those of Lease but [mempool.ErrStale].
 func (s *Session) Get(ctx context.Context, text string, write bool, known Known, wait time.Duration) (g GrantedLease, err error) {
 	if err := mempool.ValidateName("buffer", text); err != nil {
 		return g, err
@@ -156,10 +156,11 @@ func (s *Session) Get(ctx context.Context, text string, write bool, known Known,
 	return g, err
 }
 
-// Lease leases a buffer by its id and generation.
+// Lease leases a buffer by its id and generation. It waits until leases that exclude the new lease have ended, at most for the time `wait`.
 //
-// Errors: [mempool.ErrStale] for a buffer that the session does not see, or that has another generation, [mempool.ErrBusy],
-// [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied], the context's error.
+// Errors: [mempool.ErrStale] for a buffer that the session does not see, or that has another generation, [mempool.ErrInvalid] for a write
+// lease on a part of an arena, [mempool.ErrBusy], [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied],
+// [mempool.ErrLimit], [mempool.ErrClosed], the context's error.
 func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, wait time.Duration) (GrantedLease, error) {
 	svc := s.svc
 	return s.lease(ctx, "", write, wait, func() (*ledger.Buffer, *signal, error) {

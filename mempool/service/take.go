@@ -111,8 +111,8 @@ func (t *taking) find() (b *ledger.Block, again bool, err error) {
 	return t.reuse(t.p.rec.Own(t.session.rec, t.size)), false, nil
 }
 
-// promisedToOthers says whether the pool has too little room for `size` bytes besides those for which allocations have waited that are about
-// to try again. The caller holds Service.mu.
+// promisedToOthers says whether taking `size` bytes would leave too little room for allocations that have waited and are about to try again.
+// The caller holds Service.mu.
 func (p *Pool) promisedToOthers(size uint64) bool {
 	room := p.rec.Info.MaxBytes - min(p.rec.Info.MaxBytes, p.rec.Reserved-p.rec.Cached)
 	left := room

@@ -127,8 +127,8 @@ const (
 	leavePause = 2 * time.Millisecond
 )
 
-// retire leaves the channel, and releases the arenas and the leases that were published. The caller makes sure that no call of Publish is
-// running.
+// retire leaves the channel, and releases the published leases that have come back. If the service lets it leave, it also releases the arenas
+// and the other published leases. The caller makes sure that no call of Publish is running.
 func (p *Producer) retire(ctx context.Context) {
 	left := p.leave(ctx)
 	p.giveUpLeases(ctx)

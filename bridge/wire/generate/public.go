@@ -107,8 +107,8 @@ func (s *schema) conversions() ([]byte, error) {
 	return goFile("convert", out.Bytes(), "github.com/poolbridge/poolbridge/bridge/wire", "github.com/poolbridge/poolbridge/mempool")
 }
 
-// converted returns the expression that converts the value of the field: with the function `scalar`, or with the function of the field's
-// structure, whose name begins with the prefix.
+// converted returns the text of a Go expression that converts the expression `value`. A structure, or each structure of a list, is converted
+// by the function whose name is the prefix and the structure's name; another type by the function `scalar`, or not at all if that is empty.
 func (f *field) converted(value, scalar, prefix string) string {
 	switch {
 	case f.of != nil && f.list:

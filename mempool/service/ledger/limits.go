@@ -14,8 +14,8 @@ import (
 type Limits struct {
 	// SessionLeases is how many leases a session may have at a time. SessionBlocks is how many blocks a session may map at a time.
 	SessionLeases, SessionBlocks int
-	// UserSessions is how many sessions a user may have at a time, including ended sessions whose process may still use their memory. It does
-	// not limit the user that the service runs as, and root.
+	// UserSessions is how many sessions a user may have at a time, including ended sessions whose process may still use their memory. The
+	// limit is not for root, and not for the user that the service runs as.
 	UserSessions int
 	// UserNames is how many names the sessions of a user may have published at a time, including names that outlive their session. UserPools
 	// is how many pools the sessions of a user may have at a time.

@@ -28,8 +28,8 @@ type names struct {
 	whileUsed map[uint64][]*Name // by id of a buffer: its names that last while the buffer is used
 }
 
-// SetName gives a buffer the name of a publication of a session. If another buffer or the same buffer has the name, SetName replaces the name
-// and also returns the old one, whose buffer may now be unused. Without a version, the version is one more than the content that is replaced had.
+// SetName gives a buffer the name of a session's publication. If a buffer has this name already, SetName removes the old name, and returns it,
+// too: its buffer may now be unused. A publication without a version gets the version of the content that it replaces, plus 1.
 func (l *Ledger) SetName(p mempool.Publication, b *Buffer, s *Session) (named, old *Name) {
 	old = l.Names.Get(p.Name)
 	named = &Name{Text: p.Name, Buffer: b, UID: s.Peer.UID, Version: max(p.Version, l.published[b.ID].replaced(old)+1), WhileUsed: p.WhileUsed && !p.Keep}

@@ -62,9 +62,9 @@ class PoolbridgePlugin(WorkerPlugin):
         exist; an existing pool must have the same limit and kind. If `max_bytes` is None, the pool must exist, and
         `kind` has no effect.
     copy_from
-        A number of bytes, or a text such as ``"1MiB"``. If an array lives in no lease, has at least this size, and goes
-        to a worker with the same service, the sending worker copies the array into the pool. The copy lives as long as
-        the array. None: Dask moves the bytes of arrays that live in no lease.
+        A number of bytes, or a text such as ``"1MiB"``. If a NumPy array lives in no lease, has at least this size, and
+        goes to a worker with the same service, the sending worker copies the array into the pool. The copy lives as
+        long as the array. None: Dask moves the bytes of arrays that live in no lease.
     missing
         What happens on a machine without a service or without the pool. ``"error"``: the worker does not get the
         plugin, ``register_plugin`` raises, and a worker that comes later does not start. ``"ignore"``: the worker
