@@ -51,8 +51,8 @@ def connect(
         How many seconds the service may take to answer a request; 10 by default. If the program allows a request to
         wait at the service, as with ``allocate(timeout=…)``, the client adds the time that the program allows.
     wait
-        Seconds to wait for the service to appear; 0: do not wait. With `start`, the start may take 30 seconds, or `wait`
-        if that is longer.
+        Seconds to wait for the service to appear; 0: do not wait. With `start`, the service may take 30 seconds to
+        start, or `wait` if that is longer.
     device
         The GPU on which this program works: an ordinal or a name in this process's numbering (``1`` or ``"cuda:1"``),
         or a UUID. When the client maps memory that is on another GPU, the client gives the GPU `device` access to that
