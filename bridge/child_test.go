@@ -33,6 +33,7 @@ var children = map[string]func() error{
 	"visit":    visit,
 	"complain": complain,
 	"crowd":    crowd,
+	"starve":   starve,
 	"read":     readOnce,
 }
 
@@ -194,6 +195,42 @@ func crowd() error {
 	fmt.Println("ended")
 	_, err := bufio.NewReader(os.Stdin).ReadString('\n')
 	return err
+}
+
+// starve dials, allocates and opens a pool without a free descriptor. It prints the results, and that of Dial with free descriptors.
+func starve() error {
+	ctx := context.Background()
+	old, clients := unix.Rlimit{}, make([]*Client, 2)
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old)
+	for i := range clients {
+		if err == nil {
+			clients[i], err = Dial(ctx, DefaultSocket())
+		}
+	}
+	if err != nil {
+		return err
+	}
+	p, err := clients[0].TryOpenPool(ctx, "p")
+	if err != nil {
+		return err
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: old.Max}); err != nil {
+		return err
+	}
+	_, unconnected := Dial(ctx, DefaultSocket())
+	_, unopened := clients[1].TryOpenPool(ctx, "p")
+	_, allocated := p.TryAllocate(ctx, mempool.Bytes(100))
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		return err
+	}
+	c, connected := Dial(ctx, DefaultSocket())
+	for _, err := range []error{unconnected, unopened, allocated, connected} {
+		fmt.Println(err)
+	}
+	if connected != nil {
+		return connected
+	}
+	return errors.Join(c.Close(), clients[0].Close())
 }
 
 // visit tries operations as another user, and prints the result of each operation.

@@ -73,3 +73,14 @@ func TestAServiceWithoutDescriptorsSaysWhatToRaise(t *testing.T) {
 	require.NoError(t, dial(t, path).Close())
 	server.tell("quit")
 }
+
+func TestAClientWithoutDescriptorsSaysWhatToRaise(t *testing.T) {
+	r := start(t, server.Config{}, unhurried)
+	createPool(t, dial(t, r.path), hostPool("p", 1<<16))
+	starving := spawn(t, "starve", r.path, nil)
+	const cure = "no file descriptor is free: raise the limit RLIMIT_NOFILE"
+	assert.Contains(t, starving.says(), cure, "Dial")
+	assert.Contains(t, starving.says(), cure, "OpenPool, which receives the pool's descriptor")
+	assert.Equal(t, "<nil>", starving.says(), "Allocate in an open pool needs no descriptor")
+	assert.Equal(t, "<nil>", starving.says(), "Dial, with free descriptors again")
+}

@@ -10,6 +10,7 @@ pytest.importorskip(
 
 import asyncio
 import copy
+import ctypes
 import enum
 import inspect
 import linecache
@@ -29,6 +30,7 @@ from realservice import RealService
 from test_load import save
 
 import poolbridge
+from poolbridge._memory.dlpack import _Versioned, pointer
 
 
 class Named(enum.StrEnum):
@@ -425,6 +427,37 @@ def test_what_would_be_guessed_is_refused(client):
         client.create_pool("q", max_bytes=4096, uids=b"12")
     with pytest.raises(poolbridge.InvalidArgumentError, match="expected values by key"):
         client.create_channel("c").publish(np.arange(3), meta=[("a", "b")])
+
+
+class Endless:
+    """One byte of memory as more elements than any memory has, by strides of 0."""
+
+    SHAPE = 1 << 32, 1 << 32
+
+    def __init__(self, byte, interface):
+        self._byte = byte
+        if interface:
+            self.__array_interface__ = byte.__array_interface__ | {"shape": self.SHAPE, "strides": (0, 0)}
+        else:
+            self.__dlpack_device__ = byte.__dlpack_device__
+
+    def __dlpack__(self, **options):
+        capsule = self._byte.reshape(1, 1).__dlpack__(**options)
+        tensor = _Versioned.from_address(pointer(capsule, b"dltensor_versioned")).tensor
+        (ctypes.c_int64 * 2).from_address(tensor.shape)[:] = self.SHAPE
+        (ctypes.c_int64 * 2).from_address(tensor.strides)[:] = 0, 0
+        return capsule
+
+
+@pytest.mark.parametrize("interface", [False, True], ids=["dlpack", "array-interface"])
+@pytest.mark.parametrize("in_lease", [False, True], ids=["own", "leased"])
+def test_an_array_of_more_elements_than_fit_is_refused(client, interface, in_lease):
+    channel, lease = client.create_channel("c"), client.allocate(1, "uint8")
+    byte = np.asarray(lease) if in_lease else np.zeros(1, np.uint8)
+    for send in (channel.publish, lambda array: client.put(array, "x")):
+        with pytest.raises(poolbridge.InvalidArgumentError, match=r"2\*\*63 - 1|too big"):
+            send(Endless(byte, interface))
+    channel.publish(lease)
 
 
 def test_a_lease_compares_as_an_object_and_says_so(client):

@@ -429,7 +429,8 @@ NO_DESCRIPTOR = """
 import asyncio, os, resource, sys
 import poolbridge
 
-with poolbridge.connect(sys.argv[1]) as client:
+with poolbridge.connect(sys.argv[1]) as client, asyncio.Runner() as runner:
+    runner.get_loop()  # which has descriptors of its own
     client.create_channel("c", pool="p")
     first = os.dup(0)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -437,6 +438,7 @@ with poolbridge.connect(sys.argv[1]) as client:
     said = []
     for attempt in (
         lambda: poolbridge.connect(sys.argv[1]),
+        lambda: runner.run(poolbridge.connect_async(sys.argv[1])),
         lambda: client.subscribe("c"),
     ):
         try:
@@ -453,8 +455,8 @@ def test_a_client_without_free_descriptors_names_its_limit():
         done = subprocess.run(
             [sys.executable, "-c", NO_DESCRIPTOR, service.path], capture_output=True, text=True, timeout=60
         )
-    first, second = done.stdout.splitlines()
-    for line, error in ((first, "PoolLimitError"), (second, "ConnectionLostError")):
+    errors = "PoolLimitError", "PoolLimitError", "ConnectionLostError"
+    for line, error in zip(done.stdout.splitlines(), errors, strict=True):
         assert line.startswith(f"{error}: ")
         assert "this process has no free file descriptor: close files, or raise its limit RLIMIT_NOFILE, which" in line
 

@@ -4,13 +4,18 @@ import (
 	"encoding/json"
 	"errors"
 	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/tests/rig"
 )
 
@@ -69,6 +74,39 @@ with poolbridge.connect(sys.argv[1]) as client:
 	assert.Equal(t, "weights", names.Names[0].Name)
 	assert.Equal(t, []int{2, 3}, names.Names[0].Shape)
 	w.End(t)
+}
+
+func TestNoListPrintsUnprintableCharactersOfNames(t *testing.T) {
+	const name, program = "a\u202eb\u2028c", "d\u202ee\u2028f\u009bg\u007fh" // names have no control characters
+	s := rig.Serve(t)
+	own := os.Args[0]
+	os.Args[0] = program
+	c, err := bridge.Dial(t.Context(), s.Socket)
+	os.Args[0] = own
+	require.NoError(t, err)
+	defer c.Close()
+	pool, err := c.CreatePool(t.Context(), mempool.PoolSpec{Name: name, Kind: mempool.Host, MaxBytes: 1 << 20})
+	require.NoError(t, err)
+	l, err := pool.TryAllocate(t.Context(), mempool.Bytes(1<<20)) // which fills the pool, so that status warns of it
+	require.NoError(t, err)
+	require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: name}))
+	_, err = c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: name, Pool: pool.Info().ID})
+	require.NoError(t, err)
+	_, err = c.Subscribe(t.Context(), name, mempool.SubscribeOptions{})
+	require.NoError(t, err)
+	const escaped = `a\u202eb\u2028c`
+	names := []string{"a?b?c", escaped}
+	for list, shown := range map[string][]string{"pools": names, "names": names, "buffers": names, "leases": names, "channels": names, "channel show " + name: names,
+		"status": names, "events": {escaped, escaped}, "sessions": {"d?e?f?g?h", `d\u202ee\u2028f\u009bg\u007fh`}} {
+		for i, as := range []string{"", " --json"} {
+			out, err := poolsvc(t, strings.Split(list+" --socket "+s.Socket+as, " ")...)
+			require.NoError(t, err, out)
+			assert.Contains(t, out, shown[i], list)
+			for _, r := range out {
+				assert.True(t, r == '\n' || unicode.IsPrint(r), "%s%s: %U", list, as, r)
+			}
+		}
+	}
 }
 
 func TestAClientWithoutAServiceIsToldWhereItLookedAndHowToStartOne(t *testing.T) {

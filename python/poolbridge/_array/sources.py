@@ -305,7 +305,7 @@ def _ask(array: Any, ask: Callable[[], _T]) -> _T:
         return ask()
     except PoolbridgeError:
         raise
-    except (BufferError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (BufferError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidArgumentError(f"this {type(array).__name__} cannot be shared: {error}") from error
 
 
@@ -331,7 +331,7 @@ def _numpy_array(given: Any) -> np.ndarray[Any, Any]:
     mistake.
     """
     if hasattr(given, "__array__") or hasattr(given, "__array_interface__"):
-        return plain(given)
+        return _ask(given, lambda: plain(given))
     try:
         return np.asarray(memoryview(given))
     except TypeError:

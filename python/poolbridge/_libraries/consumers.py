@@ -46,6 +46,10 @@ class Consumer(ABC):
     def take(self, lease: BaseLease, stream: Any = None) -> Any:
         """Make an array in the lease's memory, for use on `stream`; None: for use on the library's current stream."""
 
+    def take_plain(self, lease: BaseLease) -> Any:  # noqa: ARG002
+        """Make an array without naming a device type; None: the library takes only memory of a GPU."""
+        return None
+
     def stream(self, ordinal: int) -> Any:
         """Make a stream of a GPU that does not synchronize with the legacy default stream.
 
@@ -90,6 +94,9 @@ class _NumPy(Consumer):
     def take(self, lease: BaseLease, stream: Any = None) -> Any:  # noqa: ARG002
         source: Any = lease  # NumPy's type stubs do not know the newest standard
         return np.from_dlpack(source)
+
+    def take_plain(self, lease: BaseLease) -> Any:
+        return self.take(lease)
 
     def pointer(self, array: Any) -> int:
         return int(array.ctypes.data)
@@ -161,6 +168,11 @@ class _Torch(Consumer):
 
         with torch.cuda.stream(stream) if stream is not None else nullcontext():
             return torch.from_dlpack(_of_gpu(lease))
+
+    def take_plain(self, lease: BaseLease) -> Any:
+        import torch
+
+        return torch.from_dlpack(lease)
 
     def stream(self, ordinal: int) -> Any:
         import torch
@@ -259,6 +271,11 @@ class _Jax(Consumer):
         import jax
 
         return jax.dlpack.from_dlpack(lease.view(legacy=True, device="cuda" if _is_pinned(lease) else None))
+
+    def take_plain(self, lease: BaseLease) -> Any:
+        import jax
+
+        return jax.dlpack.from_dlpack(lease.view(legacy=True))
 
     def pointer(self, array: Any) -> int:
         return int(array.unsafe_buffer_pointer())

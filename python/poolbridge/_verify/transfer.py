@@ -61,7 +61,10 @@ def produce(worker: Worker, pool: str, name: str, content: Fields) -> None:
 
 
 def both(worker: Worker, name: str, first: Fields, second: Fields) -> None:
-    """Write a pattern with the library, and compare it on the CPU. Then write and compare the other way round."""
+    """Write a pattern with the library, and compare it on the CPU. Then write and compare the other way round.
+
+    Then print and copy the library's array as users do, who name no device.
+    """
     with worker.lease(name, write=True) as lease:
         consumer = worker.consumer
         array, cpu = consumer.take(lease), np.asarray(lease)
@@ -69,4 +72,14 @@ def both(worker: Worker, name: str, first: Fields, second: Fields) -> None:
         Pattern(**first).compare(cpu)
         cpu[:] = Pattern(**second).values()
         Pattern(**second).compare(consumer.copy(array))
-        del array, cpu
+        plain = consumer.take_plain(lease)
+        if plain is not None:
+            _print(plain)
+            Pattern(**second).compare(np.array(plain.cpu() if hasattr(plain, "cpu") else plain))
+        del array, cpu, plain
+
+
+def _print(array: Any) -> None:
+    """Print an array and its first element, for the work that the library does."""
+    repr(array)
+    float(array[0])
