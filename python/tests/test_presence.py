@@ -312,7 +312,7 @@ def test_the_last_of_several_producers_ends_a_channel_that_keeps_the_order_of_ea
     assert got == {pid: list(range(20)) for pid in pids}
     endings = [(pids[3], "left"), (pids[2], "lost"), (pids[1], "closed"), (pids[0], "lost")]
     assert sorted(frames.producers) == sorted(endings)
-    text = f"{frames._consumer.presence()},"
+    text = f"{frames._consumer.presence.text()},"
     for pid, words in zip(
         pids[1:], ["was ended by an operator", "was killed, or ended without c.*", "left"], strict=True
     ):
