@@ -282,7 +282,10 @@ class Torch(Library):
         def jax_too(array: Any, expected: Any) -> None:
             if array.__dlpack_device__()[0] == _dlpack.CUDA_HOST:
                 raise Lacks("JAX refuses memory of which PyTorch says that it is pinned")
-            same(np.asarray(other("jax").dlpack.from_dlpack(array)), expected)
+            jax = other("jax")
+            jax.devices()  # JAX's start leaves the last GPU current, and PyTorch then exports no tensor of another
+            with torch.cuda.device(array.device) if array.is_cuda else contextlib.nullcontext():
+                same(np.asarray(jax.dlpack.from_dlpack(array)), expected)
 
         return {
             "print": lambda array, expected: same("5" in repr(array), True),
