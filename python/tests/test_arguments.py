@@ -444,8 +444,8 @@ class Endless:
     def __dlpack__(self, **options):
         capsule = self._byte.reshape(1, 1).__dlpack__(**options)
         tensor = _Versioned.from_address(pointer(capsule, b"dltensor_versioned")).tensor
-        (ctypes.c_int64 * 2).from_address(tensor.shape)[:] = self.SHAPE
-        (ctypes.c_int64 * 2).from_address(tensor.strides)[:] = 0, 0
+        (ctypes.c_int64 * 2).from_address(tensor.shape)[:] = list(self.SHAPE)
+        (ctypes.c_int64 * 2).from_address(tensor.strides)[:] = [0, 0]
         return capsule
 
 
