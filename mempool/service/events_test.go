@@ -770,6 +770,10 @@ func TestOneUserCannotFillTheHistoryOrTheLog(t *testing.T) {
 		assert.Equal(t, ration.Burst+3, strings.Count(log.String(), "a packet was malformed"))
 		events, count := ended(2)
 		assert.Equal(t, []int{3, 3}, []int{events, count}, "other users are heard")
+		s, err := svc.OpenSession(mempool.Peer{UID: 1, PID: 1}, "", func(Notice) {})
+		require.NoError(t, err)
+		s.Refused(&LimitError{Limit: "session-leases", Max: 1, Who: "a session", What: "leases", Have: 1, Advice: "release one"})
+		assert.EqualValues(t, 1, one(t, svc, mempool.LimitMet).UID, "and so are events of another kind")
 
 		time.Sleep(eventlog.Rest)
 		synctest.Wait()

@@ -11,11 +11,14 @@ pytest.importorskip(
 import asyncio
 import gc
 import inspect
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from realservice import RealService
 
 import poolbridge
+from poolbridge._client import copies as _copies
 
 
 @pytest.fixture
@@ -138,6 +141,34 @@ def test_all_subscriptions_of_a_client_can_wait_at_the_same_time(service):
     run(service, body)
 
 
+def test_calls_that_need_a_thread_where_none_can_start_have_a_typed_error_and_no_effect(service, monkeypatch):
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    async def body(client, other):
+        channel = await client.create_channel("c", capacity=4)
+        frames, copied = other.subscribe("c"), []
+        async with await client.allocate(4):  # whose memory is then mapped already
+            pass
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())  # which has no thread yet
+        with monkeypatch.context() as without_threads:
+            without_threads.setattr(threading.Thread, "start", refuse)
+            without_threads.setattr(_copies, "copy_into", lambda *_arguments: copied.append(True))
+            with pytest.raises(poolbridge.UnavailableError):
+                await client.put(np.zeros(4), "x")
+            for _ in range(3):
+                with pytest.raises(poolbridge.UnavailableError, match="needs a thread to wait in.*RLIMIT_NPROC"):
+                    await frames.receive(60)
+        waiting = asyncio.ensure_future(frames.receive(60))
+        await asyncio.to_thread(int)
+        assert not copied, "no thread does later what was refused"
+        assert await client.names() == []
+        assert await channel.publish(await client.allocate(4, "int32")) == 1
+        assert (await waiting).seq == 1
+
+    run(service, body)
+
+
 def test_requeueing_time_limits_and_closing(service):
     async def body(client, other):
         channel = await client.create_channel("work", mode="queue", capacity=4)
@@ -153,7 +184,7 @@ def test_requeueing_time_limits_and_closing(service):
                 await frame.ack()
             again = await frames.receive(60)
             assert (again.seq, again.lease.buffer_id) == (1, frame.buffer_id)
-            with pytest.raises(ZeroDivisionError):
+            with pytest.raises(poolbridge.UnavailableError):
                 async with again:
                     raise ZeroDivisionError
         assert frames.closed

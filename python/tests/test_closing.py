@@ -7,6 +7,7 @@ import copy
 import gc
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -253,6 +254,10 @@ def test_lists_name_the_closed_client_that_holds_memory(service, other, make):
     assert lease.session in {one.id for one in other.sessions()}
     with pytest.raises(poolbridge.PoolLimitError):
         other.allocate(2 * MIB, "uint8", pool="p", timeout=0)
+    (refusal,) = (event for event in other.events() if event.kind == "pool-full")
+    assert re.search(
+        rf"; session {lease.session} \(.*, pid {os.getpid()}, .*\) has the most of it, 1 MiB", refusal.text
+    )
     del array
     other.allocate(2 * MIB, "uint8", pool="p", timeout=60)
 
@@ -306,14 +311,20 @@ def test_frames_of_a_closed_client_come_back_when_their_arrays_die(service, othe
     other.allocate(2 * MIB, "uint8", pool="p", timeout=60)
 
 
-def test_clients_that_close_at_the_same_time_leave_no_session(service, other):
+def test_clients_that_close_at_the_same_time_leave_no_session_and_no_descriptor(service, other):
+    def descriptors():
+        return [len(os.listdir(f"/proc/{pid}/fd")) for pid in (service.process.pid, os.getpid())]
+
     def use(_):
         with poolbridge.connect(service.path) as client:
             client.allocate(4096, "uint8", pool="p", timeout=60).release()
 
+    use(0)
+    before = descriptors()
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(use, range(25 * SESSIONS)))
     assert sessions(other) == 1
+    assert descriptors() == before
 
 
 def test_an_allocation_that_waits_when_its_client_is_closed_holds_nothing(service, other):

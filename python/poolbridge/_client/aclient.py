@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self, TypeVar, overload
 
 from poolbridge._client import makers as _makers, operations as _operations
@@ -24,7 +25,7 @@ from poolbridge._session.loop_reader import LoopReader
 from poolbridge._session.session import Session
 from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.literals import AckMode, ChannelMode, FullPolicy, Kind, Library, NoProducers
-from poolbridge.errors import InvalidArgumentError
+from poolbridge.errors import InvalidArgumentError, UnavailableError
 
 if TYPE_CHECKING:  # a library that is not installed has the type Any
     import cupy
@@ -413,14 +414,32 @@ class AsyncClient(AsyncLists, ClientState):
             return await self._reader.wait(step.waiter, step.seconds)
         if isinstance(step, Sleep):
             return await self._sleep(step, cancellation)
-        return await cancellation.outlast(self._reader.loop.run_in_executor(None, copy_context().run, step.work))
+        return await cancellation.outlast(self._in_thread(None, partial(copy_context().run, step.work)))
+
+    def _in_thread(self, pool: ThreadPoolExecutor | None, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Begin `work` in a thread of `pool`, or in one of the event loop's own pool.
+
+        Raises
+        ------
+        UnavailableError
+            The process cannot start a thread. Nobody does the work.
+        """
+        refused = False  # then the pool keeps the call for its next thread
+        try:
+            return self._reader.loop.run_in_executor(pool, lambda: None if refused else work())
+        except RuntimeError as error:
+            refused = True
+            raise UnavailableError(
+                f"the call needs a thread to wait in, and this process cannot start one ({error}): end other threads, "
+                "or raise the limit of threads (RLIMIT_NPROC, or pids.max of the control group)"
+            ) from error
 
     async def _sleep(self, step: Sleep, cancellation: Cancellation) -> Any:
         """Run a waiting step in another thread. The step waits for at most `_NAP` seconds, even if it is cancelled."""
         if self._sleepers is None:
             self._sleepers = ThreadPoolExecutor(_MOST_SLEEPERS, thread_name_prefix="poolbridge-sleeper")
         seconds = _NAP if step.seconds is None else min(step.seconds, _NAP)
-        work = self._reader.loop.run_in_executor(self._sleepers, step.work, seconds)
+        work = self._in_thread(self._sleepers, partial(step.work, seconds))
         try:
             return await (cancellation.outlast(work) if step.lasting else work)
         finally:

@@ -329,6 +329,22 @@ func TestNoFileIsRemovedForTheSocketOfHTTPExceptADeadSocketOfThisUser(t *testing
 	}
 }
 
+func TestADeadSocketOfAnotherUserStaysWhereHTTPIsToListen(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give a file to another user")
+	}
+	const other = 4242
+	dead := filepath.Join(t.TempDir(), "dead")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dead, Net: "unix"})
+	require.NoError(t, err)
+	l.SetUnlinkOnClose(false)
+	require.NoError(t, l.Close())
+	require.NoError(t, os.Chown(dead, other, other))
+	_, err = Serve(Config{Address: "unix:" + dead, Log: slog.New(slog.DiscardHandler)}, registry(t, busy()), well)
+	require.ErrorContains(t, err, "a file of user 4242 is there: remove it, or choose another path")
+	assert.FileExists(t, dead)
+}
+
 func TestTheEndOfAServerRemovesItsOwnSocketAndNoOther(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "http")
 	config := Config{Address: "unix:" + path, Log: slog.New(slog.DiscardHandler)}
