@@ -190,52 +190,64 @@ func TestMemoryIsUsedAgainWhenTheTimelineOfItsReaderIsGone(t *testing.T) {
 }
 
 func TestReadersSeeTheTensorThatWasPublishedAfterOtherFrames(t *testing.T) {
-	frame, other := mempool.Tensor{DType: mempool.Float32, Shape: []uint64{6}}, mempool.Tensor{DType: mempool.Int32, Shape: []uint64{2, 3}}
-	for name, again := range map[string]*mempool.Tensor{"the tensor of the lease": nil, "another tensor": {DType: mempool.Int64, Shape: []uint64{3}}} {
-		t.Run(name, func(t *testing.T) {
-			s := pair(t, hostPool("p", 1<<20), mempool.ChannelSpec{Capacity: 1})
-			from := s.follow(t, mempool.SubscribeOptions{})
-			for range 3 {
-				l, err := s.pool.TryAllocate(t.Context(), frame)
-				require.NoError(t, err)
-				_, err = s.from.Publish(t.Context(), l, mempool.FrameOptions{})
-				require.NoError(t, err)
-				f, err := from.next(t.Context())
-				require.NoError(t, err)
-				require.NoError(t, f.Release())
-			}
-			l, err := s.pool.TryAllocate(t.Context(), other)
-			require.NoError(t, err)
-			of := func() (tensors []mempool.Tensor) {
-				for b, err := range s.consumer.Buffers(t.Context()) {
-					require.NoError(t, err)
-					if b.ID == l.Grant().Buffer {
-						tensors = append(tensors, b.Tensor)
-					}
+	for _, kind := range []mempool.Kind{mempool.Host, mempool.Device, mempool.VMM, mempool.Pinned} {
+		for name, again := range map[string]*mempool.Tensor{"the tensor of the lease": nil, "another tensor": {DType: mempool.Int64, Shape: []uint64{3}}} {
+			t.Run(string(kind)+"/"+name, func(t *testing.T) {
+				if err := kind.Probe(""); err != nil {
+					t.Skip(err)
 				}
-				return tensors
-			}
-			assert.Equal(t, []mempool.Tensor{other}, of(), "while it is written")
-			require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "w", Tensor: again}))
-			want := other
-			if again != nil {
-				want = *again
-			}
-			assert.Equal(t, want, l.Tensor())
-			assert.Equal(t, []mempool.Tensor{want}, of())
-			for n, err := range s.consumer.Names(t.Context()) {
-				require.NoError(t, err)
-				assert.Equal(t, want, n.Tensor)
-			}
-			named, err := s.consumer.TryGet(t.Context(), "w", LeaseOptions{})
+				readersSeeTheTensorAfterOtherFrames(t, kind, again)
+			})
+		}
+	}
+}
+
+// readersSeeTheTensorAfterOtherFrames sends frames in a pool of a kind, allocates a lease in memory that came back, and publishes the lease,
+// with the tensor `again` unless it is nil.
+func readersSeeTheTensorAfterOtherFrames(t *testing.T, kind mempool.Kind, again *mempool.Tensor) {
+	t.Helper()
+	frame, other := mempool.Tensor{DType: mempool.Float32, Shape: []uint64{6}}, mempool.Tensor{DType: mempool.Int32, Shape: []uint64{2, 3}}
+	s := pair(t, mempool.PoolSpec{Name: "p", Kind: kind, MaxBytes: 16 << 20}, mempool.ChannelSpec{Capacity: 1})
+	from := s.follow(t, mempool.SubscribeOptions{})
+	for range 3 {
+		l, err := s.pool.TryAllocate(t.Context(), frame)
+		require.NoError(t, err)
+		_, err = s.from.Publish(t.Context(), l, mempool.FrameOptions{})
+		require.NoError(t, err)
+		f, err := from.next(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, f.Release())
+	}
+	l, err := s.pool.TryAllocate(t.Context(), other)
+	require.NoError(t, err)
+	of := func() (tensors []mempool.Tensor) {
+		for b, err := range s.consumer.Buffers(t.Context()) {
 			require.NoError(t, err)
-			byID, err := s.consumer.TryLease(t.Context(), l.Grant().Buffer, l.Grant().Generation, LeaseOptions{})
-			require.NoError(t, err)
-			for _, got := range []*Lease{named, byID, l} {
-				assert.Equal(t, want, got.Tensor())
-				release(t, got)
+			if b.ID == l.Grant().Buffer {
+				tensors = append(tensors, b.Tensor)
 			}
-		})
+		}
+		return tensors
+	}
+	assert.Equal(t, []mempool.Tensor{other}, of(), "while it is written")
+	require.NoError(t, l.Publish(t.Context(), mempool.Publication{Name: "w", Tensor: again}))
+	want := other
+	if again != nil {
+		want = *again
+	}
+	assert.Equal(t, want, l.Tensor())
+	assert.Equal(t, []mempool.Tensor{want}, of())
+	for n, err := range s.consumer.Names(t.Context()) {
+		require.NoError(t, err)
+		assert.Equal(t, want, n.Tensor)
+	}
+	named, err := s.consumer.TryGet(t.Context(), "w", LeaseOptions{})
+	require.NoError(t, err)
+	byID, err := s.consumer.TryLease(t.Context(), l.Grant().Buffer, l.Grant().Generation, LeaseOptions{})
+	require.NoError(t, err)
+	for _, got := range []*Lease{named, byID, l} {
+		assert.Equal(t, want, got.Tensor())
+		release(t, got)
 	}
 }
 
