@@ -37,7 +37,7 @@ func AdoptHost(spec Spec, rosterFile, sequencerFile *os.File, lastID, first uint
 		return nil, nil, err
 	}
 	for i, m := range all {
-		seats := h.seats(m.Role)
+		seats := h.of(m.Role)
 		if m.Seat < 0 || m.Seat >= len(seats) || seats[m.Seat] != nil {
 			return nil, nil, invalid("two members have seat %d, or there is none", m.Seat)
 		}
@@ -45,7 +45,7 @@ func AdoptHost(spec Spec, rosterFile, sequencerFile *os.File, lastID, first uint
 		if err := m.mapFile(h.geometry); err != nil {
 			return nil, nil, err
 		}
-		s := h.seat(m)
+		s := h.roster.seat(m)
 		m.joined = (members[i].Entered || m.reserved) && s.id.Load() == m.ID && s.state.Load() != seatFree
 		m.start = s.start.Load()
 	}

@@ -311,7 +311,7 @@ func TestAProducerNeedsNothingOfAConsumerWhoseSeatTheHostIsFreeing(t *testing.T)
 	late, err := r.host.Add(MemberSpec{Role: ConsumerRole})
 	require.NoError(t, err)
 	require.NoError(t, r.host.Join(late))
-	r.host.seat(late).id.Store(0) // the producer has loaded the state before
+	r.host.roster.seat(late).id.Store(0) // the producer has loaded the state before
 	p.publish()
 	p.reclaim()
 }

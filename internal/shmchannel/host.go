@@ -13,9 +13,8 @@ type Host struct {
 	rosterFile, sequencerFile *os.File
 	rosterReader              *os.File // the roster's file, for members
 
-	producers [MaxProducers]*Member
-	consumers [MaxConsumers]*Member
-	lastID    uint64
+	members
+	lastID uint64
 
 	first   uint64 // a broadcast has given up the frames before this number; see GiveUp
 	newest  uint64 // the greatest frame number that the host has seen
@@ -139,22 +138,28 @@ func (h *Host) Add(spec MemberSpec) (*Member, error) {
 }
 
 // admits reports whether a new member may join: any member while the channel is open, and a consumer of a queue also after it was closed.
-func (h *Host) admits(role Role) bool {
-	state := h.roster.state.Load()
-	return state == channelOpen || state == channelClosed && h.mode == Queue && role == ConsumerRole
+func (c *channel) admits(role Role) bool {
+	state := c.roster.state.Load()
+	return state == channelOpen || state == channelClosed && c.mode == Queue && role == ConsumerRole
 }
 
-// seats returns the members of a role by their seats. A producer that left keeps its seat while the channel keeps its frames.
-func (h *Host) seats(role Role) []*Member {
+// members are the members by their seats. A producer that left keeps its seat while the channel keeps its frames.
+type members struct {
+	producers [MaxProducers]*Member
+	consumers [MaxConsumers]*Member
+}
+
+// of returns the members of a role by their seats.
+func (ms *members) of(role Role) []*Member {
 	if role == ProducerRole {
-		return h.producers[:]
+		return ms.producers[:]
 	}
-	return h.consumers[:]
+	return ms.consumers[:]
 }
 
 // place finds a free seat for a new member.
-func (h *Host) place(m *Member) (**Member, error) {
-	seats := h.seats(m.Role)
+func (ms *members) place(m *Member) (**Member, error) {
+	seats := ms.of(m.Role)
 	for i := range seats {
 		if seats[i] == nil {
 			m.Seat = i
@@ -225,16 +230,16 @@ func (m *Member) free() error {
 }
 
 // seat returns the member's seat in the roster.
-func (h *Host) seat(m *Member) *seat {
+func (r *roster) seat(m *Member) *seat {
 	if m.Role == ProducerRole {
-		return &h.roster.producers[m.Seat]
+		return &r.producers[m.Seat]
 	}
-	return &h.roster.consumers[m.Seat]
+	return &r.consumers[m.Seat]
 }
 
 // Members appends the members of a role to the slice `to`, including members that left and still have a seat. It returns the new slice.
-func (h *Host) Members(to []*Member, role Role) []*Member {
-	for _, m := range h.seats(role) {
+func (ms *members) Members(to []*Member, role Role) []*Member {
+	for _, m := range ms.of(role) {
 		if m != nil {
 			to = append(to, m)
 		}

@@ -388,7 +388,7 @@ func TestAChangeThatIsNotInTheTailYetHoldsNobodyUp(t *testing.T) {
 	p.publish()
 	c := r.openConsumer(MemberSpec{})
 	p.publish()
-	s := r.host.seat(c.member)
+	s := r.host.roster.seat(c.member)
 	s.id.Store(c.member.ID)
 	s.state.Store(seatActive)
 	r.host.roster.version.Add(1)

@@ -41,7 +41,7 @@ func (h *Host) Reserve(m *Member) error {
 // activate lets a member take part.
 func (h *Host) activate(m *Member) error {
 	m.joined = true
-	s := h.seat(m)
+	s := h.roster.seat(m)
 	s.policy.Store(uint32(m.policy))
 	s.timeline.Store(m.Timeline)
 	s.ending.Store(0) // before pid: a consumer must not see how another member left
@@ -96,13 +96,13 @@ func (h *Host) Expel(m *Member, how Ending) error {
 	}
 	if m.reserved { // it has taken no frame, and no producer has its file
 		m.joined, m.reserved = false, false
-		h.seat(m).state.Store(seatFree)
-		h.seat(m).id.Store(0)
+		h.roster.seat(m).state.Store(seatFree)
+		h.roster.seat(m).id.Store(0)
 		_, err := h.change()
 		return err
 	}
-	h.seat(m).ending.Store(uint32(how))
-	h.seat(m).state.Store(seatLeft)
+	h.roster.seat(m).ending.Store(uint32(how))
+	h.roster.seat(m).state.Store(seatLeft)
 	if m.Role == ProducerRole {
 		h.sequencer.waiting[m.Seat].Store(0)
 	}
@@ -162,7 +162,7 @@ func (h *Host) Sweep(to []*Member, reached func(Fence) bool) ([]*Member, error) 
 	for _, m := range to[from:] {
 		h.countMissed(m)
 		if m.joined {
-			s := h.seat(m)
+			s := h.roster.seat(m)
 			s.state.Store(seatFree)
 			s.id.Store(0)
 			changed = true
@@ -280,9 +280,9 @@ func (h *Host) GiveUp() bool {
 }
 
 // ahead returns the smallest number that an active consumer has not released.
-func (h *Host) ahead() uint64 {
+func (ms *members) ahead() uint64 {
 	n := uint64(math.MaxUint64)
-	for _, c := range h.consumers {
+	for _, c := range ms.consumers {
 		if c != nil && c.joined && !c.left {
 			n = min(n, c.cursor.floor.Load())
 		}

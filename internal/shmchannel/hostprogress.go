@@ -16,8 +16,8 @@ func (h *Host) Waiting() uint64 {
 }
 
 // queued returns how many frames of a queue wait for a consumer, and how many are not acknowledged.
-func (h *Host) queued() (waiting, open uint64) {
-	for r := range h.open() {
+func (c *channel) queued() (waiting, open uint64) {
+	for r := range c.open() {
 		open++
 		if r.waits() {
 			waiting++
@@ -27,14 +27,14 @@ func (h *Host) queued() (waiting, open uint64) {
 }
 
 // open has the frames of a queue that are not acknowledged.
-func (h *Host) open() iter.Seq[resident] {
+func (c *channel) open() iter.Seq[resident] {
 	return func(yield func(resident) bool) {
-		if h.mode != Queue || h.roster.state.Load() == channelDestroyed {
+		if c.mode != Queue || c.roster.state.Load() == channelDestroyed {
 			return
 		}
-		t := h.sequencer.loadTail()
-		for number := t.number() - min(t.number(), h.slots) + 1; number <= t.number(); number++ {
-			if r := h.sequencer.resident(number, t); !r.done() && !yield(r) {
+		t := c.sequencer.loadTail()
+		for number := t.number() - min(t.number(), c.slots) + 1; number <= t.number(); number++ {
+			if r := c.sequencer.resident(number, t); !r.done() && !yield(r) {
 				return
 			}
 		}
@@ -45,14 +45,19 @@ func (h *Host) open() iter.Seq[resident] {
 func (h *Host) Oldest() (of *Member) {
 	oldest := uint64(math.MaxUint64)
 	for r := range h.open() {
-		if r.waits() || r.number >= oldest {
-			continue
-		}
-		if seat := r.claim.tag() - tagConsumer; seat < uint64(len(h.consumers)) && h.consumers[seat] != nil {
-			oldest, of = r.number, h.consumers[seat]
+		if m := h.holder(r); m != nil && r.number < oldest {
+			oldest, of = r.number, m
 		}
 	}
 	return of
+}
+
+// holder returns the consumer that has taken a frame of a queue and not acknowledged it; nil: the frame waits, or no consumer has this seat.
+func (ms *members) holder(r resident) *Member {
+	if seat := r.claim.tag() - tagConsumer; !r.waits() && seat < uint64(len(ms.consumers)) {
+		return ms.consumers[seat]
+	}
+	return nil
 }
 
 // Behind returns how many frames of a broadcast are newer than the last frame that the consumer m took. Frames that the channel has already
@@ -120,11 +125,8 @@ func (h *Host) Progress(m *Member) (frames, last, when uint64) {
 func (h *Host) InHand() map[*Member]uint64 {
 	counts := make(map[*Member]uint64)
 	for r := range h.open() {
-		if r.waits() {
-			continue
-		}
-		if seat := r.claim.tag() - tagConsumer; seat < uint64(len(h.consumers)) && h.consumers[seat] != nil {
-			counts[h.consumers[seat]]++
+		if m := h.holder(r); m != nil {
+			counts[m]++
 		}
 	}
 	return counts
