@@ -12,7 +12,7 @@ GOLANGCI := build/tools/golangci-lint-$(GOLANGCI_VERSION)
 ACTIONLINT_VERSION := v1.7.12
 ACTIONLINT := build/tools/actionlint-$(ACTIONLINT_VERSION)
 
-.PHONY: help build venv verify verify-simulated test test-gpu test-long test-simcuda test-go test-model test-python test-python-long test-torch test-integration test-kinds test-deploy test-aarch64 test-go-long test-stress native-test native-test-long simcuda ptx generate lint fuzz bench dist test-dist docs gpu-bundle vulnerabilities api-changes clean FORCE
+.PHONY: help build venv verify verify-simulated test test-gpu test-long test-simcuda test-go test-model test-python test-python-long test-torch test-integration test-kinds test-deploy test-aarch64 test-go-long test-integration-long test-stress native-test native-test-long simcuda ptx generate lint fuzz bench dist test-dist docs gpu-bundle vulnerabilities api-changes clean FORCE
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -71,7 +71,7 @@ GOTEST := GORACE=atexit_sleep_ms=10 $(GO) test -race -timeout 45m -ldflags '$(LD
 # Two parts run at a time, because most parts wait for other processes more than they compute. The longest parts come first.
 AT_A_TIME := $(PYTHON) tests/parts "$(MAKE)"
 
-test test-go test-integration test-kinds test-simcuda test-stress: export POOLBRIDGE_CHECK_LEASES := 1 # see CONTRIBUTING.md
+test test-go test-integration test-integration-long test-kinds test-simcuda test-stress: export POOLBRIDGE_CHECK_LEASES := 1 # see CONTRIBUTING.md
 
 PARTS := test-python test-go test-integration test-kinds native-test test-simcuda test-deploy
 
@@ -80,26 +80,16 @@ test: simcuda bin/poolsvc $(VENV)/installed ## run every test that does not take
 
 # CI also runs the target test-long.
 test-long: simcuda bin/poolsvc $(VENV)/installed ## run the tests in Python and Go that take long, longer stress tests, and minutes of fuzzing
-	@$(AT_A_TIME) test-python-long test-go-long native-test-long test-stress
+	@$(AT_A_TIME) test-python-long test-go-long test-integration-long native-test-long test-stress
 	$(MAKE) fuzz
 
 test-simcuda: simcuda $(VENV)/installed
 	$(MAKE) -C tests/simcuda test test-python PYTHON=$(PY)
 
-# The coverage of cuda and mempool must be 85 % or more. Code does not count if only processes reach it that tests start. It is measured
-# without the race detector, with which a program that counts takes four times as long. So each test of mempool and cuda runs twice. With
-# -short, tests of faults try one fault, and others fewer rounds: test-go-long runs all, with the detector.
-COUNTED := -coverpkg=./cuda/...,./mempool/...
-
 test-go: simcuda
 	$(GO) vet ./...
-	mkdir -p build/coverage
 	$(GOTEST) -short $(ON_SIMCUDA) ./bridge/... ./internal/... ./mempool/... ./cuda/... ./cmd/... ./tests/driverfacts
-	$(GO) test -short $(ON_SIMCUDA) $(COUNTED) -coverprofile=build/coverage/tests.out -timeout 45m ./tests/anomaly ./mempool/... ./cuda/...
-	tests/coverage/report 85 build/coverage/tests.out
 	cd bridge/oteltrace && $(GO) vet ./... && $(GO) test -race ./...
-	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # with more CPUs, copiers poll for work before they sleep
-	$(MAKE) test-model
 
 # Sends thousands of frames in every mode, with every policy of a full channel, while the tests kill processes or write arbitrary words.
 test-stress: simcuda bin/poolsvc $(VENV)/installed
@@ -107,11 +97,19 @@ test-stress: simcuda bin/poolsvc $(VENV)/installed
 		-run '^(TestNoFrameOfABroadcastIsLostOrTorn|TestEveryFrameOfAQueueIsAcknowledgedOrDropped|TestEachOfManySubscribersOfOneChannelGetsEveryFrame|TestArbitraryWordsEndNoSession)$$' ./bridge
 	POOLBRIDGE_STRESS_FRAMES=1000 $(GO) test -count=1 -timeout 20m -run '^TestConsumersInPythonLoseNoFrameOfKilledProcesses$$' ./tests/integration
 	POOLBRIDGE_STRESS_KILLS=200 $(GO) test -count=1 -timeout 20m -v -run '^TestClientsGoOnWhenTheServiceIsKilled$$' ./tests/integration
-	$(GO) test $(ON_SIMCUDA) -count=1 -timeout 20m -run '^TestNothingIsLostWhereverTheServiceOrItsGuardIsKilled$$' ./tests/integration
 	POOLBRIDGE_SURVIVE_KILLS=70 $(GO) test $(ON_SIMCUDA) -count=1 -timeout 20m -v -run '^TestClientsGoOnWithMemoryOfAGPUWhenTheServiceIsKilled$$' ./tests/integration
 
+# The coverage of cuda and mempool must be 85 % or more. Code does not count if only processes reach it that tests start. It is measured
+# without the race detector, with which a program that counts takes four times as long.
+COUNTED := -coverpkg=./cuda/...,./mempool/...
+
 test-go-long: simcuda
+	mkdir -p build/coverage
+	$(GO) test -short $(ON_SIMCUDA) $(COUNTED) -coverprofile=build/coverage/tests.out -timeout 45m ./tests/anomaly ./mempool/... ./cuda/...
+	tests/coverage/report 85 build/coverage/tests.out
 	$(GOTEST) $(ON_SIMCUDA) -count=1 ./tests/anomaly ./mempool/...
+	GOMAXPROCS=8 $(GOTEST) $(ON_SIMCUDA) -count=1 ./mempool # with more CPUs, copiers poll for work before they sleep
+	$(MAKE) test-model
 
 test-model: ## check every interleaving of small channels, and that this check finds every mutation
 	$(GO) test -count=1 ./tests/streammodel
@@ -146,6 +144,9 @@ WITHOUT_DRIVER := ^Test(VerifyPasses|VerifyWithNothing|Doctor|TheExitStatusOfDoc
 test-integration: bin/poolsvc $(VENV)/installed simcuda
 	$(GOTEST) -short -count=1 -run '$(WITHOUT_DRIVER)' ./tests/integration
 	$(GOTEST) -short $(ON_SIMCUDA) -count=1 ./tests/integration
+
+test-integration-long: bin/poolsvc $(VENV)/installed simcuda
+	$(GOTEST) $(ON_SIMCUDA) -count=1 -run '^Test(NothingIsLost|VerifyPasses|Bench(Measures|SaysWhat))' ./tests/integration
 
 # The tests of tests/kinds start the simulated driver themselves.
 test-kinds: bin/poolsvc $(VENV)/installed simcuda

@@ -32,7 +32,11 @@ def has_driver() -> bool:
 
 # The files whose tests start clusters or try many combinations.
 LONG = (
+    "test_gpu_capture.py",
+    "test_gpu_copies.py",
     "test_gpu_dask.py",
+    "test_gpu_ends.py",
+    "test_gpu_order.py",
     "test_gpu_ray.py",
     "test_kinds.py",
     "test_peers.py",

@@ -30,6 +30,7 @@ func bench(t *testing.T, args ...string) *exec.Cmd {
 // TestBenchMeasuresEveryWorkloadOnHostMemory tests which workloads the bench measures. It does not test how fast they
 // are.
 func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
+	long(t)
 	cmd := bench(t, "--json", "--python", rig.Python(t).Path, "--kind", "host", "--time", "10ms", "--rounds", "1",
 		"--size", "4KiB,1MiB", "--max-buffers", "40", "--max-sessions", "3", "--max-consumers", "2")
 	out, err := cmd.Output()
@@ -128,6 +129,7 @@ func TestBenchOfAKindThatTheMachineLacksMeasuresNothingAndSaysWhy(t *testing.T) 
 
 // The earlier run of this test is made up, so that the outcome does not depend on how fast this machine is.
 func TestBenchSaysWhatGotWorseSinceAnEarlierRun(t *testing.T) {
+	long(t)
 	args := []string{"--json", "--python", rig.Python(t).Path, "--kind", "host", "--only", "allocate", "--time", "10ms", "--rounds", "3"}
 	out, err := bench(t, args...).Output()
 	require.NoError(t, err)

@@ -80,6 +80,7 @@ var deaths = map[string][]death{
 var acts = []func(*drama){(*drama).work, (*drama).killService, (*drama).work, (*drama).killGuard, (*drama).upgrade}
 
 func TestNothingIsLostWhereverTheServiceOrItsGuardIsKilled(t *testing.T) {
+	long(t)
 	points := failpoints(t)
 	if _, err := exec.LookPath("go"); err != nil || len(points) == 0 {
 		t.Skip("this needs Go and the source")
@@ -92,11 +93,7 @@ func TestNothingIsLostWhereverTheServiceOrItsGuardIsKilled(t *testing.T) {
 	for point := range deaths {
 		require.Contains(t, points, point)
 	}
-	kinds := []mempool.Kind{mempool.Host, mempool.VMM, mempool.Device}
-	if testing.Short() {
-		kinds = kinds[:1] // test-long runs all
-	}
-	for _, kind := range kinds {
+	for _, kind := range []mempool.Kind{mempool.Host, mempool.VMM, mempool.Device} {
 		for _, point := range points {
 			if _, memory := deaths[point]; kind != mempool.Host && memory && !strings.HasPrefix(point, "keep/") && !strings.HasPrefix(point, "drop/") {
 				continue

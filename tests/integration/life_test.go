@@ -22,6 +22,13 @@ type started struct {
 	end    *os.File // the service ends when this file is closed (--end-fd)
 }
 
+// long skips a test that takes long in `make test`. The target test-integration-long of the Makefile runs it.
+func long(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes long: make test-integration-long")
+	}
+}
+
 // startAlone starts `poolsvc serve` with --ready-fd and --end-fd, and waits until the service says that it is ready.
 func startAlone(t *testing.T, args ...string) *started {
 	t.Helper()
