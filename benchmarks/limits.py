@@ -3,6 +3,7 @@
 A limit is the same work in a program without poolbridge: only the calls of the system, of the driver or of the
 interpreter that the work cannot do without. Each round measures every limit, poolbridge and iceoryx2, one after the
 other; the table has the medians and the ranges of the rounds. With ``--busy``, one program for each CPU works beside.
+For a machine without Go, ``LIMITS=1 make gpu-bundle`` collects what this program needs there.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Row = dict[str, Any]
 # The workloads of the table, what of them counts, and what their limits are.
 RATES, TIMES = "per_second", "p50_us"
 TABLE = (
-    ("stream/go-go/1 consumer", RATES, "frames of 8 bytes through the ring alone, asleep; GPU: a driver call for each"),
+    ("stream/go-go/1 consumer", RATES, "frames through the ring alone; GPU: a driver call for each"),
     ("stream/go-python/1 consumer", RATES, "GPU: a driver call for each frame"),
     ("stream/go-python/8 consumers", RATES, "GPU: a driver call for each frame"),
     ("stream/python-python/1 consumer", RATES, "GPU: a driver call for each frame"),

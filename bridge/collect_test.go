@@ -194,7 +194,7 @@ func TestReadersSeeTheTensorThatWasPublishedAfterOtherFrames(t *testing.T) {
 		for name, again := range map[string]*mempool.Tensor{"the tensor of the lease": nil, "another tensor": {DType: mempool.Int64, Shape: []uint64{3}}} {
 			t.Run(string(kind)+"/"+name, func(t *testing.T) {
 				if err := kind.Probe(""); err != nil {
-					t.Skip(err)
+					t.Skipf("%v (without a GPU, `make simcuda` and tests/simcuda/machine run this)", err)
 				}
 				readersSeeTheTensorAfterOtherFrames(t, kind, again)
 			})

@@ -78,7 +78,7 @@ func (c *connection) answerInTime(q uint32, wait uint64, missing error, attempt 
 		return
 	}
 	c.waitFor(q, err, func(ctx context.Context) func() {
-		answer, _ := attempt(ctx, milliseconds(wait))
+		answer, _ := attempt(ctx, milliseconds(wait)) // the answer has the error
 		return answer
 	})
 }

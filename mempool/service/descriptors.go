@@ -59,7 +59,7 @@ func (d *descriptors) put(f *os.File) uint64 {
 		}
 		return number
 	}
-	_ = d.store.Keep(fileName(number), f)
+	_ = d.store.Keep(fileName(number), f) // a successor notices that it lacks a descriptor
 	failpoint.At("keep/stored")
 	return number
 }
@@ -106,7 +106,7 @@ func (d *descriptors) sparesLocked(names ...string) (all []*spare, err error) {
 func (d *descriptors) giveBack(all []*spare) {
 	for _, f := range all {
 		if f.file != nil {
-			_ = f.file.Close() // who could not use it may have closed it
+			_ = f.file.Close() // the code that could not make memory of the file may have closed it
 			if f.number != 0 {
 				d.dropNow(fileName(f.number))
 			}

@@ -46,7 +46,7 @@ func (s *Session) grant(ctx context.Context, b *ledger.Buffer, write bool) Grant
 	s.noteUse()
 	b.SetReady(svc.timelines.PendingOrFailed(b.Ready))
 	wait := b.Ready.Union(nil)
-	if write && b.Whole() == nil { // whoever makes a range has used the memory before
+	if write && b.Whole() == nil { // the session that makes a range leases the whole, and has used the memory before
 		b.Block.SetFences(svc.timelines.Pending(b.Block.Fences))
 		wait = b.Ready.Union(b.Block.Fences)
 	}

@@ -571,7 +571,7 @@ def test_blocks_that_come_back_as_their_producer_leaves_are_nobodys(client):
     channel = client.create_channel("c", capacity=1)
     publish(client, channel, 0)
     producer = client._session.producers[channel.id]
-    producer.native = Leaving(producer)  # whoever takes the block: this thread, or the session's own
+    producer.native = Leaving(producer)  # the thread that takes the block: this one or the session's
     publish(client, channel, 1)
     producer.await_back(0.01)
     until(lambda: not producer.outstanding)

@@ -11,6 +11,20 @@ import (
 	"github.com/poolbridge/poolbridge/tests/harness"
 )
 
+// frame subscribes to the channel, publishes a frame and takes it.
+func (r *rig) frame(t *testing.T) (from *Consumer, frame *session.Lease, hand *Hand) {
+	t.Helper()
+	from, err := r.channel.Consume(t.Context(), mempool.SubscribeOptions{})
+	require.NoError(t, err)
+	t.Cleanup(from.Leave)
+	r.publish(t)
+	came, err := from.Take(t.Context())
+	require.NoError(t, err)
+	frame, hand = new(session.Lease), new(Hand)
+	require.NoError(t, from.Adopt(t.Context(), frame, hand, came))
+	return from, frame, hand
+}
+
 func (r *rig) publish(t *testing.T) {
 	t.Helper()
 	_, err := r.channel.Publish(t.Context(), session.Waiting, r.allocate(t), mempool.FrameOptions{})
@@ -36,14 +50,7 @@ func withoutTicks(t *testing.T) (*rig, *Producer) {
 
 func TestANoticeThatComesWhileTheDrainEndsIsNotMissed(t *testing.T) {
 	r, p := withoutTicks(t)
-	from, err := r.channel.Consume(t.Context(), mempool.SubscribeOptions{})
-	require.NoError(t, err)
-	defer from.Leave()
-	r.publish(t)
-	came, err := from.Take(t.Context())
-	require.NoError(t, err)
-	frame := new(session.Lease)
-	require.NoError(t, from.Adopt(t.Context(), frame, new(Hand), came))
+	_, frame, _ := r.frame(t)
 	r.publish(t)
 	require.True(t, p.draining.CompareAndSwap(false, true)) // the goroutine has looked at the time, and is about to end
 	r.streams.Wanted(r.pool.Info.ID)
