@@ -178,6 +178,8 @@ class ClientState:
 
         None means the default pool. If there is none, and the program may use one pool only, this pool becomes it.
         """
+        if type(pool) is PoolInfo and self._pools.get(pool.name) is pool:  # also without a comparison of their fields
+            return pool
         if pool is None:
             if self._default_pool is not None:
                 return self._default_pool
@@ -193,8 +195,6 @@ class ClientState:
             raise InvalidArgumentError(f"pool {shown(pool)} is no pool: expected a PoolInfo or the name of a pool")
         given = isinstance(pool, PoolInfo)
         found = self._pools.get(name)
-        if found is pool:  # also without a comparison of their fields
-            return found
         if found is None or (given and found != pool):
             found = yield from self._open_pool(name, 0.0)
         if given and found != pool:

@@ -60,6 +60,8 @@ _LATER: Final = 1.0
 # The thread of the event loop itself copies arrays of at most this number of bytes, because it takes longer to let
 # another thread copy them.
 _SMALL: Final = 256 << 10
+# Types of usual shapes, which are no mappings: to ask an abstract base class takes longer.
+_SHAPES: Final = frozenset({int, tuple, list})
 
 
 class _Form(NamedTuple):
@@ -130,11 +132,14 @@ def describe_frame(shape: Any, dtype: Any) -> Description:
 
 def describe_buffer(shape: Any, dtype: Any, metadata: Any) -> Description:
     """Describe a buffer, like `describe_frame`."""
-    return _layout.for_buffer(_describe(shape, dtype), check_metadata(metadata))
+    described = _describe(shape, dtype)
+    if metadata is None and not described.named:
+        return described
+    return _layout.for_buffer(described, check_metadata(metadata))
 
 
 def _describe(shape: Any, dtype: Any) -> Description:
-    if not isinstance(shape, Mapping):
+    if type(shape) in _SHAPES or not isinstance(shape, Mapping):
         return _tensor.describe(shape, dtype)
     arrays = _flat(shape)
     for name, one in arrays.items():

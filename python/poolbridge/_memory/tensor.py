@@ -317,8 +317,10 @@ def describe(shape: int | Iterable[int], dtype: Any) -> Description:
         2**63 - 1 bytes, or `element_type` does not know the dtype.
     """
     element = element_type(dtype)
+    if type(shape) is int:
+        return _described(element.name, (shape,))
     if type(shape) is tuple and set(map(type, shape)) <= {int}:
-        return _described(element, shape)
+        return _described(element.name, shape)
     try:
         if isinstance(shape, _UNORDERED):
             raise TypeError
@@ -328,12 +330,13 @@ def describe(shape: int | Iterable[int], dtype: Any) -> Description:
         raise InvalidArgumentError(
             f"shape {shown(shape)} is not made of whole numbers: expected one for each axis, such as (480, 640)"
         ) from None
-    return _described(element, checked)
+    return _described(element.name, checked)
 
 
 @lru_cache(maxsize=256)
-def _described(element: ElementType, shape: tuple[int, ...]) -> Description:
+def _described(dtype: str, shape: tuple[int, ...]) -> Description:
     """Describe a C-contiguous tensor. The results are cached, because a program uses few different shapes."""
+    element = ELEMENT_TYPES[dtype]
     if len(shape) > MAX_DIMS:
         raise InvalidArgumentError(f"more than {MAX_DIMS} axes: at most {MAX_DIMS} can be shared")
     if any(extent < 0 for extent in shape):

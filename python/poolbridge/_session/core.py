@@ -304,12 +304,13 @@ class Core:
         try:
             done = descriptors.answered or self._expected(data, descriptors)
             idle = [] if done else self._look(data, descriptors)
-            if not descriptors.claimed:
+            if descriptors.fds and not descriptors.claimed:
                 _check_claimed(descriptors, 0)
         except PoolbridgeError:
             descriptors.close()
             raise
-        descriptors.close()
+        if descriptors.fds:
+            descriptors.close()
         return idle
 
     def _expected(self, data: bytes, descriptors: Descriptors) -> bool:

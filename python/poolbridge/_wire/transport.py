@@ -212,7 +212,7 @@ class Transport:
                 raise ProtocolError("the control part of a packet was truncated: descriptors were lost")
             if flags & _DATA_TRUNCATED or length > MAX_PACKET:
                 raise ProtocolError(f"a packet of more than {MAX_PACKET} bytes arrived")
-            if len(descriptors) > MAX_FDS:
+            if len(descriptors.fds) > MAX_FDS:
                 raise ProtocolError(f"{len(descriptors)} descriptors in a packet; the protocol allows {MAX_FDS}")
             if not length:
                 raise ConnectionLostError(f"the service closed the connection: {SESSION_LOST}")
