@@ -15,7 +15,7 @@ import (
 // Channel is a channel of the service, open in a [Client]. Several goroutines may call its methods.
 type Channel struct {
 	client *Client
-	shared *stream.Channel
+	stream *stream.Channel
 }
 
 // CreateChannel makes a channel, or opens an existing channel with the same spec. The frames go through memory that the clients of the
@@ -36,7 +36,7 @@ func (c *Client) CreateChannel(ctx context.Context, spec ChannelSpec) (*Channel,
 	if err := c.session.Call(ctx, r, &reply); err != nil {
 		return nil, err
 	}
-	return &Channel{client: c, shared: c.streams.Channel(convert.ChannelIdentity(reply.Channel))}, nil
+	return &Channel{client: c, stream: c.streams.Channel(convert.ChannelIdentity(reply.Channel))}, nil
 }
 
 // OpenChannel opens a channel by name. It waits until the channel exists. It finds no closed channel: [Client.Subscribe] also finds a closed
@@ -60,11 +60,11 @@ func (c *Client) findChannel(ctx context.Context, name string, try session.Attem
 	if err := c.session.Wait(ctx, try, r, &r.Wait, session.Call{Into: &reply}); err != nil {
 		return nil, err
 	}
-	return &Channel{client: c, shared: c.streams.Channel(convert.ChannelIdentity(reply.Channel))}, nil
+	return &Channel{client: c, stream: c.streams.Channel(convert.ChannelIdentity(reply.Channel))}, nil
 }
 
 // Identity returns the identity of the channel.
-func (ch *Channel) Identity() ChannelIdentity { return ch.shared.Identity }
+func (ch *Channel) Identity() ChannelIdentity { return ch.stream.Identity }
 
 // String describes the channel for people.
 func (ch *Channel) String() string {
@@ -101,10 +101,10 @@ func (ch *Channel) send(ctx context.Context, try session.Attempt, l *Lease, o me
 	}
 	if l.client.tracer != nil {
 		var end func(uint64, error)
-		ctx, end = l.traceSend(ctx, ch.shared.Identity.Name, &o)
+		ctx, end = l.traceSend(ctx, ch.stream.Identity.Name, &o)
 		defer func() { end(number, err) }()
 	}
-	return ch.shared.Publish(ctx, try, &l.held, o)
+	return ch.stream.Publish(ctx, try, &l.held, o)
 }
 
 // WaitForConsumers waits until at least n consumers have joined the channel. They get every frame that is published afterwards.
@@ -112,8 +112,8 @@ func (ch *Channel) send(ctx context.Context, try session.Attempt, l *Lease, o me
 // Errors: [ErrNotFound] at the deadline, with the number of consumers; [ErrInvalid] if a channel cannot have n consumers; [ErrClosed] also if
 // the channel is closed meanwhile.
 func (ch *Channel) WaitForConsumers(ctx context.Context, n int) error {
-	r := &wire.AwaitConsumers{Channel: ch.shared.Identity.ID, Count: uint64(max(n, 0))}
-	return ch.shared.Named(ch.client.session.Wait(ctx, session.Waiting, r, &r.Wait, session.Call{Into: &wire.EmptyReply{}}))
+	r := &wire.AwaitConsumers{Channel: ch.stream.Identity.ID, Count: uint64(max(n, 0))}
+	return ch.stream.Named(ch.client.session.Wait(ctx, session.Waiting, r, &r.Wait, session.Call{Into: &wire.EmptyReply{}}))
 }
 
 // Latest takes the newest frame of a broadcast, also if this client has taken the frame before. It waits for the first frame. The caller
@@ -122,13 +122,13 @@ func (ch *Channel) WaitForConsumers(ctx context.Context, n int) error {
 // Errors: [ErrInvalid] if the channel is a queue; [ErrClosed] if the channel is closed and has no frame; those of Frames, for example the
 // context's error.
 func (ch *Channel) Latest(ctx context.Context) (*Frame, error) {
-	if id := ch.shared.Identity; id.Mode == mempool.WorkQueue {
+	if id := ch.stream.Identity; id.Mode == mempool.WorkQueue {
 		return nil, typed.Errorf(ErrInvalid, "channel %q is a queue, whose frames are each for one consumer: take them with Frames, or publish what is only looked at in a broadcast, too", id.Name)
 	}
 	for frame, err := range ch.Frames(ctx, SubscribeOptions{Full: Latest}) {
 		return frame, err
 	}
-	return nil, typed.Errorf(ErrClosed, "channel %q is closed and has no frame", ch.shared.Identity.Name)
+	return nil, typed.Errorf(ErrClosed, "channel %q is closed and has no frame", ch.stream.Identity.Name)
 }
 
 // Close closes the channel. Nobody can publish in the channel any more, and the channel's name is free. Consumers still get the published
@@ -137,7 +137,7 @@ func (ch *Channel) Latest(ctx context.Context) (*Frame, error) {
 //
 // Errors: [ErrDenied] if another user made the channel, [ErrClosed] if the channel is closed already.
 func (ch *Channel) Close(ctx context.Context) error {
-	return ch.shared.Named(ch.client.session.Call(ctx, &wire.CloseChannel{Channel: ch.shared.Identity.ID}, &wire.EmptyReply{}))
+	return ch.stream.Named(ch.client.session.Call(ctx, &wire.CloseChannel{Channel: ch.stream.Identity.ID}, &wire.EmptyReply{}))
 }
 
 // DiscardChannel ends a closed queue, by the id in its [ChannelInfo]: its frames that are not acknowledged are lost, and the service notes an

@@ -71,7 +71,7 @@ func TestALostServiceEndsWhatWaitsInChannels(t *testing.T) {
 	service.kill()
 	assert.ErrorIs(t, <-published, ErrDisconnected)
 	assert.ErrorIs(t, <-looped, ErrDisconnected)
-	ch := &Channel{client: c, shared: c.streams.Channel(mempool.ChannelIdentity{ID: 1, ChannelSpec: mempool.ChannelSpec{Name: "full", Pool: p.Info().ID}})}
+	ch := &Channel{client: c, stream: c.streams.Channel(mempool.ChannelIdentity{ID: 1, ChannelSpec: mempool.ChannelSpec{Name: "full", Pool: p.Info().ID}})}
 	for f, err := range ch.Frames(t.Context(), mempool.SubscribeOptions{}) {
 		assert.Nil(t, f)
 		assert.ErrorIs(t, err, ErrDisconnected)

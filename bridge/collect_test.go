@@ -445,7 +445,7 @@ func TestAReleaseWithoutAPlaceForItsFenceWaitsForTheWork(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- end(65, fences[1]) }() // the fence of frame 65 would replace the fence of frame 1
-	eventually(t, func() bool { return s.from.shared.Outstanding() == 2 })
+	eventually(t, func() bool { return s.from.stream.Outstanding() == 2 })
 	select {
 	case err := <-ended:
 		t.Fatal("it did not wait: ", err)

@@ -22,23 +22,23 @@ import (
 // A subscriber maps the whole arena, so all members of a channel can read all chunks of the arena. An arena has frames of one channel only.
 type Publisher struct {
 	channel *Channel
-	shared  *stream.Publisher
+	stream  *stream.Publisher
 }
 
 // Publisher returns a Publisher for frames with the description t. It joins the channel if the client is not a producer of it yet.
 //
 // Errors: [ErrInvalid], [ErrDenied], [ErrClosed], [ErrLimit] if the channel has too many producers; the context's error.
 func (ch *Channel) Publisher(ctx context.Context, t Tensor) (*Publisher, error) {
-	p, err := ch.shared.Publisher(ctx, t)
+	p, err := ch.stream.Publisher(ctx, t)
 	if err != nil {
 		return nil, err
 	}
-	return &Publisher{channel: ch, shared: p}, nil
+	return &Publisher{channel: ch, stream: p}, nil
 }
 
 // String describes the publisher for people.
 func (p *Publisher) String() string {
-	return fmt.Sprintf("publisher of frames of %d bytes in %v", p.shared.Bytes, p.channel)
+	return fmt.Sprintf("publisher of frames of %d bytes in %v", p.stream.Bytes, p.channel)
 }
 
 // Loan lends memory for a frame: a write lease on one chunk. The caller writes the content, and then passes the lease to [Publisher.Publish],
@@ -73,7 +73,7 @@ func (p *Publisher) TryPublish(ctx context.Context, l *Lease, o FrameOptions) (u
 // Close ends the Publisher. It gives an arena back as soon as all chunks of the arena are free. The program can still use and release its
 // loans. A second call does nothing. The result is always nil.
 func (p *Publisher) Close() error {
-	p.shared.Close()
+	p.stream.Close()
 	return nil
 }
 
@@ -81,11 +81,11 @@ func (p *Publisher) loan(ctx context.Context, try session.Attempt) (l *Lease, er
 	c := p.channel.client
 	if c.tracer != nil {
 		var end func(*Lease, error)
-		ctx, end = c.trace(ctx, &Operation{Name: OpAllocate, Channel: p.channel.shared.Identity.Name, Bytes: p.shared.Bytes})
+		ctx, end = c.trace(ctx, &Operation{Name: OpAllocate, Channel: p.channel.stream.Identity.Name, Bytes: p.stream.Bytes})
 		defer func() { end(l, err) }()
 	}
 	made := &Lease{client: c}
-	if err := p.shared.Loan(ctx, try, &made.held); err != nil {
+	if err := p.stream.Loan(ctx, try, &made.held); err != nil {
 		return nil, err
 	}
 	return made, nil
@@ -94,8 +94,8 @@ func (p *Publisher) loan(ctx context.Context, try session.Attempt) (l *Lease, er
 func (p *Publisher) send(ctx context.Context, try session.Attempt, l *Lease, o mempool.FrameOptions) (number uint64, err error) {
 	if l.client.tracer != nil {
 		var end func(uint64, error)
-		ctx, end = l.traceSend(ctx, p.channel.shared.Identity.Name, &o)
+		ctx, end = l.traceSend(ctx, p.channel.stream.Identity.Name, &o)
 		defer func() { end(number, err) }()
 	}
-	return p.shared.Publish(ctx, try, &l.held, o)
+	return p.stream.Publish(ctx, try, &l.held, o)
 }

@@ -47,7 +47,7 @@ func sendLoanBy(ctx context.Context, publish publishing, p *Publisher, n uint64)
 	if err != nil {
 		return fmt.Errorf("loan: %w", err)
 	}
-	if err := l.CopyFrom(context.Background(), 0, frameOf(n, int(p.shared.Bytes))); err != nil {
+	if err := l.CopyFrom(context.Background(), 0, frameOf(n, int(p.stream.Bytes))); err != nil {
 		return fmt.Errorf("copy: %w", err)
 	}
 	_, err = publish(ctx, l, mempool.FrameOptions{Meta: map[string]any{"n": fmt.Sprint(n)}})
@@ -166,7 +166,7 @@ func TestChunksComeBackHoweverALoanEnds(t *testing.T) {
 		require.NoError(t, loan(t, p).ReleaseAfter(t.Context(), mempool.CPU))
 		_, err := p.Publish(t.Context(), loan(t, p), mempool.FrameOptions{Tensor: &mempool.Tensor{DType: "none"}})
 		require.ErrorIs(t, err, ErrInvalid)
-		require.NoError(t, p.shared.Loans()[0].Release(session.Unasked, false))
+		require.NoError(t, p.stream.Loans()[0].Release(session.Unasked, false))
 		require.NoError(t, sendLoan(t.Context(), p, n))
 		f := receive(t, from, n)
 		l := loan(t, p)
@@ -227,7 +227,7 @@ func TestAFullPublisherSaysWhatHasItsChunks(t *testing.T) {
 		}
 		got <- err
 	}()
-	eventually(t, p.shared.Waits)
+	eventually(t, p.stream.Waits)
 	release(t, l)
 	require.NoError(t, <-got, "a released loan serves a call that waits")
 	_, err = p.Loan(t.Context()) // waits if the service has got a free arena back meanwhile
@@ -236,7 +236,7 @@ func TestAFullPublisherSaysWhatHasItsChunks(t *testing.T) {
 		_, err := p.Loan(context.Background())
 		got <- err
 	}()
-	eventually(t, p.shared.Waits)
+	eventually(t, p.stream.Waits)
 	require.NoError(t, f.Release())
 	require.NoError(t, <-got, "so does a released frame")
 }
@@ -253,8 +253,8 @@ func TestAPublisherGrowsWhereWorkersHoldItsFrames(t *testing.T) {
 		require.NoError(t, f.Ack()) // the memory stays in the worker's hands
 		frames = append(frames, f)
 	}
-	assert.GreaterOrEqual(t, p.shared.Chunks(), held)
-	assert.Less(t, p.shared.Chunks(), 2*(held+1+stream.ArenaMore+stream.SmallMore))
+	assert.GreaterOrEqual(t, p.stream.Chunks(), held)
+	assert.Less(t, p.stream.Chunks(), 2*(held+1+stream.ArenaMore+stream.SmallMore))
 	for n, f := range frames {
 		got, err := verify(f)
 		require.NoError(t, err)
@@ -524,7 +524,7 @@ func TestTheEndOfTheClientOrItsServiceEndsAWaitForALoan(t *testing.T) {
 					_, err := waiting.Loan(context.Background())
 					ended <- err
 				}()
-				eventually(t, waiting.shared.Waits)
+				eventually(t, waiting.stream.Waits)
 				require.NoError(t, c.end(s, waiting))
 				require.ErrorIs(t, <-ended, c.want)
 			})
@@ -603,7 +603,7 @@ func TestAStreamOfAPublisherGoesOnWhileTheServiceIsStopped(t *testing.T) {
 			for n := range uint64(300) {
 				sent := make(chan error)
 				go func() { sent <- sendLoan(t.Context(), p, n+2) }()
-				eventually(t, p.shared.Waits) // it asks the service, which does not answer
+				eventually(t, p.stream.Waits) // it asks the service, which does not answer
 				require.NoError(t, hand[0].Release())
 				require.NoError(t, <-sent)
 				hand = append(hand[1:], receive(t, from, n+2))
@@ -797,7 +797,7 @@ func TestAChunkOfAGPUWaitsForTheStreamsOfItsWriterAndItsReaders(t *testing.T) {
 	require.NoError(t, f.Lease.WaitOn(t.Context(), q))
 	require.NoError(t, f.ReleaseAfter(t.Context(), q))
 	var loans []*Lease
-	for range p.shared.Chunks() {
+	for range p.stream.Chunks() {
 		loans = append(loans, loan(t, p))
 	}
 	last := loans[len(loans)-1]

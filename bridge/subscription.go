@@ -46,7 +46,7 @@ func (c *Client) subscribe(ctx context.Context, try session.Attempt, name string
 	if err != nil {
 		return nil, err
 	}
-	return &Subscription{of: &subscription{s, c}, channel: &Channel{client: c, shared: c.streams.Channel(*s.Channel())}, manual: o.ManualAck}, nil
+	return &Subscription{of: &subscription{s, c}, channel: &Channel{client: c, stream: c.streams.Channel(*s.Channel())}, manual: o.ManualAck}, nil
 }
 
 // String describes the subscription for people.
@@ -94,7 +94,7 @@ type received struct {
 }
 
 func (ch *Channel) subscribe(ctx context.Context, o mempool.SubscribeOptions) (*subscription, error) {
-	s, err := ch.shared.Consume(ctx, o)
+	s, err := ch.stream.Consume(ctx, o)
 	return &subscription{s, ch.client}, err
 }
 

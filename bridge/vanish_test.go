@@ -10,8 +10,8 @@ import (
 	"github.com/poolbridge/poolbridge/bridge/wire"
 )
 
-// For each kind of operation, a client closes its connection in the middle of the operation. Other clients do not notice this, and the
-// service keeps no state of the client.
+// For each exchange in the table, a client sends requests, and closes its connection before it has read all replies. Another client does not
+// notice this, and no session, lease, buffer or name of the client is left.
 func TestAClientMayVanishInTheMiddleOfAnyExchange(t *testing.T) {
 	r := start(t, server.Config{}, unhurried)
 	witness := dial(t, r.path)

@@ -12,7 +12,7 @@ import (
 const letGo = MaxFenceValue + 1
 
 // Fence identifies a point in the work of a process. A fence is reached when its word of the timeline is Value or more. A Fence is plain
-// data.
+// data: a GPU waits for it, or reaches it, in streamqueue.go, and an [Order] decides when.
 type Fence struct {
 	Timeline uint64 // timeline id
 	Word     uint64 // index of the word

@@ -24,7 +24,7 @@ const (
 	MemoryReclaimed    EventKind = "memory-reclaimed" // the service holds no memory any more for the process of an ended session
 	LeaseLong          EventKind = "lease-long"       // a session has waited long for a buffer that another session has leased
 	WriterDied         EventKind = "writer-died"      // a session ended and left incomplete content that other sessions could read
-	DriverError        EventKind = "driver-error"     // the driver or the system failed to allocate or to free memory
+	DriverError        EventKind = "driver-error"     // the driver or the system failed to allocate or to free memory, or memory ended with the service's process
 	ChannelMade        EventKind = "channel-made"
 	ChannelClosed      EventKind = "channel-closed"
 	ChannelFailed      EventKind = "channel-failed"      // the channel's shared memory is corrupt, or cannot be used

@@ -153,7 +153,7 @@ func (c *connection) run(peer mempool.Peer) error {
 			err = typed.Errorf(convert.ErrProtocol, "the session has said hello before")
 		default:
 			c.packet++
-			c.session.Begin(service.Request{Packet: c.packet, Query: q})
+			c.session.BeginRequest(service.Request{Packet: c.packet, Query: q})
 			if !c.resumed || !c.answerAgain(q, r) {
 				c.handle(q, r)
 			}

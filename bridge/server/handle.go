@@ -1,182 +1,140 @@
 package server
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"time"
-
 	"github.com/poolbridge/poolbridge/bridge/internal/convert"
 	"github.com/poolbridge/poolbridge/bridge/wire"
+	"github.com/poolbridge/poolbridge/internal/program"
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-func (c *connection) trim(q uint32, r *wire.Trim) {
-	n, err := c.session.TrimPool(r.Pool, r.Keep)
-	if err == nil {
-		c.sendWaiting() // the client then knows at the reply which blocks it must unmap
-	}
-	c.answer(q, &wire.TrimReply{Bytes: n}, err)
+// operation says how the server carries out one kind of request of the protocol.
+type operation struct {
+	name    string
+	feature string // feature that the session must have; "" if it needs no feature
+	slow    bool   // with much memory the driver may take long, so the client gets notices that the request still runs
+	looks   bool   // a session that only watches may ask for it
+	run     func(c *connection, q uint32, r wire.Request)
 }
 
-func (c *connection) get(q uint32, r *wire.Get) {
-	known := service.Known{Buffer: r.Buffer, Version: r.Version}
-	l := leasing{c: c, q: q, wait: r.Wait, newer: known != service.Known{}, get: func(ctx context.Context, wait time.Duration) (service.GrantedLease, error) {
-		return c.session.Get(ctx, r.Name, r.Write, known, wait)
-	}}
-	l.answer()
-}
+// operations has every request that a session may send after hello.
+var operations = byName(
+	on((*connection).create).slowly(),
+	on((*connection).open),
+	done(func(s *service.Session, r *wire.Destroy) error { return s.DestroyPool(r.Pool) }).slowly(),
+	on((*connection).trim).slowly(),
 
-func (c *connection) lease(q uint32, r *wire.LeaseBuffer) {
-	l := leasing{c: c, q: q, wait: r.Wait, get: func(ctx context.Context, wait time.Duration) (service.GrantedLease, error) {
-		return c.session.Lease(ctx, r.Buffer, r.Generation, r.Write, wait)
-	}}
-	l.answer()
-}
+	on((*connection).alloc),
+	on((*connection).get),
+	on((*connection).lease),
+	answered(publishBuffer),
+	done(func(s *service.Session, r *wire.Unpublish) error { return s.Unpublish(r.Name) }),
+	on((*connection).release),
+	on((*connection).allocRange).needs(wire.FeatureRanges),
+	answered(returned).needs(wire.FeatureRanges),
+	on((*connection).cancelRequest).looking(),
+	done(func(s *service.Session, r *wire.Dropped) error { return s.Dropped(r.Blocks) }).slowly(),
 
-func (c *connection) allocRange(q uint32, r *wire.AllocRange) {
-	l := leasing{c: c, q: q, get: func(context.Context, time.Duration) (service.GrantedLease, error) {
-		return c.session.AllocateRange(r.Lease, r.Offset, convert.Tensor(r.Tensor))
-	}}
-	l.answer()
-}
+	answered(stats).looking(),
+	on((*connection).list).looking(),
+	on((*connection).events).looking(),
+	on((*connection).endSession),
+	on((*connection).bye).looking(),
 
-func returned(s *service.Session, r *wire.Returned) (wire.Reply, error) {
-	gone, wait, err := s.Returned(r.Lease, r.Buffers)
-	return &wire.ReturnedReply{Buffers: gone, Wait: convert.WireFences(wait)}, err
-}
+	on((*connection).timeline).needs(wire.FeatureTimelines),
+	done(func(s *service.Session, _ *wire.Seal) error { return s.SealTimeline() }).needs(wire.FeatureTimelines),
 
-func (c *connection) cancelRequest(q uint32, r *wire.Cancel) {
-	c.waits.stop(r.Request)
-	c.done(q, nil)
-}
-
-func stats(s *service.Session, _ *wire.StatsRequest) (wire.Reply, error) {
-	return &wire.StatsReply{Stats: convert.WireServiceStats(s.View().Stats())}, nil
-}
-
-func (c *connection) release(q uint32, r *wire.Release) {
-	if r.Seen != nil {
-		if err := c.session.Compare(*convert.Grant(*r.Seen)); err != nil {
-			c.server.complaints.warn(c.peer.UID, "a session ends", "uid", c.peer.UID, "error", err)
-			c.cancel(fmt.Errorf("%w: %w", convert.ErrProtocol, err))
+	answered(makeChannel).needs(wire.FeatureChannels),
+	on((*connection).find).needs(wire.FeatureChannels),
+	done(func(s *service.Session, r *wire.CloseChannel) error {
+		if r.Discard {
+			return s.Channel(r.Channel).Discard()
 		}
-	}
-	c.done(q, c.session.Release(r.Failed, convert.Fences(r.Done), append([]uint64{r.Lease}, r.Also...)...))
-}
+		return s.Channel(r.Channel).Close()
+	}).needs(wire.FeatureChannels),
+	on((*connection).awaitConsumers).needs(wire.FeatureChannels),
+	on((*connection).join).needs(wire.FeatureChannels),
+	on((*connection).enter).needs(wire.FeatureChannels),
+	done(func(s *service.Session, r *wire.Leave) error { return s.Channel(r.Channel).Member(r.Member).Leave() }).needs(wire.FeatureChannels),
+	on((*connection).mapBlock).needs(wire.FeatureChannels),
+	done(func(s *service.Session, r *wire.Doubt) error {
+		return s.Channel(r.Channel).Member(r.Member).Doubt(r.Sequence, r.Deliveries)
+	}).needs(wire.FeatureChannels),
+)
 
-func (c *connection) done(q uint32, err error) { c.answer(q, &wire.EmptyReply{}, err) }
-
-// answerInTime answers request q by the function that `attempt` returns. If an attempt that does not wait fails with the error `missing`, and the
-// request may wait, answerInTime makes another attempt, from a new goroutine.
-func (c *connection) answerInTime(q uint32, wait uint64, missing error, attempt func(ctx context.Context, wait time.Duration) (answer func(), err error)) {
-	answer, err := attempt(c.ctx, 0)
-	if wait == 0 || q == 0 || !errors.Is(err, missing) {
-		answer()
+// handle carries out one request of an open session and answers it.
+func (c *connection) handle(q uint32, r wire.Request) {
+	o, ok := operations[r.Op()]
+	switch { // requests that handle refuses are not counted, because a client could invent any number of names
+	case !ok:
+		c.fail(q, unknown(r.Op()))
+		return
+	case o.feature != "" && !c.features[o.feature]:
+		c.fail(q, typed.Errorf(convert.ErrUnsupported, "the service is poolsvc %s; %q belongs to the feature %q, which this session does not have",
+			program.Version(), r.Op(), o.feature))
+		return
+	case c.features[wire.FeatureWatch] && !o.looks:
+		c.fail(q, typed.Errorf(mempool.ErrInvalid, "this session only watches, and the service may end meanwhile: connect without Watch to ask for %q", o.name))
 		return
 	}
-	c.waitFor(q, err, func(ctx context.Context) func() {
-		answer, _ := attempt(ctx, milliseconds(wait)) // the answer has the error
-		return answer
+	if o.slow {
+		defer c.tellWorking(0)()
+	}
+	defer c.timings.begin(q, o.name)()
+	if _, lists := r.(*wire.List); !lists {
+		c.server.lists.others.Add(1)
+	}
+	o.run(c, q, r)
+}
+
+// on returns the operation of requests of type R. run carries out such a request and answers it.
+func on[R wire.Request](run func(c *connection, q uint32, r R)) operation {
+	var none R
+	return operation{name: none.Op(), run: func(c *connection, q uint32, r wire.Request) { run(c, q, r.(R)) }}
+}
+
+// answered returns the operation of requests of type R. The server calls the function `do`, and answers with its reply or its error.
+func answered[R wire.Request](do func(s *service.Session, r R) (wire.Reply, error)) operation {
+	return on(func(c *connection, q uint32, r R) {
+		reply, err := do(c.session, r)
+		c.answer(q, reply, err)
 	})
 }
 
-func (c *connection) create(q uint32, r *wire.Create) {
-	access, err := convert.Access(r.UIDs, r.GIDs)
-	spec := mempool.PoolSpec{Name: r.Name, Kind: mempool.Kind(r.Kind), Device: r.Device, MaxBytes: r.MaxBytes,
-		SessionBytes: r.MaxSessionBytes, UserBytes: r.MaxUserBytes, Access: access}
-	c.pool(q, func(ctx context.Context) (*service.Pool, error) {
-		switch {
-		case err != nil:
-			return nil, err
-		case r.Ensure:
-			return c.session.EnsurePool(ctx, spec)
-		}
-		return c.session.CreatePool(spec)
-	})
+// done returns an `operation`: what the server does for requests of type R. The server calls the function `do` and then answers with an
+// EmptyReply, or with the error of `do`.
+func done[R wire.Request](do func(s *service.Session, r R) error) operation {
+	return on(func(c *connection, q uint32, r R) { c.done(q, do(c.session, r)) })
 }
 
-func (c *connection) open(q uint32, r *wire.Open) {
-	if (r.Pool != 0) == (r.Name != "") {
-		c.fail(q, typed.Errorf(mempool.ErrInvalid, "a pool is opened by its name or by its id; exactly one of them, not name %q and id %d", r.Name, r.Pool))
-		return
-	}
-	c.pool(q, func(ctx context.Context) (*service.Pool, error) {
-		if r.Pool != 0 {
-			return c.session.FindPool(r.Pool)
-		}
-		return c.session.OpenPool(ctx, r.Name, milliseconds(r.Wait))
-	})
+// slowly returns a copy of o with `slow` set.
+func (o operation) slowly() operation {
+	o.slow = true
+	return o
 }
 
-// errWaits means that the service cannot answer a request for a pool without waiting. The goroutine that reads requests does not wait, so
-// that later requests do not wait either.
-var errWaits = typed.Errorf(mempool.ErrBusy, "the pool is not there yet")
-
-// atOnce is a context that is cancelled. A call with this context does not wait.
-var atOnce = func() context.Context {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	cancel(errWaits)
-	return ctx
-}()
-
-// pool answers with the pool that the function `get` returns. If the request must wait, pool answers from a new goroutine. Otherwise pool
-// answers at once.
-func (c *connection) pool(q uint32, get func(context.Context) (*service.Pool, error)) {
-	p, err := get(atOnce)
-	if q != 0 && errors.Is(err, errWaits) {
-		c.waitFor(q, err, func(ctx context.Context) func() {
-			p, err := get(ctx)
-			return func() { c.replyPool(q, p, err) }
-		})
-		return
-	}
-	c.replyPool(q, p, err)
+// looking returns a copy of o with `looks` set.
+func (o operation) looking() operation {
+	o.looks = true
+	return o
 }
 
-func (c *connection) replyPool(q uint32, p *service.Pool, err error) {
-	if err != nil {
-		c.fail(q, err)
-		return
-	}
-	out := convert.WirePoolInfo(p.Info())
-	x, files := convert.WireExport(p.Export())
-	out.Export = x
-	c.answer(q, &wire.PoolReply{Pool: out}, nil, files...)
+// needs returns a copy of o that requires the feature.
+func (o operation) needs(feature string) operation {
+	o.feature = feature
+	return o
 }
 
-func publishBuffer(s *service.Session, r *wire.Publish) (wire.Reply, error) {
-	complete, err := convert.Completion(r.Ready, r.Event)
-	if err != nil {
-		return nil, err
+func byName(all ...operation) map[string]operation {
+	out := make(map[string]operation, len(all))
+	for _, o := range all {
+		out[o.name] = o
 	}
-	p := mempool.Publication{Name: r.Name, Keep: r.Keep, WhileUsed: r.WhileUsed, Replace: r.Replace, Version: r.Version, Completion: complete}
-	if r.Tensor != nil {
-		t := convert.Tensor(*r.Tensor)
-		p.Tensor = &t
-	}
-	version, err := s.Publish(r.Lease, p)
-	return &wire.PublishReply{Version: version}, err
+	return out
 }
 
-// alloc answers with a new lease. A large allocation takes long, so alloc starts a new goroutine for it: the session's other requests do
-// not wait, and the client gets notices that the allocation still runs.
-func (c *connection) alloc(q uint32, r *wire.Alloc) {
-	t := convert.Tensor(r.Tensor)
-	l := leasing{c: c, q: q, wait: r.Wait, get: func(ctx context.Context, wait time.Duration) (service.GrantedLease, error) {
-		return c.session.Allocate(ctx, r.Pool, t, min(wait, milliseconds(r.Wait)), wait) // wait may be longer: see needsRetry
-	}}
-	n, err := t.Extent()
-	if q == 0 || err != nil || n < c.limits.Large {
-		l.answer()
-		return
-	}
-	c.waitFor(q, typed.Errorf(mempool.ErrBusy, "an allocation of %d bytes counts as a request that waits", n), func(ctx context.Context) func() {
-		defer c.tellWorking(q)()
-		g, err := l.get(ctx, 0)
-		g, err = l.retry(ctx, g, err)
-		return func() { c.replyLease(q, g, err) }
-	})
+// unknown returns the error of an operation that this version of the service does not know.
+func unknown(op string) error {
+	return typed.Errorf(convert.ErrUnsupported, "the service is poolsvc %s and does not know the operation %q", program.Version(), op)
 }

@@ -290,8 +290,8 @@ func (c *Consumer) trackOf(number uint64, seat int) (*track, Peer, error) {
 	return t, peer, nil
 }
 
-// Close unmaps the files of the channel. Calls of Take that are waiting return [ErrLeft]. Close does not tell the host that the consumer
-// leaves: see [Consumer.Leave].
+// Close unmaps the files of the channel. Calls of Take that are waiting return [ErrLeft]. Close does not make the consumer
+// leave: the caller calls [Consumer.Leave] first, and tells the service.
 func (c *Consumer) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -210,8 +210,8 @@ func (p *Producer) Destroyed() bool {
 	return p.closed || p.roster.state.Load() == channelDestroyed
 }
 
-// Close unmaps the files of the channel. Calls of this producer that are waiting return [ErrLeft]. Close does not tell the host that the
-// producer leaves.
+// Close unmaps the files of the channel. Calls of this producer that are waiting return [ErrLeft]. Close does not make the producer
+// leave: the caller tells the service.
 func (p *Producer) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -72,7 +72,8 @@ func (t *track) begin(number uint64) *rawRecord {
 	return r
 }
 
-// store writes the record of a frame, and at last the frame's number. The caller calls begin before store.
+// store writes the record of a frame, and at last the frame's number. The caller calls begin before store. Python's consumer
+// reads it in read_record of python/native/consumer.c.
 func (t *track) store(raw *rawRecord, number uint64, r *Record, when, description uint64) {
 	small := r.Ready.Word | uint64(len(r.Meta))<<32
 	if len(r.Event)+len(r.Meta) > 0 {

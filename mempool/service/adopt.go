@@ -21,67 +21,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service/streams"
 )
 
-// This file keeps the books, and makes a service of what a predecessor has left.
-
-// openBooks makes the books, if there is a store.
-func (s *Service) openBooks() {
-	store := s.descriptors.store
-	if store == nil {
-		return
-	}
-	s.ledger.NoteChanges()
-	b, err := books.New(s.epoch, s.began, s.ledger)
-	if err == nil {
-		s.books, err = b, store.Keep(BooksName, b.File())
-	}
-	if err != nil {
-		s.guard.giveUp(fmt.Sprintf("its books cannot be kept: %v", err), &s.mu)
-		return
-	}
-	failpoint.At("books/kept")
-	s.guard.state = mempool.GuardWatches
-	s.mu.commit = func() {
-		failpoint.At("commit/changed")
-		if last := s.eventLog.Last(); last != s.ledger.Last.Event {
-			s.ledger.Last.Event = last
-			s.ledger.Touch(&s.ledger.Last)
-		}
-		if err := b.Commit(s.ledger); err != nil {
-			s.guard.giveUp(fmt.Sprintf("its books cannot be written: %v", err), &s.mu)
-		}
-		failpoint.At("commit/written")
-		s.descriptors.flush()
-	}
-}
-
-// Unguarded notes that the service does not outlive its process any more; text says why, and what to do.
-func (s *Service) Unguarded(text string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.guard.lose(text, &s.mu)
-}
-
-// Guarded notes which process is the guard of the service now.
-func (s *Service) Guarded(pid int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.guard.pid = int32(pid)
-	if !s.guard.useless {
-		s.guard.state = mempool.GuardWatches
-	}
-}
-
-// lose notes that the service does not outlive its process any more. The caller holds the lock.
-func (g *guard) lose(text string, mu *mutex) {
-	g.state, g.pid = mempool.GuardLost, 0
-	mu.note(mempool.HistoryEvent{Kind: mempool.ServiceImpaired, Text: text}, nil)
-}
-
-// giveUp notes that the guard is of no use any more; why says what the service lacks. The caller holds the lock.
-func (g *guard) giveUp(why string, mu *mutex) {
-	g.useless = true
-	g.lose("the service does not outlive its process any more: "+why, mu)
-}
+// This file makes a service of what a predecessor has left.
 
 // TookOver notes that the service took over from one that died, within a time.
 func (s *Service) TookOver(took time.Duration) {
@@ -124,7 +64,7 @@ func Adopt(c Config, files map[string]*os.File) (*Service, error) {
 	}
 	failpoint.At("adopt/channels")
 	s.mu.Lock()
-	defer s.unlock()
+	defer s.freeAndUnlock()
 	for name, f := range files {
 		if !a.used[name] && strings.HasPrefix(name, filePrefix) {
 			_ = f.Close() // it was only held
@@ -284,7 +224,7 @@ func (a *adoption) adoptBlocks() {
 		left := slices.Collect(b.AllLeft())
 		switch {
 		case b.State == ledger.BlockFreeing || b.State == ledger.BlockDraining || b.State == ledger.BlockRecalling && b.Mapped.Len() == 0:
-			p.free(b)
+			p.queueFree(b)
 		case int(b.Holds) > len(left): // it had too many fences
 			a.draining.await(b, func() { p.endHoldLocked(b) })
 		}
@@ -339,7 +279,7 @@ func (a *absence) end() {
 // Errors: [mempool.ErrStale] if there is no such session, or it is another process's, or the token is wrong; [mempool.ErrClosed].
 func (s *Service) Resume(p mempool.Peer, id uint64, token mempool.Epoch, notify func(Notice)) (session *Session, done uint64, err error) {
 	s.mu.Lock()
-	defer s.unlock()
+	defer s.freeAndUnlock()
 	of := s.sessions[id]
 	if s.closed {
 		return nil, 0, errShutdown

@@ -222,7 +222,7 @@ func TestAServiceTakesOverPoolsLeasesNamesAndTheirContent(t *testing.T) {
 	_, _, err = a.Timeline()
 	require.NoError(t, err)
 	require.NoError(t, a.SealTimeline())
-	a.Begin(Request{Packet: 9, Query: 5})
+	a.BeginRequest(Request{Packet: 9, Query: 5})
 	release(t, freed)
 	require.NoError(t, a.Release(false, []mempool.Fence{{Timeline: a.rec.Timeline.ID, Word: 1, Value: 1}}, held.rec.ID))
 
@@ -405,7 +405,7 @@ func TestASessionThatEndsWhileItsPoolIsMadeLeavesNoAnswer(t *testing.T) {
 	require.NoError(t, err)
 	store := stopped{s.shelf, make(chan struct{}, 8), make(chan struct{})}
 	s.svc.descriptors.store = store
-	session.Begin(Request{Packet: 3, Query: 5})
+	session.BeginRequest(Request{Packet: 3, Query: 5})
 	made := make(chan error, 1)
 	go func() {
 		_, err := session.CreatePool(mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 20})

@@ -30,7 +30,7 @@ func BenchmarkRequestsWithBooks(b *testing.B) {
 			packet, asked := uint64(0), []uint32(nil)
 			for b.Loop() {
 				packet++
-				s.Begin(Request{packet, uint32(packet)})
+				s.BeginRequest(Request{packet, uint32(packet)})
 				g, err := s.Allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(4096), 0, 0)
 				if err != nil {
 					b.Fatal(err)
@@ -40,7 +40,7 @@ func BenchmarkRequestsWithBooks(b *testing.B) {
 					asked = asked[:0]
 				}
 				packet++
-				s.Begin(Request{packet, 0})
+				s.BeginRequest(Request{packet, 0})
 				if s.Release(false, nil, g.Grant.ID) != nil {
 					b.FailNow()
 				}

@@ -16,16 +16,16 @@ type Request struct {
 
 type requestKey struct{}
 
-// Begin says which request the calling goroutine, the only one of the session that does not wait, carries out now.
-func (s *Session) Begin(r Request) { s.request = r }
+// BeginRequest says which request the calling goroutine, the only one of the session that does not wait, carries out now.
+func (s *Session) BeginRequest(r Request) { s.request = r }
 
 // WithQuery returns a context for a request that waits in a goroutine of its own.
 func WithQuery(ctx context.Context, q uint32) context.Context {
 	return context.WithValue(ctx, requestKey{}, Request{Query: q})
 }
 
-// didLocked notes that the request of ctx, or without ctx that of Begin, has changed something, and from what its answer is made again.
-func (s *Session) didLocked(ctx context.Context, answer uint64) {
+// keepAnswerLocked notes that the request of ctx, or without ctx that of BeginRequest, has changed something, and from what its answer is made again.
+func (s *Session) keepAnswerLocked(ctx context.Context, answer uint64) {
 	if s.svc.books == nil {
 		return
 	}
@@ -43,8 +43,8 @@ type Answer struct {
 	From uint64
 }
 
-// Answer returns the answer to a request that the session, or its predecessor, has carried out. It returns false if the request has changed
-// nothing.
+// Answer returns what the answer to request q is made from again, for a session that was taken up after its service had died. It returns
+// false if the session has not carried the request out, if the request changed nothing, or if the client is known to have the answer.
 func (s *Session) Answer(q uint32) (answer Answer, did bool) {
 	s.svc.mu.Lock()
 	defer s.svc.mu.Unlock()

@@ -38,7 +38,7 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 	}
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	var p *Pool
 	var old *ledger.Channel
 	may := func() (err error) {
@@ -72,7 +72,7 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 	}
 	p.demand.streams = true
 	stream.RosterFile, stream.SequencerFile = files[0].use(), files[1].use()
-	s.didLocked(context.Background(), stream.Info.ID)
+	s.keepAnswerLocked(context.Background(), stream.Info.ID)
 	svc.channels.addLocked(&channel{Stream: stream, svc: svc}, files[2:])
 	e := s.rec.About(mempool.ChannelMade, "%s made channel %q in pool %q: %s, %d frames, %s when it is full", s.rec.Who(), spec.Name, p.rec.Info.Name, spec.Mode, spec.Capacity,
 		spec.Full)
@@ -87,7 +87,7 @@ func (s *Session) MakeChannel(spec mempool.ChannelSpec) (mempool.ChannelIdentity
 func (s *Session) FindChannel(ctx context.Context, name string, wait time.Duration) (found mempool.ChannelIdentity, err error) {
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	err = svc.channels.awaitLocked(ctx, s, name, wait, func() (bool, error) {
 		ch, err := svc.channels.namedLocked(s.rec, name, Producer)
 		if ch != nil {
@@ -118,7 +118,7 @@ func (s *Session) JoinChannel(ctx context.Context, name string, spec MemberSpec,
 	}
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	p := &pendingJoin{session: s, spec: spec}
 	var file []*spare // a request that waits has none: it would keep a descriptor in the store
 	defer func() { svc.descriptors.giveBack(file) }()
@@ -145,7 +145,7 @@ func (s *Session) JoinChannel(ctx context.Context, name string, spec MemberSpec,
 			}
 		}
 		if p.err == nil {
-			s.didLocked(ctx, answerOf(p.joined))
+			s.keepAnswerLocked(ctx, answerOf(p.joined))
 		}
 		return true, p.err
 	})
@@ -290,7 +290,7 @@ func (c Channel) AwaitConsumers(ctx context.Context, n uint64, wait time.Duratio
 	w := newWaiter(ctx, s, wait, purpose{what: forConsumers})
 	defer w.stop()
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	for {
 		rec, err := svc.ledger.Channel(s.rec, c.id)
 		if err != nil {
@@ -333,7 +333,7 @@ func (c Channel) end(may func(*ledger.Channel, *ledger.Session) error, end func(
 	s := c.session
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	rec, err := svc.ledger.Channel(s.rec, c.id)
 	if err != nil {
 		return err
@@ -344,7 +344,7 @@ func (c Channel) end(may func(*ledger.Channel, *ledger.Session) error, end func(
 	s.noteUse()
 	ch := svc.channels.of(rec)
 	end(ch, s.rec)
-	s.didLocked(context.Background(), 0)
+	s.keepAnswerLocked(context.Background(), 0)
 	ch.tidyLocked()
 	return nil
 }
@@ -368,16 +368,16 @@ func (c Channel) MapBlock(id uint64) (MappedBlock, error) {
 	svc.mu.Lock()
 	b, err := svc.ledger.MapLent(s.rec, c.id, id)
 	if err != nil {
-		svc.unlock()
+		svc.freeAndUnlock()
 		return MappedBlock{}, err
 	}
 	memory, info := svc.memoryOf(b), MappedBlock{Generation: b.Generation, Bytes: b.Size}
-	svc.unlock()
+	svc.freeAndUnlock()
 	if info.Export, err = memory.exportOnce(svc.eventLog); err == nil {
 		return info, nil
 	}
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	if s.rec.Mapped[b.ID] == b {
 		svc.pools.of(b.Pool).unmapLocked(s.rec, b)
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
-// This file finds out when processes stop to keep free blocks, and chooses free blocks. The ledger counts the bytes of these blocks.
+// This file finds out when processes stop to keep free blocks. The ledger counts the bytes of these blocks.
 
 // recharge checks again which processes keep the free blocks that count for processes. It must check the blocks, because a GPU does not
 // tell the service when its work on a block is done. If more than manyCharged blocks count, recharge checks a random part of them. The
@@ -74,40 +74,4 @@ func (p *Pool) lookAgain(b *ledger.Block) (fewer bool) {
 		return false // the usual case
 	}
 	return b.LookAgain()
-}
-
-// idle finds a free block that has the given size and on which no work is under way. The caller holds Service.mu.
-func (p *Pool) idle(size uint64) *ledger.Block {
-	b := p.rec.Idle(size)
-	if b == nil && p.lookAtSome(size) {
-		b = p.rec.Idle(size)
-	}
-	return b
-}
-
-// lookAtSome checks a few of the newest and of the oldest pending blocks of a size. It stops at the first block whose work has ended, and
-// calls lookAgain for that block: the result is then true. It does not check the other blocks, because all sessions must wait for Service.mu
-// during the check: watchCharged checks them later. The caller holds Service.mu.
-func (p *Pool) lookAtSome(size uint64) bool {
-	sample, more := p.rec.Sample(size, 16)
-	for b := range sample {
-		if p.svc.timelines.Quiet(b) {
-			p.lookAgain(b)
-			return true
-		}
-	}
-	if more {
-		p.passed = true
-		p.watchCharged()
-	}
-	return false
-}
-
-// any finds a free block of the given size. It returns a block on which work is under way only if there is no other free block of this
-// size. The caller holds Service.mu.
-func (p *Pool) any(size uint64) *ledger.Block {
-	if b := p.idle(size); b != nil {
-		return b
-	}
-	return p.rec.Oldest(size)
 }

@@ -53,7 +53,7 @@ func (d *descriptors) put(f *os.File) uint64 {
 	number := d.last.Add(1)
 	if d.held.Add(1) > maxHeld { // a successor would lack it
 		d.svc.mu.Lock()
-		defer d.svc.unlock()
+		defer d.svc.freeAndUnlock()
 		if !d.svc.guard.useless {
 			d.svc.guard.giveUp(fmt.Sprintf("its guard would have to keep more than %d descriptors; make fewer channels, members and pools, and restart the service", maxHeld), &d.svc.mu)
 		}

@@ -25,7 +25,7 @@ import (
 func (s *Session) End(how mempool.SessionEnding, why string, gone <-chan struct{}) <-chan struct{} {
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	if s.rec.Ended {
 		return s.reclaimed
 	}
@@ -95,7 +95,7 @@ func (e *ending) linger(gone, swept <-chan struct{}) {
 		if over {
 			e.reclaimLocked()
 		}
-		svc.unlock()
+		svc.freeAndUnlock()
 	}
 }
 

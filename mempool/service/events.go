@@ -15,7 +15,7 @@ func (v View) tells(e *eventlog.Entry) bool {
 	case v.session.rec.Owner:
 		return true
 	case e.Access != nil:
-		return v.session.rec.MayUse(e.Maker, e.Access)
+		return v.session.rec.MaySee(e.Maker, e.Access)
 	}
 	return e.Session != 0 && e.UID == v.session.rec.Peer.UID
 }

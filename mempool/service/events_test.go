@@ -446,7 +446,7 @@ func TestTroubleWithTheDriverIsToldOf(t *testing.T) {
 	arena.set("Free", errors.New("the GPU has had enough"))
 	svc.mu.Lock()
 	p.retire(512, false)
-	svc.unlock()
+	svc.freeAndUnlock()
 	assert.Contains(t, happened(t, svc, mempool.DriverError)[1].Text, "the GPU has had enough")
 	arena.set("Free", nil)
 }

@@ -46,7 +46,7 @@ func (d *draining) poll() {
 			}
 		}
 		left = len(d.next)
-		d.svc.unlock()
+		d.svc.freeAndUnlock()
 	}
 }
 

@@ -51,7 +51,7 @@ func (s *Session) grant(ctx context.Context, b *ledger.Buffer, write bool) Grant
 		wait = b.Ready.Union(b.Block.Fences)
 	}
 	l := svc.ledger.Grant(b, s.rec, write, wait, uint32(time.Since(svc.began)/time.Second))
-	s.didLocked(ctx, l.ID)
+	s.keepAnswerLocked(ctx, l.ID)
 	_, mapped := s.rec.Mapped[b.Block.ID]
 	return GrantedLease{Lease: Lease{s, l}, Grant: svc.describe(l), Mapped: mapped}
 }
@@ -64,7 +64,7 @@ func (s *Session) lease(ctx context.Context, text string, write bool, wait time.
 	defer w.stop()
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	for {
 		if err := s.rec.Alive(); err != nil {
 			return g, err
@@ -145,7 +145,7 @@ func (l Lease) Export() (x mempool.Export, first bool, err error) {
 func (l Lease) Undo(exported bool) error {
 	s, b := l.session, l.rec.Buffer.Block
 	s.svc.mu.Lock()
-	defer s.svc.unlock()
+	defer s.svc.freeAndUnlock()
 	if exported && s.rec.Mapped[b.ID] == b {
 		s.svc.pools.of(b.Pool).unmapLocked(s.rec, b)
 	}

@@ -152,8 +152,9 @@ func (v View) Leases(after string, most int, into []mempool.LeaseInfo) (Page[mem
 // Members lists the producers and consumers that take part in a channel, and consumers that left and still have frames of a queue, ordered
 // by id.
 //
-// Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrDenied] if the asking session may not use
-// the channel, [mempool.ErrClosed] also if there is no such channel.
+// Errors: [mempool.ErrInvalid] if the argument `after` is not the field Next of a page, [mempool.ErrClosed] if the asking session has
+// ended, or sees no channel with this id, [mempool.ErrDenied] if it sees the channel and is not on the pool's access list. A closed channel
+// is no error.
 func (v View) Members(channel uint64, after string, most int, into []mempool.MemberInfo) (page Page[mempool.MemberInfo], err error) {
 	from, err := idAfter(after)
 	if err != nil {
@@ -161,7 +162,7 @@ func (v View) Members(channel uint64, after string, most int, into []mempool.Mem
 	}
 	svc := v.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	ch, err := svc.ledger.Channel(v.session.rec, channel)
 	if err != nil {
 		return page, err

@@ -63,7 +63,7 @@ func (c Channel) Join(spec MemberSpec) (Joined, error) {
 	s := c.session
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	if _, err := svc.ledger.Channel(s.rec, c.id); err != nil { // the caller gets this error without waiting for the store
 		return Joined{}, err
 	}
@@ -78,7 +78,7 @@ func (c Channel) Join(spec MemberSpec) (Joined, error) {
 	}
 	j, err := svc.channels.of(rec).joinLocked(s, spec, file[0])
 	if err == nil {
-		s.didLocked(context.Background(), answerOf(j))
+		s.keepAnswerLocked(context.Background(), answerOf(j))
 	}
 	return j, err
 }
@@ -125,7 +125,7 @@ func (ch *channel) describeJoined(m *ledger.Member) Joined {
 func (of Member) Enter() ([]MemberCame, error) {
 	svc := of.channel.session.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	m, err := of.findLocked()
 	if err != nil {
 		return nil, err
@@ -148,7 +148,7 @@ func (of Member) Enter() ([]MemberCame, error) {
 	if m.Role == Consumer {
 		ch.joined.broadcast()
 	}
-	of.channel.session.didLocked(context.Background(), 0)
+	of.channel.session.keepAnswerLocked(context.Background(), 0)
 	return others, nil
 }
 
@@ -204,7 +204,7 @@ func (ch *channel) leaveLocked(m *ledger.Member, how mempool.SessionEnding) {
 func (of Member) Leave() error {
 	svc := of.channel.session.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	m, err := of.findLocked()
 	if err != nil || m.Left {
 		return err
@@ -216,7 +216,7 @@ func (of Member) Leave() error {
 		}
 	}
 	ch.leaveLocked(m, "")
-	of.channel.session.didLocked(context.Background(), 0)
+	of.channel.session.keepAnswerLocked(context.Background(), 0)
 	ch.tidyLocked()
 	return nil
 }
@@ -262,7 +262,7 @@ func (ch *channel) endLendingLocked(m *ledger.Member) error {
 func (of Member) Doubt(number, deliveries uint64) error {
 	svc := of.channel.session.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	m, err := of.findLocked()
 	if err != nil {
 		return err

@@ -56,3 +56,9 @@ func (b *mutex) Unlock() {
 		b.eventLog.Log()
 	}
 }
+
+// freeAndUnlock frees the memory that waits for it, and unlocks s.mu, which writes the changes to the books.
+func (s *Service) freeAndUnlock() {
+	s.reclaim.flushLogged()
+	s.mu.Unlock()
+}

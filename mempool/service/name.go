@@ -22,7 +22,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) (version uint64, 
 	}
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	l, err := s.rec.Lease(lease)
 	if err != nil {
 		return 0, err
@@ -67,7 +67,7 @@ func (s *Session) Publish(lease uint64, p mempool.Publication) (version uint64, 
 		svc.recycleUnused(old.Buffer)
 	}
 	svc.awaited.broadcast(p.Name)
-	s.didLocked(context.Background(), named.Version)
+	s.keepAnswerLocked(context.Background(), named.Version)
 	return named.Version, nil
 }
 
@@ -90,7 +90,7 @@ func (s *Service) removeNamesLocked(of *ledger.Session) {
 func (s *Session) Unpublish(text string) error {
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	if err := s.rec.Alive(); err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (s *Session) Unpublish(text string) error {
 		return typed.Errorf(mempool.ErrDenied, "the name %q belongs to user %d", text, n.UID)
 	}
 	svc.removeNameLocked(n)
-	s.didLocked(context.Background(), 0)
+	s.keepAnswerLocked(context.Background(), 0)
 	return nil
 }
 

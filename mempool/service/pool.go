@@ -1,6 +1,7 @@
 package service
 
 import (
+	"encoding/binary"
 	"slices"
 
 	"github.com/poolbridge/poolbridge/internal/typed"
@@ -66,4 +67,18 @@ func (p *Pool) DriverInUse() (n uint64, err error) {
 	}
 	more, err := arena.InUse()
 	return n + more, err
+}
+
+// Export returns what another process needs to map the pool. The service closes the files of the export.
+func (p *Pool) Export() (x mempool.Export) {
+	p.svc.mu.Lock()
+	defer p.svc.mu.Unlock()
+	if p.aged {
+		return x // each block brings its descriptor
+	}
+	x = p.arena.Export()
+	if p.rec.File != 0 && !p.rec.Info.Kind.CanAdopt() {
+		x.Data = binary.LittleEndian.AppendUint64(nil, p.rec.File)
+	}
+	return x
 }

@@ -2,15 +2,12 @@ package service
 
 import (
 	"cmp"
-	"encoding/binary"
 	"fmt"
 	"math"
 	"os"
-	"slices"
 
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
-	"github.com/poolbridge/poolbridge/mempool/service/eventlog"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
@@ -41,79 +38,6 @@ func (m *inheritedMemory) Export() (mempool.Export, error) {
 }
 
 func (m *inheritedMemory) Free() error { return nil }
-
-// newBlock is a block that the arena has allocated, with what the books have of it.
-type newBlock struct {
-	memory *blockMemory
-	place  uint64
-	export []byte
-}
-
-// storeBlock gives the store what a successor needs to have the memory, and says where the memory is.
-func (p *Pool) storeBlock(mem mempool.Allocation, arena mempool.Arena, number uint64) newBlock {
-	b := newBlock{memory: &blockMemory{Allocation: mem}}
-	if a, ok := mem.(mempool.Adoptable); ok {
-		b.place = a.Place()
-		return b
-	}
-	if p.svc.descriptors.store == nil {
-		return b
-	}
-	x, err := mem.Export()
-	switch {
-	case err != nil: // whoever leases the block gets the error
-	case len(x.Files) > 0:
-		b.place = p.svc.descriptors.put(x.Files[0])
-	case number != 0:
-		b.place, b.export = number, x.Data
-		if p.aged {
-			b.memory.exported, b.memory.export = true, exportOf(x.Data, number, arena.Export().Files[0])
-		}
-	}
-	return b
-}
-
-// exportOf returns the export of a block that is not in the CUDA memory pool which a client has opened with the service's pool.
-func exportOf(data []byte, number uint64, f *os.File) mempool.Export {
-	if len(data) > 0 {
-		data = binary.LittleEndian.AppendUint64(slices.Clone(data), number)
-	}
-	return mempool.Export{Data: data, Files: []*os.File{f}}
-}
-
-// ensureArena returns the arena from which the pool allocates, and the number of its descriptor. It makes the arena if there is none.
-func (p *Pool) ensureArena() (mempool.Arena, uint64, error) {
-	p.making.Lock()
-	defer p.making.Unlock()
-	if p.arena != nil {
-		return p.arena, p.rec.File, nil
-	}
-	svc, of := p.svc, p.rec.Info
-	arena, err := mempool.NewArena(mempool.PoolSpec{Name: of.Name, Kind: of.Kind, Device: of.Device.UUID, MaxBytes: of.MaxBytes}, svc.memory)
-	if svc.eventLog.Called(eventlog.CreateArena, err) != nil {
-		return nil, 0, err
-	}
-	number := svc.descriptors.putArena(arena)
-	svc.mu.Lock()
-	defer svc.mu.Unlock()
-	p.arena, p.rec.File = arena, number
-	svc.ledger.Touch(p.rec)
-	return arena, number, nil
-}
-
-// Export returns what another process needs to map the pool. The service closes the files of the export.
-func (p *Pool) Export() (x mempool.Export) {
-	p.svc.mu.Lock()
-	defer p.svc.mu.Unlock()
-	if p.aged {
-		return x // each block brings its descriptor
-	}
-	x = p.arena.Export()
-	if p.rec.File != 0 && !p.rec.Info.Kind.CanAdopt() {
-		x.Data = binary.LittleEndian.AppendUint64(nil, p.rec.File)
-	}
-	return x
-}
 
 // letGoLocked closes the descriptor of a block that is freed, if no other block needs it.
 func (p *Pool) letGoLocked(b *ledger.Block) {

@@ -23,7 +23,7 @@ func (s *Session) AllocateRange(lease, base uint64, t mempool.Tensor) (g Granted
 	}
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	l, err := s.rec.Lease(lease)
 	if err != nil {
 		return g, err
@@ -43,7 +43,7 @@ func (s *Session) AllocateRange(lease, base uint64, t mempool.Tensor) (g Granted
 func (s *Session) Returned(lease uint64, buffers []uint64) (gone []uint64, wait []mempool.Fence, err error) {
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	l, err := s.rec.Lease(lease)
 	if err != nil {
 		return nil, nil, err

@@ -10,12 +10,6 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
-// unlock calls flushLogged and unlocks s.mu.
-func (s *Service) unlock() {
-	s.reclaim.flushLogged()
-	s.mu.Unlock()
-}
-
 // flushLogged calls flush. It notes an error as an event, because no caller gets the error.
 func (q *reclaimQueue) flushLogged() {
 	if err := q.flush(); err != nil {
@@ -77,12 +71,12 @@ func (q *reclaimQueue) flush() error {
 	return errors.Join(errs...)
 }
 
-// free adds b to the reclaim queue as soon as no work on b is under way. At the time of the call, no session maps b, and b is counted as
+// queueFree adds b to the reclaim queue as soon as no work on b is under way. At the time of the call, no session maps b, and b is counted as
 // held. The caller holds Service.mu.
-func (p *Pool) free(b *ledger.Block) {
+func (p *Pool) queueFree(b *ledger.Block) {
 	if !p.svc.timelines.Quiet(b) {
 		b.Become(ledger.BlockDraining)
-		p.svc.draining.await(b, func() { p.free(b) })
+		p.svc.draining.await(b, func() { p.queueFree(b) })
 		return
 	}
 	b.Become(ledger.BlockFreeing)

@@ -77,7 +77,7 @@ func (p *Pool) retire(n uint64, quiet bool) (idle []*ledger.Block) {
 	}
 	may := p.mayRetire(&n)
 	for _, b := range idle {
-		p.free(b)
+		p.queueFree(b)
 	}
 	return append(idle, p.choose(n-min(n, chosen), quiet, may)...)
 }
@@ -91,7 +91,7 @@ func (p *Pool) choose(n uint64, quiet bool, may func(*ledger.Block) bool) (idle 
 		p.become(b, ledger.BlockRecalling)
 	}
 	for _, b := range idle {
-		p.free(b)
+		p.queueFree(b)
 	}
 	p.recall(recalled)
 	return idle
@@ -127,7 +127,7 @@ func (p *Pool) unmapLocked(of *ledger.Session, b *ledger.Block) {
 	last, recalling := of.Unmap(b), b.State == ledger.BlockRecalling
 	switch {
 	case last && recalling:
-		p.free(b)
+		p.queueFree(b)
 	case recalling && p.become(b, ledger.BlockRecalling):
 		p.room.broadcast()
 	}

@@ -178,7 +178,7 @@ func (s *Service) Close() {
 	for _, p := range pools {
 		p.destroyLocked(nil)
 	}
-	s.unlock()
+	s.freeAndUnlock()
 	for _, p := range pools {
 		<-p.closed
 	}

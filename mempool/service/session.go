@@ -41,7 +41,7 @@ func (s *Session) MayEnd(id uint64) (over <-chan struct{}, err error) {
 
 // Allocate makes a buffer in a pool for the tensor t, and grants the session a write lease on the buffer. If the pool has no room, Allocate
 // waits; the argument `wait` limits this time. If `recalled` is longer than `wait`, Allocate waits for up to the time `recalled` while the
-// service has recalled blocks of the pool that sessions still map, and in any case for WantedTime.
+// service has recalled blocks of the pool that sessions still map, and in any case for WantedTime. The deferred unlock writes the books.
 //
 // Errors: [mempool.ErrInvalid], [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory],
 // [mempool.ErrClosed], and the context's error. [mempool.ErrLimit] and [mempool.ErrOutOfMemory] also wrap [mempool.ErrRecalling] if a
@@ -60,7 +60,7 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 	w.least = least
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	p, err := svc.pools.usableLocked(s, pool)
 	if err != nil {
 		return g, err
@@ -89,7 +89,7 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 // Errors: [mempool.ErrInvalid].
 func (s *Session) Compare(seen mempool.Grant) error {
 	s.svc.mu.Lock()
-	defer s.svc.unlock()
+	defer s.svc.freeAndUnlock()
 	l := s.rec.Leases[seen.ID]
 	if l == nil {
 		return nil
@@ -111,7 +111,7 @@ func (s *Session) Compare(seen mempool.Grant) error {
 // Errors: [mempool.ErrReleased] for a lease that the session does not have, [mempool.ErrInvalid] for fences of another session's timeline.
 func (s *Session) Release(incomplete bool, done []mempool.Fence, ids ...uint64) error {
 	s.svc.mu.Lock()
-	defer s.svc.unlock()
+	defer s.svc.freeAndUnlock()
 	var first error
 	for _, id := range ids {
 		l, err := s.rec.Lease(id)
@@ -120,16 +120,16 @@ func (s *Session) Release(incomplete bool, done []mempool.Fence, ids ...uint64) 
 		}
 		first = cmp.Or(first, err)
 	}
-	s.didLocked(context.Background(), 0)
+	s.keepAnswerLocked(context.Background(), 0)
 	return first
 }
 
 // Leave notes that the session's client is closed: the session's names are removed. The session's leases stay until they are released.
 func (s *Session) Leave() {
 	s.svc.mu.Lock()
-	defer s.svc.unlock()
+	defer s.svc.freeAndUnlock()
 	s.svc.removeNamesLocked(s.rec)
-	s.didLocked(context.Background(), 0)
+	s.keepAnswerLocked(context.Background(), 0)
 }
 
 // Dropped notes that the session no longer maps the blocks.
@@ -139,7 +139,7 @@ func (s *Session) Leave() {
 func (s *Session) Dropped(blocks []uint64) error {
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	if err := s.rec.Alive(); err != nil {
 		return err
 	}
@@ -150,6 +150,6 @@ func (s *Session) Dropped(blocks []uint64) error {
 	for b := range dropped {
 		svc.pools.of(b.Pool).unmapLocked(s.rec, b)
 	}
-	s.didLocked(context.Background(), 0)
+	s.keepAnswerLocked(context.Background(), 0)
 	return nil
 }

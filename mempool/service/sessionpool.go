@@ -32,7 +32,7 @@ func (ps *pools) make(ctx context.Context, s *Session, rec *ledger.Pool, spec me
 		file = svc.descriptors.putArena(arena)
 	}
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	defer ps.made.broadcast() // after a failure too: sessions that wait for the pool check again
 	if err != nil {
 		svc.ledger.RemovePool(rec)
@@ -45,7 +45,7 @@ func (ps *pools) make(ctx context.Context, s *Session, rec *ledger.Pool, spec me
 	e := s.rec.About(mempool.PoolMade, "%s made pool %q of kind %s, of at most %s", s.rec.Who(), rec.Info.Name, rec.Info.Kind, bytesize.Text(rec.Info.MaxBytes))
 	e.Bytes = rec.Info.MaxBytes
 	svc.mu.note(e, rec)
-	s.didLocked(ctx, rec.Info.ID)
+	s.keepAnswerLocked(ctx, rec.Info.ID)
 	if svc.closed {
 		p.destroyLocked(nil)
 		return nil, errShutdown
@@ -88,7 +88,7 @@ func (ps *pools) create(ctx context.Context, s *Session, spec mempool.PoolSpec, 
 		if p == nil && err == nil {
 			rec, err = ps.reserveLocked(s.rec, spec, creator)
 		}
-		ps.svc.unlock()
+		ps.svc.freeAndUnlock()
 		switch {
 		case err != nil:
 			return nil, err
@@ -126,7 +126,7 @@ func (ps *pools) namedLocked(ctx context.Context, s *Session, name string) (*Poo
 		}
 		var err error
 		changed := ps.made.next()
-		svc.unlock()
+		svc.freeAndUnlock()
 		select {
 		case <-changed:
 		case <-s.over:
@@ -189,7 +189,7 @@ func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration)
 // Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed].
 func (s *Session) FindPool(id uint64) (*Pool, error) {
 	s.svc.mu.Lock()
-	defer s.svc.unlock()
+	defer s.svc.freeAndUnlock()
 	return s.svc.pools.usableLocked(s, id)
 }
 
@@ -223,7 +223,7 @@ func (s *Session) DestroyPool(id uint64) error {
 	svc := s.svc
 	creator := svc.mayCreate(s.rec.Peer) // without the lock, because it may be slow
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	p, err := svc.ledger.SeenPool(s.rec, id)
 	if err != nil {
 		return err
@@ -233,7 +233,7 @@ func (s *Session) DestroyPool(id uint64) error {
 			"pools", s.rec.Peer.UID, p.Info.Name, p.Maker)
 	}
 	svc.pools.of(p).destroyLocked(s)
-	s.didLocked(context.Background(), 0)
+	s.keepAnswerLocked(context.Background(), 0)
 	return svc.reclaim.flush()
 }
 
@@ -272,7 +272,7 @@ func (p *Pool) destroyLocked(by *Session) {
 func (s *Session) TrimPool(id, keep uint64) (uint64, error) {
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	p, err := svc.pools.usableLocked(s, id)
 	if err != nil {
 		return 0, err

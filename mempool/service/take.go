@@ -53,10 +53,10 @@ type taking struct {
 	p    *Pool
 	size uint64
 
-	place *place // in the queue for room; nil: none
-	asked bool   // the call counts as one that finds no room
-	told  bool   // sessions were asked to give back memory
-	last  uint64 // the value of p.queued at the time limit; 0: before that
+	inQueue *place // in the queue for room; nil: none
+	asked   bool   // the call counts as one that finds no room
+	told    bool   // sessions were asked to give back memory
+	last    uint64 // the value of p.queued at the time limit; 0: before that
 
 	// These hold for one round, which begins with the method begin.
 	changes  uint64 // p.room.changes
@@ -78,9 +78,9 @@ func (t *taking) end() {
 }
 
 func (t *taking) leavePlace() {
-	if t.place != nil {
-		t.place.leave()
-		t.place = nil
+	if t.inQueue != nil {
+		t.inQueue.leave()
+		t.inQueue = nil
 	}
 }
 
@@ -178,8 +178,8 @@ func (t *taking) waitForRoom() bool {
 	if !t.patient() {
 		return false
 	}
-	if t.place == nil {
-		t.place = p.room.join(t.session.rec, t.size)
+	if t.inQueue == nil {
+		t.inQueue = p.room.join(t.session.rec, t.size)
 		s, size := t.session.rec, t.size // and not t: it would move to the heap
 		t.long = func(waited time.Duration) {
 			p.noteFullLocked(s, size, fmt.Sprintf("and has waited %v for it", waited))
@@ -188,7 +188,7 @@ func (t *taking) waitForRoom() bool {
 	t.hurry(!p.rec.Freeing() && !errors.Is(t.beyond, mempool.ErrRecalling))
 	p.watchCharged()                            // nothing tells the service when GPU work ends
 	alone := t.beyond != nil || p.rec.Bounded() // other allocations may succeed although this one fails
-	return t.wait(t.place.woken(t.changes, alone)) || t.outlastFreeing()
+	return t.wait(t.inQueue.woken(t.changes, alone)) || t.outlastFreeing()
 }
 
 // outlastFreeing waits, after the time limit, for the blocks that are being freed: freeing much memory takes a while.
@@ -295,4 +295,40 @@ func (p *Pool) allocate(ctx context.Context, size uint64) (b newBlock, err error
 		return b, err
 	}
 	return p.storeBlock(mem, arena, number), nil
+}
+
+// idle finds a free block that has the given size and on which no work is under way. The caller holds Service.mu.
+func (p *Pool) idle(size uint64) *ledger.Block {
+	b := p.rec.Idle(size)
+	if b == nil && p.lookAtSome(size) {
+		b = p.rec.Idle(size)
+	}
+	return b
+}
+
+// lookAtSome checks a few of the newest and of the oldest pending blocks of a size. It stops at the first block whose work has ended, and
+// calls lookAgain for that block: the result is then true. It does not check the other blocks, because all sessions must wait for Service.mu
+// during the check: watchCharged checks them later. The caller holds Service.mu.
+func (p *Pool) lookAtSome(size uint64) bool {
+	sample, more := p.rec.Sample(size, 16)
+	for b := range sample {
+		if p.svc.timelines.Quiet(b) {
+			p.lookAgain(b)
+			return true
+		}
+	}
+	if more {
+		p.passed = true
+		p.watchCharged()
+	}
+	return false
+}
+
+// any finds a free block of the given size. It returns a block on which work is under way only if there is no other free block of this
+// size. The caller holds Service.mu.
+func (p *Pool) any(size uint64) *ledger.Block {
+	if b := p.idle(size); b != nil {
+		return b
+	}
+	return p.rec.Oldest(size)
 }

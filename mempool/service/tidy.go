@@ -116,7 +116,7 @@ func (ch *channel) tendLocked() {
 			}
 			svc.mu.Lock()
 			if wait = time.Until(ch.rests); wait > 0 { // another goroutine has called tidyLocked meanwhile
-				svc.unlock()
+				svc.freeAndUnlock()
 				continue
 			}
 			before := ch.Leftovers()
@@ -125,7 +125,7 @@ func (ch *channel) tendLocked() {
 			ch.tended = ch.livesLocked() && left > 0
 			again := ch.tended
 			rest := time.Until(ch.rests)
-			svc.unlock()
+			svc.freeAndUnlock()
 			if !again {
 				return
 			}
@@ -168,7 +168,7 @@ func (cs *channels) watchLocked() {
 			}
 			again = cs.svc.ledger.Channels.Len() > 0
 			cs.watching = again
-			cs.svc.unlock()
+			cs.svc.freeAndUnlock()
 		}
 	})
 }

@@ -33,7 +33,7 @@ func ProbeTimelines() error { return streams.Probe() }
 func (s *Session) Timeline() (uint64, mempool.Export, error) {
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	if err := s.rec.Alive(); err != nil {
 		return 0, mempool.Export{}, err
 	}
@@ -47,7 +47,7 @@ func (s *Session) Timeline() (uint64, mempool.Export, error) {
 			if err := svc.timelines.Make(svc.ledger, s.rec, file[0].file); err != nil {
 				return 0, mempool.Export{}, err
 			}
-			s.didLocked(context.Background(), s.rec.Timeline.ID)
+			s.keepAnswerLocked(context.Background(), s.rec.Timeline.ID)
 			s.rec.Timeline.File = file[0].use()
 		}
 	}
@@ -65,12 +65,12 @@ func (s *Session) Timeline() (uint64, mempool.Export, error) {
 func (s *Session) SealTimeline() error {
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	if err := s.rec.MaySeal(); err != nil {
 		return err
 	}
 	s.rec.Timeline.Seal()
-	s.didLocked(context.Background(), 0)
+	s.keepAnswerLocked(context.Background(), 0)
 	return nil
 }
 
@@ -80,7 +80,7 @@ func (s *Session) SealTimeline() error {
 func (s *Session) FindTimeline(id uint64) (mempool.Export, error) {
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.unlock()
+	defer svc.freeAndUnlock()
 	t, err := svc.ledger.FindTimeline(s.rec, id)
 	if err != nil {
 		return mempool.Export{}, err

@@ -11,7 +11,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
-// This file notes events on which an operator may have to act: refusals, long waits, and slow subscribers.
+// This file notes events on which an operator may have to act: refusals, long waits, and slow subscribers. Those of
+// incomplete content are in sessionevents.go, those of lost memory in predecessor.go.
 
 // usualPatience is the default of [Config].Patience.
 const usualPatience = 10 * time.Second

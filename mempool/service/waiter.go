@@ -140,7 +140,7 @@ func (w *waiter) outlast(changed <-chan struct{}) bool { return w.sleep(changed,
 func (w *waiter) sleep(changed <-chan struct{}, timer <-chan time.Time) bool {
 	svc := w.session.svc
 	w.enter()
-	svc.unlock()
+	svc.freeAndUnlock()
 	defer func() {
 		svc.mu.Lock()
 		w.leave()

@@ -86,7 +86,7 @@ func (d *demand) meetAgain() {
 		if again {
 			d.meet()
 		}
-		svc.unlock()
+		svc.freeAndUnlock()
 	}
 }
 

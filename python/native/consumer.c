@@ -322,22 +322,22 @@ static void copy_out(uint64_t *to, const pb_word *from, size_t size) {
 }
 
 // Reads the description in a slot of a track, and its layout. The producer may write both meanwhile.
-static void read_description(struct pb_consumer *c, const struct pb_file *track, uint64_t ring) {
+static void read_description(struct pb_consumer *c, const struct pb_file *track, uint64_t slot) {
     const struct pb_channel *ch = &c->ch;
-    copy_out(c->description, pb_at(track, PB_PAGE + PB_RECORD * ch->slots + PB_DESCRIPTION * ring), PB_DESCRIPTION);
+    copy_out(c->description, pb_at(track, PB_PAGE + PB_RECORD * ch->slots + PB_DESCRIPTION * slot), PB_DESCRIPTION);
     uint64_t bytes = c->description[PB_AT_LAYOUT / 8];
     if (bytes > PB_LAYOUT) return; // pb_check_description refuses it
-    copy_out(c->layout, pb_at(track, PB_PAGE + (PB_RECORD + PB_DESCRIPTION + PB_META_SLOT) * ch->slots + PB_LAYOUT * ring), bytes);
+    copy_out(c->layout, pb_at(track, PB_PAGE + (PB_RECORD + PB_DESCRIPTION + PB_META_SLOT) * ch->slots + PB_LAYOUT * slot), bytes);
 }
 
-// Reads the record and the meta of the frame `frame->number`. Reads the frame's description too, unless the
+// Reads the record, which `store` of internal/shmchannel/track.go writes, too, and the meta of the frame `frame->number`. Reads the frame's description too, unless the
 // consumer keeps a Python object from an earlier frame with this description in the same block. PB_AGAIN: the record has the number of another frame.
 static enum pb_result read_record(struct pb_consumer *c, uint32_t seat, struct pb_frame *frame) {
     const struct pb_channel *ch = &c->ch;
     const struct pb_file *track = &c->tracks[seat].file;
-    uint64_t ring = pb_ring(ch, frame->number);
+    uint64_t slot = pb_slot(ch, frame->number);
     if (!track->base) return PB_FAILED;
-    pb_word *record = pb_at(track, PB_PAGE + PB_RECORD * ring);
+    pb_word *record = pb_at(track, PB_PAGE + PB_RECORD * slot);
     if (PB_LOAD(record) != frame->number) return PB_AGAIN;
     frame->block = PB_PEEK(record + PB_RECORD_BLOCK);
     frame->buffer = PB_PEEK(record + PB_RECORD_BUFFER);
@@ -356,13 +356,13 @@ static enum pb_result read_record(struct pb_consumer *c, uint32_t seat, struct p
     bool sound = !(small >> 17 & 0x7FFF) && frame->meta_bytes <= PB_META && frame->word < PB_WORDS && frame->value <= PB_VALUE_MAX &&
                  (frame->timeline || !frame->value) && frame->block && frame->block <= INT64_MAX && frame->buffer <= INT64_MAX &&
                  frame->bytes <= INT64_MAX && frame->time <= INT64_MAX;
-    if (sound && meta) copy_out(c->meta, pb_at(track, PB_PAGE + (PB_RECORD + PB_DESCRIPTION) * ch->slots + PB_META_SLOT * ring), meta);
+    if (sound && meta) copy_out(c->meta, pb_at(track, PB_PAGE + (PB_RECORD + PB_DESCRIPTION) * ch->slots + PB_META_SLOT * slot), meta);
     const struct pb_kept *kept =
         c->kept_count ? &c->kept[kept_place(c, frame->block, frame->producer, frame->description_id)] : NULL;
     if (kept && kept->object) {
         frame->kept = kept->object;
         frame->base = kept->base;
-    } else read_description(c, track, ring);
+    } else read_description(c, track, slot);
     atomic_thread_fence(memory_order_acquire);
     if (PB_PEEK(record) != frame->number) return PB_AGAIN;
     struct pb_description checked;
@@ -599,7 +599,7 @@ enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, 
     struct pb_hand *hand = find_hand(c, number, true);
     if (!hand) return PB_NOT_HELD;
     if (done->value) {
-        pb_word *entry = own(c, PB_AT_DONE + 32 * pb_ring(&c->ch, number));
+        pb_word *entry = own(c, PB_AT_DONE + 32 * pb_slot(&c->ch, number));
         uint64_t before = PB_PEEK(entry), value = PB_PEEK(entry + 1), word = PB_PEEK(entry + 2);
         if (value && !settled && (word != done->word || value > done->value)) return PB_FENCE;
         PB_PUT(entry, 0);

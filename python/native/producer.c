@@ -238,7 +238,7 @@ static void write_description(struct pb_channel *ch, uint64_t slot, const char *
 
 static void write_record(struct pb_producer *p, const struct pb_publication *what, uint64_t number) {
     struct pb_channel *ch = &p->ch;
-    uint64_t slot = pb_ring(ch, number);
+    uint64_t slot = pb_slot(ch, number);
     pb_word *record = pb_at(&ch->own, PB_PAGE + PB_RECORD * slot);
     size_t meta = PB_PAGE + (PB_RECORD + PB_DESCRIPTION) * ch->slots + PB_META_SLOT * slot;
     struct timespec now;
@@ -415,7 +415,7 @@ static void except_held(struct pb_producer *p, bool destroyed) {
 // the consumer does not use the frame any more. Returns false if the consumer is writing the entry at this time. Also returns false if
 // there is not enough memory, and then sets `*memory` to false.
 static bool add_fence(struct pb_producer *p, const struct pb_cursor *cursor, uint64_t number, bool *memory) {
-    pb_word *done = pb_at(&cursor->file, PB_AT_DONE + 32 * pb_ring(&p->ch, number));
+    pb_word *done = pb_at(&cursor->file, PB_AT_DONE + 32 * pb_slot(&p->ch, number));
     uint64_t before = PB_LOAD(done), value = PB_PEEK(done + 1), word = PB_PEEK(done + 2);
     atomic_thread_fence(memory_order_acquire);
     if (before != PB_PEEK(done)) return false;

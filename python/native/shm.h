@@ -310,18 +310,18 @@ static inline uint32_t pb_tail_seat(uint64_t tail) { return (uint32_t)(tail >> 1
 static inline uint64_t pb_version(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->roster, PB_AT_VERSION)); }
 static inline uint64_t pb_state(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->roster, PB_AT_STATE)); }
 static inline uint64_t pb_abandoned(const struct pb_channel *ch) { return PB_LOAD(pb_at(&ch->roster, PB_AT_ABANDONED)); }
-static inline uint64_t pb_ring(const struct pb_channel *ch, uint64_t number) { return number & (ch->slots - 1); }
+static inline uint64_t pb_slot(const struct pb_channel *ch, uint64_t number) { return number & (ch->slots - 1); }
 
 // Finds the word that says which producer published the frame `number`. The word has the number and the seat of that producer.
 static inline pb_word *pb_entry(const struct pb_channel *ch, uint64_t number) {
-    return pb_at(&ch->sequencer, PB_AT_ORDER + 8 * pb_ring(ch, number));
+    return pb_at(&ch->sequencer, PB_AT_ORDER + 8 * pb_slot(ch, number));
 }
 
 // pb_claim finds the word that says what has happened to the frame `number` of a queue. The word has the number and a tag: one of these
 // values, or PB_CLAIMED plus the seat of the consumer that has taken the frame.
 enum { PB_GIVEN_BACK, PB_ACKNOWLEDGED, PB_CLAIMED };
 static inline pb_word *pb_claim(const struct pb_channel *ch, uint64_t number) {
-    return pb_at(&ch->sequencer, PB_AT_ORDER + 8 * (ch->slots + pb_ring(ch, number)));
+    return pb_at(&ch->sequencer, PB_AT_ORDER + 8 * (ch->slots + pb_slot(ch, number)));
 }
 static inline bool pb_claim_waits(uint64_t claim, uint64_t number) { // whether a published number waits for a consumer
     return claim >> 12 < number || claim == (number << 12 | PB_GIVEN_BACK);
@@ -333,7 +333,7 @@ static inline bool pb_claim_over(uint64_t claim, uint64_t number) { // whether t
 // Finds the word that says how often consumers have got the frame `number` of a queue: the number and, in 16 bits, the count. Only the consumer
 // with the claim on the frame writes the word.
 static inline pb_word *pb_delivery(const struct pb_channel *ch, uint64_t number) {
-    return pb_at(&ch->sequencer, PB_AT_ORDER + 8 * (2 * ch->slots + pb_ring(ch, number)));
+    return pb_at(&ch->sequencer, PB_AT_ORDER + 8 * (2 * ch->slots + pb_slot(ch, number)));
 }
 
 // Whether the slot of a number has a frame of a queue that is not acknowledged.

@@ -25,7 +25,7 @@ from fakeservice import Service
 from realservice import RealService, leases, publish, until
 
 import poolbridge
-from poolbridge._client import client_state as _client_state
+from poolbridge._client import base_client as _base_client
 from poolbridge._session import membership as _membership, returns as _returns
 from poolbridge._session.core import Core
 from poolbridge._wire.messages import Export, Map, MapReply, MemberCame
@@ -579,7 +579,7 @@ def without_channels(client, match):
 def test_without_the_native_module_it_says_what_is_missing_and_all_else_works(service, client, monkeypatch):
     client.create_channel("c")
     monkeypatch.setattr(_membership, "NATIVE", None)
-    monkeypatch.setattr(_client_state, "FEATURES", ("timelines",))
+    monkeypatch.setattr(_base_client, "FEATURES", ("timelines",))
     with poolbridge.connect(service.path, timeout=60) as bare:
         without_channels(bare, "native module.*install")
 

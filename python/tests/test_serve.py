@@ -21,7 +21,7 @@ from realservice import POOLSVC, RealService, until
 
 import poolbridge
 from poolbridge._client import service_process as _service_process, shared_service as _shared_service
-from poolbridge._client.client_state import ClientState
+from poolbridge._client.base_client import BaseClient
 
 pytestmark = pytest.mark.skipif(not os.access(POOLSVC, os.X_OK), reason="poolsvc is not built: make build")
 
@@ -66,7 +66,7 @@ def looking(monkeypatch):
 
     In the test, `close` waits for the service as long as it takes: on a busy machine, that can be more than one second.
     """
-    monkeypatch.setattr(ClientState, "_close_timeout", 60.0)
+    monkeypatch.setattr(BaseClient, "_close_timeout", 60.0)
     with poolbridge.serve(pools=POOLS) as service, poolbridge.connect(service.path) as client:
         yield client
 

@@ -24,7 +24,7 @@ import pytest
 from fakeservice import working
 
 import poolbridge
-from poolbridge._client.client_state import DEFAULT_TIMEOUT
+from poolbridge._client.base_client import DEFAULT_TIMEOUT
 from poolbridge._memory import tensor as _tensor
 from poolbridge._memory.mappings import MAPPINGS
 from poolbridge._session.loop_reader import LoopReader

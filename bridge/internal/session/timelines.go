@@ -100,8 +100,8 @@ func (t *Timelines) mapPage(ctx context.Context, id uint64) (uint64, *mempool.Pa
 	return reply.Timeline, page, err
 }
 
-// Page returns the page of a timeline. It maps the page if necessary. The page stays mapped while a lease waits for a fence of the
-// timeline.
+// Page returns the page of a timeline. It maps the page if necessary. The page stays mapped until the service has
+// forgotten the timeline (see [Timelines.Forget]) and no lease and no stream waits for a fence of it, or until Close.
 func (t *Timelines) Page(ctx context.Context, id uint64) (*mempool.Page, error) {
 	if page, err := t.Find(id); page != nil || err != nil {
 		return page, err

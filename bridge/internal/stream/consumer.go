@@ -26,7 +26,7 @@ var ErrNoProducers = fmt.Errorf("%w: no producer is left", mempool.ErrClosed)
 // Consumer is a consumer of a channel. Each loop over frames has its own Consumer.
 type Consumer struct {
 	member
-	native *shmchannel.Consumer
+	shm    *shmchannel.Consumer
 	latest shmchannel.Frame // the last frame that Take has taken
 	leaves sync.Once
 	fails  bool // whether the stream fails without producers
@@ -57,11 +57,11 @@ func (st *Streams) consume(ctx context.Context, try session.Attempt, r wire.Join
 	s.users.Store(1)
 	s.depart = func(context.Context) { s.Leave() }
 	err := s.join(ctx, try, &r, func(config shmchannel.MemberConfig) (err error) {
-		s.native, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: config, Reached: s.reached,
+		s.shm, err = shmchannel.OpenConsumer(shmchannel.ConsumerConfig{MemberConfig: config, Reached: s.reached,
 			NeedsProducers: s.fails || o.NoProducers == mempool.EndWithoutProducers})
 		if err == nil {
-			s.add, s.counts = s.native.AddTrack, s.native.Counts
-			s.unwatch = context.AfterFunc(s.session.Working(), s.native.Wake)
+			s.add, s.counts = s.shm.AddTrack, s.shm.Counts
+			s.unwatch = context.AfterFunc(s.session.Working(), s.shm.Wake)
 		}
 		return err
 	})
@@ -115,7 +115,7 @@ func (s *Consumer) Take(caller context.Context) (*shmchannel.Frame, error) {
 
 // Producers returns the channel's producers, as the native consumer does, and when the last one left if none takes part.
 func (s *Consumer) Producers() (found []mempool.ChannelProducer, abandoned time.Time) {
-	states, abandoned := s.native.Producers()
+	states, abandoned := s.shm.Producers()
 	endings := append([]mempool.SessionEnding{""}, mempool.SessionEndings()...)
 	for _, p := range states {
 		found = append(found, mempool.ChannelProducer{PID: p.PID, Ending: endings[min(int(p.Ending), len(endings)-1)]})
@@ -157,7 +157,7 @@ func (s *Consumer) take(caller context.Context) (err error) {
 	if err := s.over(caller); err != nil { // check this first: if frames keep coming, the checks below never notice the end
 		return err
 	}
-	if ok, err := s.native.TryTake(&s.latest); ok {
+	if ok, err := s.shm.TryTake(&s.latest); ok {
 		return nil
 	} else if err != nil && !errors.Is(err, shmchannel.ErrUnknownMember) {
 		return err
@@ -166,7 +166,7 @@ func (s *Consumer) take(caller context.Context) (err error) {
 	defer func() { s.waits.Over(began, err == nil) }()
 	ctx := &patient{Context: caller, session: s.session}
 	for {
-		err := s.native.Take(ctx, &s.latest)
+		err := s.shm.Take(ctx, &s.latest)
 		unknown, ok := errors.AsType[*shmchannel.UnknownMemberError](err)
 		if !ok {
 			return err
@@ -242,7 +242,7 @@ func (s *Consumer) ready(ctx context.Context, came *shmchannel.Frame) ([]mempool
 func (s *Consumer) Leave() {
 	s.leaves.Do(func() {
 		s.streams.forget(&s.member)
-		_ = s.native.Leave() // Leave fails only if the member is closed, and the member is open
+		_ = s.shm.Leave() // Leave fails only if the member is closed, and the member is open
 		s.sendLeave()
 		s.dropUser()
 	})
@@ -252,6 +252,6 @@ func (s *Consumer) Leave() {
 func (s *Consumer) dropUser() {
 	if s.users.Add(-1) == 0 {
 		s.unwatch()
-		_ = s.native.Close() // Close only unmaps files, which does not fail
+		_ = s.shm.Close() // Close only unmaps files, which does not fail
 	}
 }

@@ -52,7 +52,7 @@ func (t *Hand) settleLocked(again bool) error {
 		return nil
 	}
 	t.decided = true
-	native := t.by.native
+	native := t.by.shm
 	switch {
 	case t.by.channel.Mode != mempool.WorkQueue:
 		return native.Pass(&t.hand)
@@ -88,10 +88,10 @@ func (t *Hand) End(_ *session.Lease, incomplete bool, done []mempool.Fence) erro
 	if len(done) > 0 {
 		fence = shmchannel.Fence{Timeline: s.timeline, Word: done[0].Word, Value: done[0].Value}
 	}
-	released := s.native.Release(&t.hand, fence)
+	released := s.shm.Release(&t.hand, fence)
 	if errors.Is(released, shmchannel.ErrUnfinished) { // the frame's slot still has the fence of another frame
 		if released = finish(s.session, done[0]); released == nil {
-			released = s.native.Release(&t.hand, shmchannel.Fence{})
+			released = s.shm.Release(&t.hand, shmchannel.Fence{})
 		}
 	}
 	s.dropUser()

@@ -20,7 +20,7 @@ type Producer struct {
 	member
 	joined chan struct{} // closed when native or err is set
 	err    error
-	native *shmchannel.Producer
+	shm    *shmchannel.Producer
 
 	reclaiming sync.Mutex    // held while the result of native.Reclaim is used
 	back       []*sending    // leases that have come back; guarded by reclaiming
@@ -93,7 +93,7 @@ func (st *Streams) producer(channel mempool.ChannelIdentity) (*Producer, error) 
 // Outstanding returns how much memory of the client's producer the channel has: the number of its frames.
 func (ch *Channel) Outstanding() int {
 	if p := ch.joined.Load(); p != nil {
-		return p.native.Outstanding()
+		return p.shm.Outstanding()
 	}
 	return 0
 }
@@ -102,10 +102,10 @@ func (ch *Channel) Outstanding() int {
 func (p *Producer) begin() {
 	st, working := p.streams, p.session.Working()
 	p.err = p.join(working, session.Once, &wire.Join{Channel: p.channel.ID}, func(config shmchannel.MemberConfig) (err error) {
-		p.native, err = shmchannel.OpenProducer(config)
+		p.shm, err = shmchannel.OpenProducer(config)
 		if err == nil {
-			p.add, p.counts = p.native.AddCursor, p.native.Counts
-			p.unwatch = context.AfterFunc(working, p.native.Wake)
+			p.add, p.counts = p.shm.AddCursor, p.shm.Counts
+			p.unwatch = context.AfterFunc(working, p.shm.Wake)
 		}
 		return err
 	})
@@ -153,9 +153,9 @@ func (p *Producer) leave(ctx context.Context) bool {
 }
 
 func (p *Producer) close() error {
-	if p.native == nil {
+	if p.shm == nil {
 		return nil
 	}
 	p.unwatch()
-	return p.native.Close()
+	return p.shm.Close()
 }

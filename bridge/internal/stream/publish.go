@@ -144,7 +144,7 @@ func (p *Producer) publish(ctx context.Context, try session.Attempt, r *shmchann
 	if err := p.session.Over(); err != nil {
 		return 0, err
 	}
-	number, err := p.native.TryPublish(r)
+	number, err := p.shm.TryPublish(r)
 	if err != nil {
 		began := time.Now()
 		number, err = p.publishInTime(ctx, try, r)
@@ -158,9 +158,9 @@ func (p *Producer) publish(ctx context.Context, try session.Attempt, r *shmchann
 
 // publishInTime is like publish, but waits for room and for the files of new consumers.
 func (p *Producer) publishInTime(caller context.Context, try session.Attempt, r *shmchannel.Record) (uint64, error) {
-	send := func() (uint64, error) { return p.native.Publish(&patient{Context: caller, session: p.session}, r) }
+	send := func() (uint64, error) { return p.shm.Publish(&patient{Context: caller, session: p.session}, r) }
 	if try == session.Once {
-		send = func() (uint64, error) { return p.native.TryPublish(r) }
+		send = func() (uint64, error) { return p.shm.TryPublish(r) }
 	}
 	for {
 		number, err := send()

@@ -157,7 +157,7 @@ func (p *Publisher) await(caller context.Context, try session.Attempt) (*chunk, 
 		}
 		var s *chunk
 		failed := false
-		err := p.from.native.AwaitBack(ctx, func() bool {
+		err := p.from.shm.AwaitBack(ctx, func() bool {
 			chunks := p.Chunks()
 			if s = p.look(); s != nil || p.usable() != nil || chunks == 0 {
 				return true
@@ -381,7 +381,7 @@ func (s *chunk) back() {
 // wake wakes the calls of Loan that wait.
 func (p *Publisher) wake() {
 	if p.Waits() {
-		p.from.native.Wake()
+		p.from.shm.Wake()
 	}
 }
 
@@ -509,7 +509,7 @@ func (p *Publisher) add(l *session.Lease, n int) error {
 		s.arena, s.wait = a, slices.Clone(whole.Info.Wait)
 		s.Region = session.Region{Info: &shared, Mem: whole.Mem, Memory: mempool.PartOf(whole.Memory, base, p.Bytes)}
 		described.Base = base
-		if s.description, err = p.from.native.Describe(described); err != nil {
+		if s.description, err = p.from.shm.Describe(described); err != nil {
 			return errors.Join(err, l.Release(session.Unasked, true))
 		}
 		s.record.at(s.Info)

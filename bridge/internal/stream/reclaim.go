@@ -51,7 +51,7 @@ func (p *Producer) reclaim() bool {
 }
 
 func (p *Producer) reclaimLocked() bool {
-	back, _ := p.native.Reclaim() // the next Publish returns the error
+	back, _ := p.shm.Reclaim() // the next Publish returns the error
 	for i := range back {
 		var wait *[]mempool.Fence
 		switch owner := back[i].Owner.(type) {
@@ -91,7 +91,7 @@ func (st *Streams) Allocate(ctx context.Context, l *session.Lease, try session.A
 // renew makes l a lease that has come back, on a buffer with the description t, if there is one. If another session waits for memory of the
 // pool, renew does nothing: the caller then releases the lease, and the service gives the memory to that session.
 func (p *Producer) renew(l *session.Lease, t mempool.Tensor) bool {
-	if p.isWanted() || p.native.Destroyed() || p.session.Enter() != nil {
+	if p.isWanted() || p.shm.Destroyed() || p.session.Enter() != nil {
 		return false
 	}
 	defer p.session.Leave()
@@ -207,7 +207,7 @@ func (p *Producer) beginDrain() {
 }
 
 // drainable reports whether memory is wanted and the channel has memory that will come back.
-func (p *Producer) drainable() bool { return p.isWanted() && p.native.Outstanding() > 0 }
+func (p *Producer) drainable() bool { return p.isWanted() && p.shm.Outstanding() > 0 }
 
 // isWanted reports whether memory is wanted: the last notice that somebody waits for memory of the pool came less than wantedFor ago.
 func (p *Producer) isWanted() bool {
@@ -223,9 +223,9 @@ func (p *Producer) isWanted() bool {
 func (p *Producer) drain() {
 	for p.drainable() {
 		ctx, cancel := context.WithDeadline(p.session.Working(), time.Unix(0, p.wanted.Load()))
-		err := p.native.AwaitBack(ctx, func() bool {
+		err := p.shm.AwaitBack(ctx, func() bool {
 			p.giveBack()
-			return p.native.Outstanding() == 0
+			return p.shm.Outstanding() == 0
 		})
 		cancel()
 		if err != nil && !errors.Is(err, context.DeadlineExceeded) { // no memory will come back, or closing takes it
@@ -328,13 +328,13 @@ func (st *Streams) tick() {
 		}
 	}
 	for _, p := range st.producersIn(0) {
-		destroyed := p.native.Destroyed()
+		destroyed := p.shm.Destroyed()
 		if destroyed {
 			p.giveBack()
 		} else {
 			p.collect(p.session.Working())
 		}
-		switch used := p.native.Outstanding()+len(p.arenas()) > 0; {
+		switch used := p.shm.Outstanding()+len(p.arenas()) > 0; {
 		case used:
 			again = true
 		case destroyed:
@@ -371,7 +371,7 @@ func (p *Producer) release() {
 	for _, a := range p.arenas() {
 		_ = p.session.Blocks.ReleaseGrant(a.info, false, own(a.work())...) // ReleaseGrant fails only if the connection is gone
 	}
-	for _, owner := range p.native.Forget() {
+	for _, owner := range p.shm.Forget() {
 		if l, ok := owner.(*sending); ok {
 			_ = p.session.Blocks.ReleaseGrant(l.info, false, own(l.wait)...)
 		}

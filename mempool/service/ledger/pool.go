@@ -9,7 +9,7 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Pool is the record of a pool: its settings, its bytes by what they are used for, and its free blocks, which free.go handles.
+// Pool is the record of a pool: its settings, its bytes by what they are used for, and its free blocks, which freeblocks.go handles.
 type Pool struct {
 	ledger *Ledger
 	Info   mempool.PoolInfo
@@ -195,4 +195,4 @@ func (p *Pool) LargestHolder() (most *Session, bytes uint64) {
 }
 
 // VisibleTo says whether a session may see the pool.
-func (p *Pool) VisibleTo(s *Session) bool { return s.MayUse(p.Maker, p.Access) }
+func (p *Pool) VisibleTo(s *Session) bool { return s.MaySee(p.Maker, p.Access) }

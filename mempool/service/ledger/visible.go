@@ -54,9 +54,9 @@ func Claim[V Visible](s *Session, kind, text string, v V) (old V, err error) {
 	return old, err
 }
 
-// MayUse says whether the session may see a pool that the user `maker` made. Only the users and groups on a pool's access list may use the
-// pool. The user who made the pool sees it too.
-func (s *Session) MayUse(maker uint32, access *mempool.Access) bool {
+// MaySee says whether the session may see a pool that the user `maker` made: if it may use the pool (its access list), if its user made the
+// pool, or if it sees everything.
+func (s *Session) MaySee(maker uint32, access *mempool.Access) bool {
 	return s.Owner || maker == s.Peer.UID || access.Allows(s.Peer)
 }
 

@@ -1,4 +1,7 @@
-"""Exports leases to array libraries: through DLPack, through NumPy's array protocol, or as copies."""
+"""Exports leases to array libraries: through DLPack, through NumPy's array protocol, or as copies.
+
+`poolbridge._client.makers` makes the arrays of a library that the program chooses.
+"""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, Self, TypeVar, 
 
 from poolbridge._client import makers as _makers, operations as _operations
 from poolbridge._client.arena import AsyncArena
+from poolbridge._client.base_client import BaseClient
 from poolbridge._client.channel import AsyncChannel
-from poolbridge._client.client_state import ClientState
 from poolbridge._client.entries import PoolInfo, ServiceStats
 from poolbridge._client.lease import AsyncLease, BaseLease
 from poolbridge._client.listing import AsyncLists
@@ -52,7 +52,7 @@ class _Each(AsyncIterator[AsyncLease]):
         return await self._newest()
 
 
-class AsyncClient(AsyncLists, ClientState):
+class AsyncClient(AsyncLists, BaseClient):
     """A connection to the service for asyncio. `connect_async` makes it.
 
     An `AsyncClient` has the methods of `Client`. The program awaits these methods, except `subscribe`, `event` and
@@ -417,7 +417,7 @@ class AsyncClient(AsyncLists, ClientState):
         return await cancellation.outlast(self._in_thread(None, partial(copy_context().run, step.work)))
 
     def _in_thread(self, pool: ThreadPoolExecutor | None, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Begin `work` in a thread of `pool`, or in one of the event loop's own pool.
+        """Begin `work` in a thread of `pool`; None: in a thread of the event loop's own pool.
 
         Raises
         ------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from poolbridge._client import operations as _operations, paths as _paths
 from poolbridge._client.aclient import AsyncClient
-from poolbridge._client.client_state import DEFAULT_TIMEOUT, DYING, explained, hello
+from poolbridge._client.base_client import DEFAULT_TIMEOUT, DYING, explained, hello
 from poolbridge._client.shared_service import Starter
 from poolbridge._client.tracing import check_tracer
 from poolbridge._session.cancellation import Cancellation

@@ -19,7 +19,7 @@ from poolbridge._memory.kinds import ON_CPU
 from poolbridge._order import fences as _fences
 from poolbridge._session.division import ALIGN, Division, Part
 from poolbridge._session.flow import Ask, Do, Flow, ask
-from poolbridge._session.grants import held, know_timeline, take
+from poolbridge._session.grants import know_timeline, map_state, mapped_state
 from poolbridge._sys.error_texts import from_signal, shown
 from poolbridge._wire.messages import AllocRange, Fence, GrantReply, Returned, ReturnedReply
 from poolbridge.errors import (
@@ -186,14 +186,14 @@ def share(session: Session, pool: int, given: Any, *, frame: bool) -> Flow[tuple
         return None
     tensor, state = structs.replace(place, offset=0).to_wire(), None
     if frame and session.producers:
-        state = session.renew(whole.grant.pool, tensor, held, (whole.grant.block, place.offset))
+        state = session.renew(whole.grant.pool, tensor, mapped_state, (whole.grant.block, place.offset))
         if block.came:  # before the range is leased again
             division.returned(block, (), ())
     if state is None:
         if division.is_due(place.nbytes):
             yield from collect(division)
         reply = yield Ask(AllocRange(lease=whole.grant.id, offset=place.offset, tensor=tensor), GrantReply)
-        state = held(session, reply.grant) or (yield from take(session, reply.grant))
+        state = mapped_state(session, reply.grant) or (yield from map_state(session, reply.grant))
     if frame:
         state.allocated, state.part_of = True, ref(block)
     with division.lock:

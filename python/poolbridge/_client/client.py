@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, overloa
 
 from poolbridge._client import makers as _makers, operations as _operations
 from poolbridge._client.arena import Arena
+from poolbridge._client.base_client import BaseClient
 from poolbridge._client.channel import Channel
-from poolbridge._client.client_state import ClientState
 from poolbridge._client.entries import PoolInfo, ServiceStats
 from poolbridge._client.lease import BaseLease, Lease
 from poolbridge._client.listing import Lists
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # a library that is not installed has the type Any
 _T = TypeVar("_T")
 
 
-class Client(Lists, ClientState):
+class Client(Lists, BaseClient):
     """A thread-safe connection to the service. `connect` makes a client.
 
     A client is a context manager: the end of the ``with`` block closes the client. A client can be pickled, for example

@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from poolbridge._client import operations as _operations, paths as _paths
+from poolbridge._client.base_client import DEFAULT_TIMEOUT, DYING, explained, hello, session_of
 from poolbridge._client.client import Client
-from poolbridge._client.client_state import DEFAULT_TIMEOUT, DYING, explained, hello, session_of
 from poolbridge._client.shared_service import Starter
 from poolbridge._client.tracing import check_tracer
 from poolbridge._session.session import Session

@@ -103,7 +103,9 @@ class Lists:
         return self._run(_sessions())
 
     def channels(self) -> list[ChannelInfo]:
-        """List the channels that this user may use. The user that runs the service gets all channels.
+        """List the channels of pools that this user may use or has made, with closed ones that still have consumers.
+
+        The user that runs the service, and root, get all channels.
 
         Returns
         -------

@@ -22,7 +22,7 @@ from poolbridge._memory.kinds import KINDS
 from poolbridge._memory.mappings import MAPPINGS
 from poolbridge._order import event as _event, fences as _fences, timelines as _timelines
 from poolbridge._session.flow import Ask, Do, Flow, Sleep, ask
-from poolbridge._session.grants import held, know_timeline, take
+from poolbridge._session.grants import know_timeline, map_state, mapped_state
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._sys.error_texts import from_signal, shown
 from poolbridge._wire.limits import MAX_NAME_BYTES, MAX_STRING, MAX_UINT
@@ -373,7 +373,7 @@ def allocate(
     timeout = check_timeout(timeout)
     request = Alloc(pool=pool, tensor=description.to_wire(), wait=to_milliseconds(timeout))
     if session.producers and not session.closed:
-        renewed = session.renew(pool, request.tensor, held)
+        renewed = session.renew(pool, request.tensor, mapped_state)
         if renewed is not None:
             renewed.allocated = True
             return (yield from _with_layout(renewed, description))
@@ -386,7 +386,7 @@ def allocate(
         raise
     # The next statement must directly follow the statement that gets the reply. If a signal handler raised an error
     # between these two statements, nothing would release the lease.
-    state = held(session, reply.grant) or (yield from take(session, reply.grant))
+    state = mapped_state(session, reply.grant) or (yield from map_state(session, reply.grant))
     state.allocated = True
     session.tally.waited(began)
     session.tally.granted(state.grant.nbytes)
@@ -475,7 +475,7 @@ def get(
         version=known[1],
     )
     reply = yield Ask(request, GrantReply, timeout)
-    state = held(session, reply.grant) or (yield from take(session, reply.grant))
+    state = mapped_state(session, reply.grant) or (yield from map_state(session, reply.grant))
     state.name, state.version = request.name, reply.version
     if not reply.version and any(known):
         state.end()
@@ -501,7 +501,7 @@ def lease(session: Session, buffer_id: int, generation: int, *, write: bool, tim
         wait=to_milliseconds(timeout),
     )
     reply = yield Ask(request, GrantReply, timeout)
-    return (yield from _found(held(session, reply.grant) or (yield from take(session, reply.grant))))
+    return (yield from _found(mapped_state(session, reply.grant) or (yield from map_state(session, reply.grant))))
 
 
 def publish(

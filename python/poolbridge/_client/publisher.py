@@ -19,7 +19,7 @@ from poolbridge._order import fences as _fences
 from poolbridge._order.streams import stream_key
 from poolbridge._session.calls import Call
 from poolbridge._session.flow import Flow, Sleep
-from poolbridge._session.grants import held, know_timeline, take
+from poolbridge._session.grants import know_timeline, map_state, mapped_state
 from poolbridge._session.producer import Sending, deliver, producer_of
 from poolbridge._session.returns import Arena, Chunks
 from poolbridge._sys import process as _process
@@ -118,9 +118,10 @@ def wrapped(lease: Any, wrap: Callable[[Any], Any], *, on_gpu: bool) -> tuple[An
 
 
 class BasePublisher(Uncopied):
-    """The code that `Publisher` and `AsyncPublisher` share.
+    """The base class of `Publisher`, `AsyncPublisher` and the publisher of copies in `copies`.
 
-    The array on loan is the array that `loan` returned last and that the program has not published yet.
+    At most one chunk is on loan: from when it was chosen until it is published or put back. The array on loan is its
+    array.
     """
 
     _lease_type: ClassVar[Any]  # of the leases for `wrap`
@@ -321,7 +322,7 @@ class BasePublisher(Uncopied):
                     try:
                         reply: Any = call.result()
                         call = None  # the next statement must directly follow, as in `allocate`
-                        state = held(session, reply.grant) or (yield from take(session, reply.grant))
+                        state = mapped_state(session, reply.grant) or (yield from map_state(session, reply.grant))
                     except (PoolLimitError, DeviceMemoryError):
                         call, size = None, size // 2
                         if not size:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Never, Self
 
 from poolbridge._client.aconnect import connect_async
+from poolbridge._client.base_client import DEFAULT_TIMEOUT
 from poolbridge._client.client import Client
-from poolbridge._client.client_state import DEFAULT_TIMEOUT
 from poolbridge._client.connect import connect
 from poolbridge._client.operations import check_seconds, check_text
 from poolbridge._client.paths import check_path

@@ -59,7 +59,7 @@ else:
 _POLL_SECONDS: Final = 20e-6
 _LONGEST_POLL_SECONDS: Final = 100e-6
 
-Say: TypeAlias = "Callable[[tuple[Fence, ...]], None]"
+EndLease: TypeAlias = "Callable[[tuple[Fence, ...]], None]"
 """A function that ends a lease. Its argument is the lease's fences. The function neither waits nor raises."""
 
 
@@ -405,14 +405,14 @@ class Follower(_NativeFollower):
         except (DriverError, PoolLimitError):
             return None
 
-    def done(self, say: Say) -> None:
-        """Call `say` with a fence that covers the stream's work so far.
+    def done(self, end_lease: EndLease) -> None:
+        """Call `end_lease` with a fence that covers the stream's work so far.
 
-        If the stream cannot write a fence, wait for the device and call `say` without fences. Raises the errors of
-        `poolbridge._order.fences.done`.
+        If the stream cannot write a fence, wait for the device and call `end_lease` without fences. Raises the errors
+        of `poolbridge._order.fences.done`.
         """
-        if self.timelines.own is not self.own or not _tell(self.own, self.key, say, self._synchronize):
-            _after(self._synchronize, say)
+        if self.timelines.own is not self.own or not _tell(self.own, self.key, end_lease, self._synchronize):
+            _after(self._synchronize, end_lease)
 
 
 def follower(state: Held, stream: Any) -> Follower | None:
@@ -437,30 +437,30 @@ def must_wait(state: Held) -> bool:
     return used and (state.promise is not None or _own(state) is None)
 
 
-def done(state: Held, say: Say) -> None:
-    """Make fences that are reached when this process's work on the memory is done, and pass the fences to `say`.
+def done(state: Held, end_lease: EndLease) -> None:
+    """Make fences that are reached when this process's work on the memory is done, and pass the fences to `end_lease`.
 
     Parameters
     ----------
     state
         The lease.
-    say
-        The function that gets the fences. `done` calls `say` exactly once, unless `done` raises `StreamCaptureError`.
-        `say` gets no fences if the work is already done, or if `done` has waited for the device. `say` must neither
-        wait nor raise.
+    end_lease
+        The function that ends the lease with the fences. `done` calls it exactly once, unless `done` raises
+        `StreamCaptureError`. It gets no fences if the work is already done, or if `done` has waited for the device. It
+        must neither wait nor raise.
 
     Raises
     ------
     StreamCaptureError
-        The program is capturing the work of a stream into a graph. `done` has not called `say`: call `done` again
+        The program is capturing the work of a stream into a graph. `done` has not called `end_lease`: call `done` again
         later.
     """
     if state.streams is None and not state.unordered:
-        say(())
+        end_lease(())
         return
     own, streams = _own(state), _streams(state)
     if own is None:
-        _after(state.memory.synchronize, say)
+        _after(state.memory.synchronize, end_lease)
     elif len(streams) > 1:
         fences: tuple[Fence, ...] = ()
         captured = False
@@ -473,21 +473,21 @@ def done(state: Held, say: Say) -> None:
             raise
         finally:
             if not captured:
-                say(fences)
-    elif not _tell(own, streams[0], say, state.memory.synchronize):
-        _after(state.memory.synchronize, say)
+                end_lease(fences)
+    elif not _tell(own, streams[0], end_lease, state.memory.synchronize):
+        _after(state.memory.synchronize, end_lease)
 
 
-def _tell(own: Timeline, key: StreamKey, say: Say, synchronize: Callable[[], None]) -> bool:
-    """Pass a stream's next fence to `say`, and make the stream write it. Return False if `say` was not called."""
+def _tell(own: Timeline, key: StreamKey, end_lease: EndLease, synchronize: Callable[[], None]) -> bool:
+    """Pass a stream's next fence to `end_lease`, and make the stream write it. Return False if it was not called."""
     try:
-        return key.reachable and own.tell(key, say, synchronize)
+        return key.reachable and own.tell(key, end_lease, synchronize)
     except PoolLimitError:
         return False
 
 
-def _after(synchronize: Callable[[], None], say: Say) -> None:
-    """Wait until the device has done its work, and call `say` without fences. Raises the errors of `done`."""
+def _after(synchronize: Callable[[], None], end_lease: EndLease) -> None:
+    """Wait until the device has done its work, and call `end_lease` without fences. Raises the errors of `done`."""
     captured = False
     try:
         synchronize()
@@ -496,7 +496,7 @@ def _after(synchronize: Callable[[], None], say: Say) -> None:
         raise
     finally:
         if not captured:
-            say(())
+            end_lease(())
 
 
 def _written(own: Timeline, streams: Iterable[StreamKey], *, wait: bool = True) -> tuple[Fence, ...]:

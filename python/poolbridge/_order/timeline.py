@@ -147,17 +147,18 @@ class Timeline:
         finally:
             self.lock.release()
 
-    def tell(self, key: StreamKey, say: Callable[[tuple[Fence, ...]], None], finish: Callable[[], None]) -> bool:
-        """Call `say` with a stream's next fence, and then make the stream write the fence's value.
+    def tell(self, key: StreamKey, end_lease: Callable[[tuple[Fence, ...]], None], finish: Callable[[], None]) -> bool:
+        """Call `end_lease` with a stream's next fence, and then make the stream write the fence's value.
 
-        `tell` calls `say` first. So the receiver of the fence need not wait for the driver call that queues the write.
+        `tell` calls `end_lease` first. So the receiver of the fence need not wait for the driver call that queues the
+        write.
 
         Parameters
         ----------
         key
             The stream.
-        say
-            A function that gets the fence. `say` must neither wait nor raise, because `tell` holds the timeline's lock.
+        end_lease
+            A function that gets the fence. It must neither wait nor raise, because `tell` holds the timeline's lock.
         finish
             A function that waits until the stream has done its work. `tell` calls `finish` if the driver refuses to
             queue the write. The CPU then writes the word, because other processes may wait for the fence.
@@ -166,15 +167,15 @@ class Timeline:
         -------
         bool
             False if the timeline is closed, or if `tell` runs in a finaliser whose thread holds the lock. In both cases
-            `say` was not called.
+            `end_lease` was not called.
 
         Raises
         ------
         PoolLimitError
-            Every word of the timeline has a stream that still works, or a promise that is open or has failed. `say` was
-            not called.
+            Every word of the timeline has a stream that still works, or a promise that is open or has failed.
+            `end_lease` was not called.
         StreamCaptureError
-            The program is capturing the stream's work into a graph. `say` was not called.
+            The program is capturing the stream's work into a graph. `end_lease` was not called.
         DriverError
             `finish` raised this error. The word is written nevertheless.
         """
@@ -187,7 +188,7 @@ class Timeline:
             word = self.words.get(key) or self._assign_word(key)
             word.value += 1
             try:
-                say((Fence(self.id, word.index, word.value),))
+                end_lease((Fence(self.id, word.index, word.value),))
             finally:
                 self._write_told(key, word, finish)
         finally:
@@ -211,7 +212,7 @@ class Timeline:
             raise
 
     def _write_late(self, key: StreamKey, word: Word, value: int, finish: Callable[[], None]) -> None:
-        """After a capture, write the value of a fence that `say` got before, unless the word has reached this value."""
+        """After a capture, write the value of a fence that `end_lease` got, unless the word has reached this value."""
         with self.lock:
             if not self.closed and not self.page.reached(word.index, value):
                 self._write_or_store(key, word, finish)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from poolbridge._memory.kinds import BlockPart
 from poolbridge._order import fences as _fences
 from poolbridge._session.flow import Ask, Flow, Sleep
-from poolbridge._session.grants import held, take
+from poolbridge._session.grants import map_state, mapped_state
 from poolbridge._session.membership import Membership, join
 from poolbridge._sys import process as _process
 from poolbridge._sys.deferred import Flag
@@ -731,7 +731,7 @@ def claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
 
 def _claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
     session, grant = consumer.session, consumer.grant(frame)
-    state = held(session, grant, consumer) or (yield from take(session, grant, consumer))
+    state = mapped_state(session, grant, consumer) or (yield from map_state(session, grant, consumer))
     if state.lost or state.fences:
         try:
             _fences.check(state)

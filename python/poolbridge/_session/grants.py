@@ -45,11 +45,11 @@ class Taker(_lease_state.Taker, Protocol):
         """Release an inconsistent frame, report it to the service, and return the error that the caller must raise."""
 
 
-def held(session: Session, grant: Grant, consumer: Taker | None = None) -> LeaseState | None:
+def mapped_state(session: Session, grant: Grant, consumer: Taker | None = None) -> LeaseState | None:
     """Make the `LeaseState` if the grant's pool is open and its block and timelines are mapped; else return None.
 
     Usually the pool is open, and the block and the timelines are mapped. If this function returns None, the caller
-    calls `take`.
+    calls `map_state`.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def held(session: Session, grant: Grant, consumer: Taker | None = None) -> Lease
         raise
 
 
-def take(session: Session, grant: Grant, consumer: Taker | None = None) -> Flow[LeaseState]:
+def map_state(session: Session, grant: Grant, consumer: Taker | None = None) -> Flow[LeaseState]:
     """Open the pool of a grant, map its block and the timelines of its fences, and make the grant's `LeaseState`."""
     try:
         if consumer is not None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from poolbridge._session.lease_state import Divided, LeaseState
     from poolbridge._wire.messages import ChannelIdentity, Grant, Tensor
 
-    Maker = Callable[[Any, Grant], LeaseState | None]  # makes the state of a session's lease: `grants.held`
+    Maker = Callable[[Any, Grant], LeaseState | None]  # makes the state of a session's lease: `grants.mapped_state`
 else:  # without the native module there are no channels, and so no publishers
     _Arena = object if NATIVE is None else NATIVE.Arena
     _Chunks = object if NATIVE is None else NATIVE.Chunks

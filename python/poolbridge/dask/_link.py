@@ -18,8 +18,8 @@ import numpy as np
 from poolbridge._array import owners as _owners, sources as _sources
 from poolbridge._array.arrays import description_of, state_of
 from poolbridge._client import makers as _makers
+from poolbridge._client.base_client import session_of
 from poolbridge._client.client import Client
-from poolbridge._client.client_state import session_of
 from poolbridge._client.connect import connect
 from poolbridge._client.lease import BaseLease, Lease
 from poolbridge._memory import tensor as _tensor

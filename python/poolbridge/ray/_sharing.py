@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import poolbridge
 from poolbridge._array import owners as _owners, sources as _sources
 from poolbridge._array.arrays import state_of
-from poolbridge._client.client_state import session_of
+from poolbridge._client.base_client import session_of
 from poolbridge._memory import tensor as _tensor
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._wire.messages import Tensor

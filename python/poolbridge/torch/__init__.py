@@ -1,6 +1,6 @@
 """What poolbridge has for programs of PyTorch: models from files, which all processes of a user share, and batches.
 
-Nothing else of poolbridge imports this module.
+Weights under a name: `Client.put` and `Client.get_dict`. Nothing else of poolbridge imports this module.
 """
 
 from __future__ import annotations

@@ -50,12 +50,12 @@ DEFAULT_TIMEOUT = 10.0
 DYING = 4
 
 
-def _allocates(client: ClientState, *_of: Any, pool: PoolInfo | str | None, **_options: Any) -> Operation:
+def _allocates(client: BaseClient, *_of: Any, pool: PoolInfo | str | None, **_options: Any) -> Operation:
     chosen = client._default_pool if pool is None else pool  # noqa: SLF001
     return Operation("allocate", pool=chosen.name if isinstance(chosen, PoolInfo) else chosen)
 
 
-def _gets(_client: ClientState, name: str, **_options: Any) -> Operation:
+def _gets(_client: BaseClient, name: str, **_options: Any) -> Operation:
     return Operation("get", buffer=name)
 
 
@@ -63,7 +63,7 @@ def _leases(*_of: Any, **_options: Any) -> Operation:
     return Operation("lease")
 
 
-def _puts(client: ClientState, array: Any, name: str, *, pool: PoolInfo | str | None, **_options: Any) -> Operation:
+def _puts(client: BaseClient, array: Any, name: str, *, pool: PoolInfo | str | None, **_options: Any) -> Operation:
     return replace(_allocates(client, pool=pool), name="publish", buffer=name, nbytes=bytes_of(array))
 
 
@@ -71,7 +71,7 @@ def _leased(operation: Operation, result: LeaseState, **_owner: Any) -> None:
     operation.pool, operation.buffer, operation.nbytes = result.pool.name, result.name, result.description.nbytes
 
 
-class ClientState:
+class BaseClient:
     """The attributes and methods that `Client` and `AsyncClient` share.
 
     Attributes
@@ -296,7 +296,7 @@ class ClientState:
         warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=3)
 
 
-def session_of(client: ClientState) -> Session:
+def session_of(client: BaseClient) -> Session:
     """Return the session of a client, for modules of this package only."""
     return client._session  # noqa: SLF001
 
