@@ -186,7 +186,7 @@ def share(session: Session, pool: int, given: Any, *, frame: bool) -> Flow[tuple
         return None
     tensor, state = structs.replace(place, offset=0).to_wire(), None
     if frame and session.producers:
-        state = session.renew(whole.grant.pool, tensor, mapped_state, (whole.grant.block, place.offset))
+        state = session.reuse_returned(whole.grant.pool, tensor, mapped_state, (whole.grant.block, place.offset))
         if block.came:  # before the range is leased again
             division.returned(block, (), ())
     if state is None:

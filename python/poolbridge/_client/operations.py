@@ -359,7 +359,7 @@ def stats() -> Flow[ServiceStats]:
 def allocate(
     session: Session, description: _tensor.Description, pool: int, *, timeout: float | None
 ) -> Flow[LeaseState]:
-    """Ask the service for a new buffer, and make a `LeaseState` for the write lease that the service grants.
+    """Make a `LeaseState` for a new buffer: of a lease that came back from a channel, or that the service grants.
 
     Parameters
     ----------
@@ -373,7 +373,7 @@ def allocate(
     timeout = check_timeout(timeout)
     request = Alloc(pool=pool, tensor=description.to_wire(), wait=to_milliseconds(timeout))
     if session.producers and not session.closed:
-        renewed = session.renew(pool, request.tensor, mapped_state)
+        renewed = session.reuse_returned(pool, request.tensor, mapped_state)
         if renewed is not None:
             renewed.allocated = True
             return (yield from _with_layout(renewed, description))

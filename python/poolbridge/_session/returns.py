@@ -373,7 +373,7 @@ class Returns:
         self.watch()
 
     def came_back(self, one: Returned, *, over: bool) -> bool:
-        """Keep a lease that came back for `renew`, and return False; or return True, and `settle` releases the lease.
+        """Keep a lease that came back for `reuse_returned`, and return False; or return True, and `settle` releases the lease.
 
         Release it if no allocation can use it, or if its channel is over: then its producer may leave the channel.
         """
@@ -384,7 +384,9 @@ class Returns:
         back[one.grant.id] = one
         return not renews
 
-    def renew(self, pool: int, tensor: Tensor, make: Maker, place: tuple[int, int] | None = None) -> LeaseState | None:
+    def reuse_returned(
+        self, pool: int, tensor: Tensor, make: Maker, place: tuple[int, int] | None = None
+    ) -> LeaseState | None:
         """Let `make` make the state of a lease that came back, on a buffer for `tensor` in the pool.
 
         The service need not know, because it describes the lease in the same way. If there is no such lease, if `make`

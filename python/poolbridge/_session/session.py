@@ -65,6 +65,10 @@ class Driver(Protocol):
 class Session(SessionMembers):
     """One connection to the service, with its mappings and leases. Thread-safe.
 
+    Its base classes have what belongs together: `SessionMembers` the members of channels, `SessionReturns` the leases
+    that came back from channels, `SessionMemory` pools and mapped blocks. This class has packets, the end of leases,
+    timelines, and the end of the session.
+
     Parameters
     ----------
     transport

@@ -179,10 +179,12 @@ class SessionMembers(SessionReturns):
         """See `SessionReturns.give_up`."""
         self._released(self.core.give_up(grant, fences))
 
-    def renew(self, pool: int, tensor: Tensor, make: Maker, place: tuple[int, int] | None = None) -> LeaseState | None:
-        """See `Returns.renew`: the program allocates in the pool, or shares an array of an arena."""
+    def reuse_returned(
+        self, pool: int, tensor: Tensor, make: Maker, place: tuple[int, int] | None = None
+    ) -> LeaseState | None:
+        """See `Returns.reuse_returned`: the program allocates in the pool, or shares an array of an arena."""
         with self.lock:
-            return self.returns.renew(pool, tensor, make, place) if self.ended is None else None
+            return self.returns.reuse_returned(pool, tensor, make, place) if self.ended is None else None
 
     def explain(self, error: BaseException, pool: int) -> None:
         """Add a note to the error of an allocation if arrays of frames that came back keep memory of the pool."""
