@@ -169,7 +169,7 @@ func (s *Session) OpenPool(ctx context.Context, name string, wait time.Duration)
 	defer w.stop()
 	svc := s.svc
 	svc.mu.Lock()
-	defer svc.mu.Unlock() // not svc.unlock, which releases the lock to free memory: the pool could be destroyed meanwhile
+	defer svc.mu.Unlock() // not svc.freeAndUnlock, which releases the lock to free memory: the pool could be destroyed meanwhile
 	for waits := true; ; waits = w.wait(svc.pools.made.next()) {
 		p, err := svc.pools.namedLocked(ctx, s, name)
 		if p != nil || err != nil {

@@ -270,14 +270,14 @@ def test_a_service_that_does_not_answer_is_asked_for_nothing_until_it_answers(li
         with pytest.raises(OSError, match="cannot be leased: why"):
             sent(links, array)
     assert links[1].says is None
-    links[1].reuse_returned()
+    links[1].renew()
     other = links[0].empty((4,), np.dtype("i8"))
     assert "memfd" in mapping(sent(links, other))
 
 
 def test_a_link_that_was_closed_connects_no_more(links):
     links[0].close()
-    links[0].reuse_returned()
+    links[0].renew()
     with pytest.raises(poolbridge.ClosedError):
         links[0].empty((4,), np.dtype("i8"))
     assert links[0].says is None

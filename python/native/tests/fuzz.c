@@ -78,7 +78,7 @@ static void one_world(uint64_t inputs) {
     for (uint64_t i = 0; i < inputs; i++) {
         for (uint64_t changes = chance(2) * chance(5); changes; changes--) {
             uint64_t last = pb_tail_number(pb_tail(&w.ch)), which = chance(FILES);
-            size_t ring = (size_t)(pb_ring(&w.ch, last + chance(3) - 1));
+            size_t ring = (size_t)(pb_slot(&w.ch, last + chance(3) - 1));
             switch (chance(12)) {
             case 0: change(&w, &w.ch.sequencer, 0, 8); break;
             case 1: change(&w, &w.ch.sequencer, 64, 512 + 8 * 64); break;

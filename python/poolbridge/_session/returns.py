@@ -373,7 +373,7 @@ class Returns:
         self.watch()
 
     def came_back(self, one: Returned, *, over: bool) -> bool:
-        """Keep a lease that came back for `reuse_returned`, and return False; or return True, and `settle` releases the lease.
+        """Keep a lease that came back for `reuse_returned`: return False. Or return True, and `settle` releases it.
 
         Release it if no allocation can use it, or if its channel is over: then its producer may leave the channel.
         """
