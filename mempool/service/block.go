@@ -52,7 +52,7 @@ func (p *Pool) storeBlock(mem mempool.Allocation, arena mempool.Arena, number ui
 	}
 	x, err := mem.Export()
 	switch {
-	case err != nil: // whoever leases the block gets the error
+	case err != nil: // the session that leases the block gets the error
 	case len(x.Files) > 0:
 		b.place = p.svc.descriptors.put(x.Files[0])
 	case number != 0:
