@@ -101,6 +101,23 @@ def test_a_frame_is_let_go_of_when_the_next_is_asked_for(service, client, other)
         _ = arrays.seq
 
 
+def test_a_frame_that_the_program_keeps_stays_while_the_arrays_go_on(client, other):
+    channel = client.create_channel("video", capacity=4, full="block")
+    frames = other.subscribe("video", credit=2)
+    for value in range(3):
+        publish(client, channel, value)
+    kept = frames.receive(5)
+    arrays = frames.arrays()
+    for value in range(1, 40):
+        assert next(arrays).tolist() == [value] * 4
+        publish(client, channel, value + 2)
+    assert np.asarray(kept).tolist() == [0] * 4
+    kept.release()
+    for value in range(40, 80):
+        assert next(arrays).tolist() == [value] * 4
+        publish(client, channel, value + 2)
+
+
 def test_a_recalled_block_is_unmapped_once_its_array_is_gone(client, other):
     channel = client.create_channel("video")
     arrays = other.subscribe("video").arrays()

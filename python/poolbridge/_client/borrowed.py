@@ -130,7 +130,7 @@ class BaseBorrowedArrays(Uncopied):
         frame, consumer = self._frame, self._consumer
         if frame is None or consumer is None or self._lease_state is not None:
             return None
-        if consumer.busy or consumer.credit.unsettled:
+        if consumer.frames or consumer.early or consumer.receiving:
             return None
         if self._follower is None:
             taken = consumer.swap(frame.number)
@@ -147,7 +147,9 @@ class BaseBorrowedArrays(Uncopied):
     def _existing(self, frame: _native.Frame) -> Any:
         """Return the array of a frame if the array exists and the program can use it at once; otherwise return None."""
         kept, follower, consumer = frame.object, self._follower, self._consumer
-        if kept is None or kept.key != self._key or self._session.lost or consumer is None:
+        if kept is None or self._session.lost or consumer is None:
+            return None
+        if kept.key is not self._key and kept.key != self._key:  # to compare the identity first is faster
             return None
         array, native = kept.array, consumer.native
         try:

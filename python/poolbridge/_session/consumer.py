@@ -53,6 +53,7 @@ _MOST_UNFENCED: Final = 16
 _SOON: Final = 20e-6
 # The service makes no grant for a frame, so the consumer makes a grant itself. The ids of such grants are negative.
 _ids = count(-1, -1)
+_FRAME: Final = NATIVE.Frame
 
 
 # How a producer left, by the number in the roster; see docs/streams.md.
@@ -266,7 +267,7 @@ class Consumer(Membership):
         self._undecided: list[tuple[Grant, tuple[Fence, ...]]] = []
         self._looking = threading.Lock()
         self._hand = Hand(session, native, channel.capacity)
-        self._frames: dict[int, _native.Frame] = {}  # by grant id
+        self.frames: dict[int, _native.Frame] = {}  # the frames that have a grant, by its id
         self._granted: Grant | None = None  # the grant that was made last
         self._counted: set[int] = set()  # ids of the grants that are counted as leases of their blocks
         self._given: set[int] = set()  # numbers of frames that were requeued but not released yet
@@ -325,7 +326,7 @@ class Consumer(Membership):
 
     def _taken(self, got: Any) -> _native.Frame | None:
         """Return `got`, a result of `take`, if it is a frame. Keep other results, except a timeout, for `receive`."""
-        if type(got) is NATIVE.Frame:
+        if type(got) is _FRAME:
             frame: _native.Frame = got
             return frame
         if got is not NATIVE.Condition.TIMEOUT:
@@ -335,18 +336,16 @@ class Consumer(Membership):
     def swap(self, number: int) -> _native.Frame | None:
         """Release the frame `number`, wait for the next frame and return it; None if the caller must call `receive`.
 
-        The frame `number` has no grant. Only the thread of a blocking subscription calls this method.
+        No frame has a grant. Only the thread of a blocking subscription calls this method.
         """
-        if self._undecided or number in self._given:
-            self.end_lones((number,), back=False)
-            return None
         try:
-            return self._taken(self.native.swap(number, None, self.spin))
+            got: Any = self.native.swap(number, None, self.spin)
         except (ClosedError, LeaseReleasedError):
             return None
         except ProtocolError as error:
             self.lose(error)
             return None
+        return got if type(got) is _FRAME else self._taken(got)
 
     def look(self, seconds: float | None) -> None:
         """Wait until a frame is offered, or `early` has another result of `take`."""
@@ -386,7 +385,7 @@ class Consumer(Membership):
         with self.session.lock:
             self.session.timelines.pin(grant.wait)
             self._granted = grant
-            self._frames[grant.id] = frame
+            self.frames[grant.id] = frame
             self.credit.unsettled.add(grant.id)
         return grant
 
@@ -402,7 +401,7 @@ class Consumer(Membership):
             block = self.session.core.blocks.get(grant.block)
             if block is None:
                 return False
-            end = self._frames[grant.id].base + grant.nbytes
+            end = self.frames[grant.id].base + grant.nbytes
             if end > block.size or block.pool != self.channel.pool:
                 raise ProtocolError(
                     f"a frame that ends at byte {end} does not fit into block {block.id} of {block.size}"
@@ -415,13 +414,13 @@ class Consumer(Membership):
 
     def layout(self, grant: Grant) -> bytes:
         """See `Taker.layout`."""
-        frame = self._frames[grant.id]
+        frame = self.frames[grant.id]
         layout: bytes = frame.layout if frame.object is None else frame.object.layout
         return layout
 
     def part(self, grant: Grant, block: BlockMemory) -> BlockMemory:
         """Return the memory of a frame, which is a part of a mapped block."""
-        base = self._frames[grant.id].base
+        base = self.frames[grant.id].base
         return BlockPart(block, base) if base else block
 
     def learn(self, grant: Grant) -> Flow[None]:
@@ -450,7 +449,7 @@ class Consumer(Membership):
 
     def doubt(self, grant: Grant, error: PoolbridgeError) -> FrameCorruptError:
         """Release an inconsistent frame, report it to the service, and return the error that the caller must raise."""
-        frame = self._frames.get(grant.id)
+        frame = self.frames.get(grant.id)
         number = frame.number if frame is not None else 0
         self.native.offered = None
         with self.session.lock:
@@ -482,7 +481,7 @@ class Consumer(Membership):
 
     def _is_offered(self, grant: Grant) -> bool:
         """Whether a grant's frame is still in `offered`, so that the program does not have the frame yet."""
-        frame = self._frames.get(grant.id)
+        frame = self.frames.get(grant.id)
         return frame is not None and frame is self.native.offered and not self.left
 
     def settle(self, grant: Grant, *, back: bool) -> bool:
@@ -493,13 +492,13 @@ class Consumer(Membership):
             if grant.id not in self.credit.unsettled:
                 return False
             self.credit.unsettled.remove(grant.id)
-            self._settle(self._frames[grant.id].number, back=back)
+            self._settle(self.frames[grant.id].number, back=back)
             self.credit.tell()
         return True
 
     def _settle_all(self, *, back: bool) -> None:
         for id_ in self.credit.unsettled:
-            self._settle(self._frames[id_].number, back=back)
+            self._settle(self.frames[id_].number, back=back)
         self.credit.unsettled.clear()
 
     def _settle(self, number: int, *, back: bool) -> None:
@@ -545,7 +544,7 @@ class Consumer(Membership):
     def _end(self, grant: Grant, fences: tuple[Fence, ...], *, back: bool) -> None:
         # If a signal handler raises an error in this method, the caller calls the method again. So this method removes
         # an entry from a set or dict only after it has done the work that needs the entry.
-        settled, frame = grant.id not in self.credit.unsettled, self._frames.get(grant.id)
+        settled, frame = grant.id not in self.credit.unsettled, self.frames.get(grant.id)
         if frame is not None:
             if not self._is_offered(grant):  # else the next `receive` returns the frame, with a new grant
                 number = frame.number
@@ -553,9 +552,9 @@ class Consumer(Membership):
                     # The program requeued this frame, then took it a second time, and has not settled it since.
                     self._settle(number, back=back)
                 self._hand.let_go(number, fences, back=back and self.queue)
-                if number in self._given and sum(other.number == number for other in self._frames.values()) < 2:
+                if number in self._given and sum(other.number == number for other in self.frames.values()) < 2:
                     self._given.discard(number)
-            del self._frames[grant.id]
+            del self.frames[grant.id]
             self.session.timelines.unpin(grant.wait)
         self.credit.unsettled.discard(grant.id)
         self.credit.tell()
@@ -573,7 +572,7 @@ class Consumer(Membership):
     def _drop_offered(self) -> None:
         """Release the offered frame, because the program will not get it. The caller holds the session's lock."""
         frame = self.native.offered
-        if frame is not None and frame not in self._frames.values():  # otherwise the frame ends with its grant
+        if frame is not None and frame not in self.frames.values():  # otherwise the frame ends with its grant
             self.native.offered = None
             self._hand.let_go(frame.number, back=self.queue)
 
