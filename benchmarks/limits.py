@@ -20,10 +20,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from fan import Waiting
 from fan_iceoryx2 import IceoryxFan
 from run import key, say
 from sample import percentile
@@ -33,6 +35,8 @@ import poolbridge
 
 ROOT = Path(__file__).parents[1]
 Row = dict[str, Any]
+# How many consumers the streams between Python processes have, and how they wait.
+_WAITINGS: dict[int, tuple[Waiting, ...]] = {1: ("python", "spinning"), 8: ("python",)}
 # The workloads of the table, what of them counts, and what their limits are.
 RATES, TIMES = "per_second", "p50_us"
 TABLE = (
@@ -182,6 +186,7 @@ def ours(given: argparse.Namespace) -> list[Row]:
         "--rounds=1",
     ]
     command += ["--kind", ",".join(given.kind), "--only", "transfer,stream,allocate,start-up", "--size", "1MiB"]
+    command += ["--consumers", "1,8"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     report = json.loads(done.stdout)
     given.report.setdefault("machine", report["machine"])
@@ -196,11 +201,27 @@ def peers(given: argparse.Namespace) -> Iterator[Row]:
         given.report["skipped"][f"{system}, {kind}"] = reason
 
     with poolbridge.serve() as service:
-        for kind in given.kind:
+        for kind, (count, waitings) in product(given.kind, _WAITINGS.items()):
             for one in measure_streams(
-                service.path, skip, seconds=given.seconds, consumers=(1, 8), kind=kind, others=(IceoryxFan,), rounds=1
+                service.path,
+                skip,
+                seconds=given.seconds,
+                consumers=(count,),
+                waitings=waitings,
+                queues=False,
+                kind=kind,
+                others=(IceoryxFan,),
+                rounds=1,
             ):
                 yield one.to_json()
+
+
+def write(given: argparse.Namespace, found: dict[tuple[str, str, str, str], list[float]]) -> None:
+    """Write the figures of all rounds so far into the file ``--out``."""
+    figures = [
+        {"workload": w, "kind": k, "what": what, "system": s, "rounds": v} for (w, k, what, s), v in found.items()
+    ]
+    Path(given.out).write_text(json.dumps({**given.report, "figures": figures}, indent=1), encoding="utf-8")
 
 
 def spread(values: list[float]) -> str:
@@ -239,7 +260,7 @@ def main() -> int:
         "--seconds", type=float, default=0.3, help="about the time of each measurement in a round (0.3)"
     )
     parser.add_argument("--busy", action="store_true", help="let one program for each CPU work beside")
-    parser.add_argument("--out", help="file for all figures of all rounds, as JSON")
+    parser.add_argument("--out", help="file for all figures of all rounds, as JSON, written after each round")
     given = parser.parse_args()
     given.poolsvc = str(Path(given.poolsvc).resolve())
     given.report = {"skipped": {}}
@@ -259,6 +280,8 @@ def main() -> int:
                     if one.get(what) is not None:
                         found.setdefault((workload, kind, what, system), []).append(one[what])
             say(f"round {number + 1} of {given.rounds}: {time.monotonic() - begun:.0f} s")
+            if given.out:
+                write(given, found)
     finally:
         for process in beside:
             process.kill()
@@ -266,11 +289,6 @@ def main() -> int:
         sys.stdout.write("\n".join(table(kind, found)) + "\n\n")
     for what, why in given.report["skipped"].items():
         say(f"skipped {what}: {why}")
-    if given.out:
-        figures = [
-            {"workload": w, "kind": k, "what": what, "system": s, "rounds": v} for (w, k, what, s), v in found.items()
-        ]
-        Path(given.out).write_text(json.dumps({**given.report, "figures": figures}, indent=1), encoding="utf-8")
     return 0
 
 

@@ -243,6 +243,8 @@ def measure_streams(
     *,
     seconds: float,
     consumers: Sequence[int] = CONSUMERS,
+    waitings: Sequence[Waiting] = get_args(Waiting),
+    queues: bool = True,
     kind: str = "host",
     others: Sequence[type[Fan]] = (),
     rounds: int = 0,
@@ -259,6 +261,10 @@ def measure_streams(
         The approximate time of each round, in seconds.
     consumers
         The numbers of consumers.
+    waitings
+        How the consumers wait.
+    queues
+        Whether to measure queues, too, and not only broadcasts.
     kind
         The kind of memory.
     others
@@ -270,10 +276,10 @@ def measure_streams(
     cpus = len(os.sched_getaffinity(0))
     systems = _here(kind, path, skip, others)
     names = itertools.count()
-    for count, waiting, shared in itertools.product(consumers, get_args(Waiting), (False, True)):
+    for count, waiting, shared in itertools.product(consumers, waitings, (False, True)):
         if count > cpus or (waiting == "spinning" and count >= cpus):  # a consumer that spins uses a whole CPU
             continue
-        if shared and (waiting != "python" or count == 1):
+        if shared and (waiting != "python" or count == 1 or not queues):
             continue
         runs: list[_Run] = []
         try:

@@ -32,7 +32,7 @@ func bench(t *testing.T, args ...string) *exec.Cmd {
 func TestBenchMeasuresEveryWorkloadOnHostMemory(t *testing.T) {
 	long(t)
 	cmd := bench(t, "--json", "--python", rig.Python(t).Path, "--kind", "host", "--time", "10ms", "--rounds", "1",
-		"--size", "4KiB,1MiB", "--max-buffers", "40", "--max-sessions", "3", "--max-consumers", "2")
+		"--size", "4KiB,1MiB", "--max-buffers", "40", "--max-sessions", "3", "--consumers", "1,2")
 	out, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); err != nil {
 		require.ErrorAs(t, err, &exit)

@@ -32,9 +32,9 @@ type Options struct {
 	Before *Report
 	// MaxBuffers and MaxSessions limit how many buffers and sessions exist at the same time in the workload `growth`.
 	MaxBuffers, MaxSessions int
-	// MaxConsumers limits how many consumers take the frames of one stream. A stream is a measurement in which a producer publishes many
-	// frames in one channel.
-	MaxConsumers int
+	// Consumers are the numbers of consumers that take the frames of one stream, in ascending order. A stream is a measurement in which a
+	// producer publishes many frames in one channel. If Consumers is empty, Run uses 1, 2, 4 and 8.
+	Consumers []int
 	// Progress gets each result as soon as the result is measured. If Progress is nil, Run shows no progress.
 	Progress *display.Progress
 }
@@ -66,6 +66,9 @@ func (o Options) Validate() error {
 	if o.Rounds < 1 {
 		return fmt.Errorf("a bench has at least 1 round, not %d", o.Rounds)
 	}
+	if c := o.Consumers; len(c) > 0 && (c[0] < 1 || !slices.IsSorted(c)) {
+		return fmt.Errorf("the numbers of consumers must be at least 1 and in ascending order, as in 1,2,8, not %v", c)
+	}
 	if o.Before != nil && o.Rounds < LeastRounds {
 		return fmt.Errorf("a comparison needs at least %d rounds, not %d", LeastRounds, o.Rounds)
 	}
@@ -77,6 +80,13 @@ func (o Options) kinds() []mempool.Kind {
 		return o.Kinds
 	}
 	return []mempool.Kind{mempool.Host, mempool.Device}
+}
+
+func (o Options) consumers() []int {
+	if len(o.Consumers) > 0 {
+		return o.Consumers
+	}
+	return []int{1, 2, 4, 8}
 }
 
 func (o Options) sizes() []uint64 {

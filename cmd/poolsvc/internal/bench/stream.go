@@ -25,9 +25,6 @@ const (
 	mostPaced = 2000
 )
 
-// streamConsumers are the numbers of consumers that a stream is measured with.
-var streamConsumers = []int{1, 2, 4, 8}
-
 // started is when this process began. startedAt is the same moment on the clock that all processes of the machine share. This process reads
 // one clock after the other, and another program may run between these readings. So the process reads the two clocks several times, and
 // uses the pair of readings that took the least time.
@@ -64,11 +61,11 @@ type consumer interface {
 func stream(ctx context.Context, s *scene) error {
 	return s.withPool(ctx, s.streamPool(), func(src *source) error {
 		return s.streams(ctx, src, []way{
-			{"go-go", s.streamOnce, s.startGoConsumer, s.MaxConsumers},
-			{"go-python", s.streamOnce, s.startPythonConsumer, s.MaxConsumers},
-			{"go-python leases", s.streamOnce, s.startLeasingConsumer, 1},
-			{"go-spinning python", s.streamOnce, s.startSpinningConsumer, 1}, // each spinning consumer uses a whole CPU
-			{"python-go", s.publishOnce, s.startGoConsumer, 1},
+			{"go-go", s.streamOnce, s.startGoConsumer, false},
+			{"go-python", s.streamOnce, s.startPythonConsumer, false},
+			{"go-python leases", s.streamOnce, s.startLeasingConsumer, true},
+			{"go-spinning python", s.streamOnce, s.startSpinningConsumer, true}, // each spinning consumer uses a whole CPU
+			{"python-go", s.publishOnce, s.startGoConsumer, true},
 		})
 	})
 }
@@ -77,18 +74,18 @@ func stream(ctx context.Context, s *scene) error {
 func pythonStreams(ctx context.Context, s *scene) error {
 	return s.withPool(ctx, s.streamPool(), func(src *source) error {
 		return s.streams(ctx, src, []way{
-			{"python-python", s.publishOnce, s.startPythonConsumer, s.MaxConsumers},
-			{"python-spinning", s.publishOnce, s.startSpinningConsumer, 1},
+			{"python-python", s.publishOnce, s.startPythonConsumer, false},
+			{"python-spinning", s.publishOnce, s.startSpinningConsumer, true},
 		})
 	})
 }
 
-// way is a kind of stream: how it sends frames, and which consumers take them, at most how many.
+// way is a kind of stream: how it sends frames, and which consumers take them. If `single` is true, there is only one consumer.
 type way struct {
-	name  string
-	send  func(context.Context, *source, []consumer, time.Duration) (Durations, error)
-	start func(context.Context, *source) (consumer, error)
-	most  int
+	name   string
+	send   func(context.Context, *source, []consumer, time.Duration) (Durations, error)
+	start  func(context.Context, *source) (consumer, error)
+	single bool
 }
 
 // streamPool returns the spec of a pool that can hold the frames in a channel and the frames that members keep.
@@ -119,8 +116,8 @@ func (s *scene) streamBy(ctx context.Context, src *source, way way) (err error) 
 			err = errors.Join(err, c.stop())
 		}
 	}()
-	for _, n := range streamConsumers {
-		if n > way.most {
+	for _, n := range s.consumers() {
+		if way.single && n > 1 {
 			return nil
 		}
 		for len(consumers) < n {
