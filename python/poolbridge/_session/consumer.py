@@ -53,7 +53,7 @@ _MOST_UNFENCED: Final = 16
 _SOON: Final = 20e-6
 # The service makes no grant for a frame, so the consumer makes a grant itself. The ids of such grants are negative.
 _ids = count(-1, -1)
-_FRAME: Final = NATIVE.Frame
+_FRAME: Final = getattr(NATIVE, "Frame", None)  # None without the native module: then there are no channels
 
 
 # How a producer left, by the number in the roster; see docs/streams.md.
