@@ -267,6 +267,9 @@ func (c *connection) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 	}
 	failpoint.At("hello/answering")
 	c.answer(q, out, nil)
+	if c.resumed {
+		c.sendWaiting() // the client then knows at the next reply which of its buffers are lost
+	}
 	failpoint.At("hello/answered")
 	return nil
 }

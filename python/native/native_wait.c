@@ -60,12 +60,10 @@ static inline void relax(void) {
 }
 
 // Spins for a limited time, but not after `until`. A consumer spins until the tail changes: at most 1 ms in a broadcast, and at most 5 µs
-// in a queue. A producer (`freed` is true) spins for 1 µs. If `yields` is true, threads that need the CPU may use it meanwhile. Returns
-// false if another thread used the CPU.
-static bool spin(struct pb_channel *ch, bool freed, bool yields, int64_t until) {
+// in a queue. A producer (`freed` is true) spins for 1 µs. Returns false if another thread used the CPU meanwhile.
+static bool spin(struct pb_channel *ch, bool freed, int64_t until) {
     int64_t now = pb_now(), moment = freed ? 1000 : ch->queue ? 5000 : PB_NS_MS, before;
     bool alone = true;
-    unsigned turns = 0;
     if (until > now + moment) until = now + moment;
     do {
         for (int i = 0; i < 16; i++) {
@@ -73,7 +71,6 @@ static bool spin(struct pb_channel *ch, bool freed, bool yields, int64_t until) 
             relax();
         }
         before = now;
-        if (yields && !(++turns % 4)) sched_yield();
         now = pb_now();
         alone = alone && now - before < LOST;
     } while (now < until);
@@ -99,7 +96,7 @@ static bool wait_until(Member *m, Attempt attempt, void *with, const Wait *how, 
             Py_BEGIN_ALLOW_THREADS doze(50000);
             Py_END_ALLOW_THREADS
         } else if (now < round) {
-            Py_BEGIN_ALLOW_THREADS alone = spin(ch, how->freed, *spins != 0, round < until ? round : until);
+            Py_BEGIN_ALLOW_THREADS alone = spin(ch, how->freed, round < until ? round : until);
             Py_END_ALLOW_THREADS
         } else {
             uint32_t seen = pb_arm(word);
