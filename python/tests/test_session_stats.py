@@ -76,7 +76,7 @@ def test_a_wait_for_a_frame_is_counted_and_one_in_vain_has_only_its_time(client,
         """Publish a frame while a thread probably waits for it, and return how many waits are counted."""
         thread = threading.Thread(target=frames.receive)
         thread.start()
-        until(lambda: frames._consumer.busy)
+        until(lambda: frames._consumer._looking.locked())
         channel.publish(np.zeros(4), timeout=60)
         thread.join()
         return counts(other).frame_waits.count

@@ -182,17 +182,17 @@ class ArrayExports(NoBuffer):
         """
         state, description = self._lease_state, self._described
         state.check_usable()
-        check_one(self)
+        check_one(description)
         numpy_asks = _dlpack.by_cpu(dl_device, stream)
         if not (description.contiguous or numpy_asks):
             _dlpack.check_reversed(description.shape, description.strides)
-        device = state.memory.pool.device
+        device, on_cpu = state.memory.pool.device, state.memory.pool.on_cpu
         own = self.__dlpack_device__()
         target = own if dl_device is None or dl_device is ... else (int(dl_device[0]), int(dl_device[1]))
         if numpy_asks:
             target = (_dlpack.CPU, 0)
-            _check_numpy(self, copy=bool(copy))
-        here = target == device or (target[0] == _dlpack.CPU and state.memory.pool.on_cpu)
+            _check_numpy(description, self.device if not (copy or on_cpu) else "")
+        here = target == device or (target[0] == _dlpack.CPU and on_cpu)
         if not here and target[0] != _dlpack.CPU:
             raise BufferError(f"memory of {self.device} cannot be exported to DLPack device {target}")
         if not here and copy is False:
@@ -311,9 +311,10 @@ class ArrayExports(NoBuffer):
         LeaseReleasedError
             The lease has ended.
         """
-        state, description = self._lease_state, self._described
+        state = self._lease_state
+        description = self._part or state.description
         state.check_usable()
-        check_one(self)
+        check_one(description)
         if not state.memory.pool.on_cpu:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
         if state.fences:
@@ -353,7 +354,7 @@ class ArrayExports(NoBuffer):
         """
         state = self._lease_state
         state.check_usable()
-        check_one(self)
+        check_one(self._described)
         if not state.memory.pool.on_cpu:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
         _fences.before_cpu(state)
@@ -385,7 +386,7 @@ class ArrayExports(NoBuffer):
         """
         state, description = self._lease_state, self._described
         state.check_usable()
-        check_one(self)
+        check_one(description)
         array = np.ascontiguousarray(_copy_to_host(state, description)).reshape(self.shape)
         if description.element.in_numpy:
             return array
@@ -447,33 +448,33 @@ def state_of(lease: ArrayExports) -> LeaseState:
     return lease._lease_state  # noqa: SLF001
 
 
-def check_one(lease: ArrayExports) -> None:
-    """Check that a lease or a view is one array.
+def check_one(description: Description) -> None:
+    """Check that a lease or a view, which `description` describes, is one array.
 
     Raises
     ------
     TypeError
         There are several arrays.
     """
-    if named := description_of(lease).named:
+    if named := description.named:
         names = list(map(repr, named))
         known = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
         raise TypeError(f"these are several arrays, {known}: use one of them, as in lease[{names[0]}]")
 
 
-def _check_numpy(lease: ArrayExports, *, copy: bool) -> None:
-    """Check that NumPy can take the elements by DLPack.
+def _check_numpy(description: Description, beyond: str) -> None:
+    """Check that NumPy can take the elements by DLPack; `beyond` is the device of memory that NumPy cannot reach.
 
     Raises
     ------
     BufferError
         NumPy lacks their type, or cannot reach the memory in place.
     """
-    if not (element := description_of(lease).element).in_numpy:
-        raise BufferError(element.lacking)
-    if not copy and not state_of(lease).memory.pool.on_cpu:
+    if not description.element.in_numpy:
+        raise BufferError(description.element.lacking)
+    if beyond:
         raise BufferError(
-            f"NumPy cannot reach memory of {lease.device} in place: copy it, by lease.to_numpy() or by "
+            f"NumPy cannot reach memory of {beyond} in place: copy it, by lease.to_numpy() or by "
             'numpy.from_dlpack(lease, device="cpu")'
         )
 

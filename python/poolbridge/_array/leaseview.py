@@ -86,7 +86,7 @@ class LeaseView(ArrayExports):
         state = self._lease_state
         state.check_usable()
         description = self._described
-        check_one(self)
+        check_one(description)
         if not state.memory.pool.on_cpu or not description.element.in_numpy:
             raise AttributeError("__array_interface__")
         _fences.before_cpu(state)

@@ -220,8 +220,8 @@ def _leased(lease: ArrayExports) -> Source:
     """Read the layout of a lease or a view. The source's array is a view, so the lease counts it as an array."""
     state = state_of(lease)
     state.check_usable()
-    check_one(lease)
     pool, description = state.memory.pool, description_of(lease)
+    check_one(description)
     view = cast("Any", lease).view(device=pool.device_name)
     on_gpu = pool.device[0] == _dlpack.CUDA
     if not on_gpu:

@@ -174,7 +174,7 @@ class BaseLease(ArrayExports):
             The lease has ended.
         """
         self._lease_state.check_usable()
-        check_one(self)
+        check_one(self._described)
         chosen = "cuda" if device is None and self._on_gpu else device
         part = None if dtype is None else self._described.as_type(dtype)
         return LeaseView(self._lease_state, part=part, legacy=_operations.check_flag(legacy, "legacy"), device=chosen)
@@ -264,7 +264,7 @@ class BaseLease(ArrayExports):
         LeaseReleasedError
             The lease has ended.
         """
-        check_one(self)
+        check_one(self._described)
         copy_into(self._lease_state, source)
 
     def __getitem__(self, index: Any) -> Any:

@@ -11,7 +11,6 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from poolbridge._memory.kinds import BlockPart
 from poolbridge._order import fences as _fences
 from poolbridge._session.flow import Ask, Flow, Sleep
 from poolbridge._session.grants import map_state, mapped_state
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from poolbridge import _native
-    from poolbridge._memory.kinds import BlockMemory
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
 
@@ -277,11 +275,6 @@ class Consumer(Membership):
 
     # Taking
 
-    @property
-    def busy(self) -> bool:
-        """Whether `early` has a result, or another call waits. If so, the caller must call `receive`."""
-        return bool(self.early) or self.receiving or self._looking.locked()
-
     def check_turn(self) -> None:
         """Check that no other thread or task is taking a frame: both would get the same frame.
 
@@ -307,7 +300,9 @@ class Consumer(Membership):
 
     def at_once(self) -> _native.Frame | None:
         """Return the next frame if it can be taken without waiting; else None."""
-        return None if self.busy or self.ended or not self.credit.left else self._try(0.0)
+        if self.early or self.receiving or self._looking.locked() or self.ended or not self.credit.left:
+            return None  # in the first three cases, the caller must call `receive`
+        return self._try(0.0)
 
     def soon(self) -> _native.Frame | None:
         """Return the next frame if it comes within a few microseconds; else None. The consumer must have credit."""
@@ -317,12 +312,13 @@ class Consumer(Membership):
 
     def _try(self, seconds: float) -> _native.Frame | None:
         try:
-            return self._taken(self.native.take(seconds, seconds))
+            got: Any = self.native.take(seconds, seconds)
         except ClosedError:
             return None
         except ProtocolError as error:
             self.lose(error)
             return None
+        return got if type(got) is _FRAME else self._taken(got)
 
     def _taken(self, got: Any) -> _native.Frame | None:
         """Return `got`, a result of `take`, if it is a frame. Keep other results, except a timeout, for `receive`."""
@@ -378,6 +374,7 @@ class Consumer(Membership):
             block=frame.block,
             block_nbytes=0,
             nbytes=frame.nbytes,
+            base=frame.base,
             tensor=tensor,
             wait=fences_of(frame),
             event=frame.event or b"",
@@ -401,7 +398,7 @@ class Consumer(Membership):
             block = self.session.core.blocks.get(grant.block)
             if block is None:
                 return False
-            end = self.frames[grant.id].base + grant.nbytes
+            end = grant.base + grant.nbytes
             if end > block.size or block.pool != self.channel.pool:
                 raise ProtocolError(
                     f"a frame that ends at byte {end} does not fit into block {block.id} of {block.size}"
@@ -417,11 +414,6 @@ class Consumer(Membership):
         frame = self.frames[grant.id]
         layout: bytes = frame.layout if frame.object is None else frame.object.layout
         return layout
-
-    def part(self, grant: Grant, block: BlockMemory) -> BlockMemory:
-        """Return the memory of a frame, which is a part of a mapped block."""
-        base = self.frames[grant.id].base
-        return BlockPart(block, base) if base else block
 
     def learn(self, grant: Grant) -> Flow[None]:
         """Count a frame as a lease of its block. If this session does not know the block, ask for the block first."""
@@ -725,12 +717,10 @@ def claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
     ContentFailedError
         The content will never be complete. When the program asks again, it gets the next frame.
     """
-    return consumer.alone(_claim(consumer, frame))
-
-
-def _claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
-    session, grant = consumer.session, consumer.grant(frame)
-    state = mapped_state(session, grant, consumer) or (yield from map_state(session, grant, consumer))
+    grant = consumer.grant(frame)
+    state = mapped_state(consumer.session, grant, consumer)
+    if state is None:
+        state = yield from consumer.alone(map_state(consumer.session, grant, consumer))
     if state.lost or state.fences:
         try:
             _fences.check(state)

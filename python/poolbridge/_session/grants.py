@@ -24,7 +24,6 @@ from poolbridge.errors import (
 )
 
 if TYPE_CHECKING:
-    from poolbridge._memory.kinds import BlockMemory
     from poolbridge._session.session import Session
     from poolbridge._wire.messages import Grant
 
@@ -34,9 +33,6 @@ class Taker(_lease_state.Taker, Protocol):
 
     def count(self, grant: Grant) -> bool:
         """Count a frame as a lease of its block; return False if this session does not know the block."""
-
-    def part(self, grant: Grant, block: BlockMemory) -> BlockMemory:
-        """Return the memory of a frame, which is a part of a mapped block."""
 
     def learn(self, grant: Grant) -> Flow[None]:
         """Count a frame as a lease of its block. If this session does not know the block, ask for the block first."""
@@ -66,9 +62,7 @@ def mapped_state(session: Session, grant: Grant, consumer: Taker | None = None) 
         pool, memory = session.pool_info(grant.pool), session.mapped(grant.block)
         if pool is None or memory is None or (grant.wait and session.timelines.unknown(session.core.epoch, grant.wait)):
             return None
-        if consumer is not None:
-            memory = consumer.part(grant, memory)
-        elif grant.base:
+        if grant.base:
             memory = BlockPart(memory, grant.base)
         return LeaseState(session, grant, pool, memory, consumer=consumer)
     except BaseException as error:
@@ -96,9 +90,7 @@ def map_state(session: Session, grant: Grant, consumer: Taker | None = None) -> 
         on_device = memory.pool.device[0] != _dlpack.CPU
         if on_device and session.timelines.own is None and _timelines.FEATURE in session.core.features:
             yield from know_timeline(session, 0)
-        if consumer is not None:
-            memory = consumer.part(grant, memory)
-        elif grant.base:
+        if grant.base:
             memory = BlockPart(memory, grant.base)
         return LeaseState(session, grant, pool, memory, consumer=consumer)
     except BaseException as error:

@@ -391,7 +391,8 @@ class Session(SessionMembers):
 
     def release(self, state: LeaseState, fences: tuple[Fence, ...], *, failed: bool, alone: bool = False) -> None:
         """Release a lease. `fences` are reached when the work on the lease's memory is done. Never waits or raises."""
-        grant, consumer, sure = state.seen(), state.consumer, not state.unsure
+        consumer, sure = state.consumer, not state.unsure
+        grant = state.seen() if consumer is None else state.grant
         self.lock.later(partial(self._release, grant, fences, failed=failed, consumer=consumer, alone=alone, sure=sure))
         state.owed = False
 
@@ -464,7 +465,8 @@ class Session(SessionMembers):
     def _released(self, idle: SessionBlock | None) -> None:
         if idle is not None:
             self._unmap(idle)
-        self._flush()
+        if self.core.outbox:
+            self._flush()
         if self._bye is not None:
             self._end_if_unused()
         elif self.orphaned and self.ended is None and not self.lease_states and self._driver is not None:
