@@ -124,6 +124,16 @@ class LeaseState(Uncopied):
     division: ref[Divider] | None = None  # of the lease of an arena's block: what divides it
     part_of: ref[Divided] | None = None  # of a range of an arena's block, for a frame: the block
     counted = False  # whether the block counts one lease more for this state, besides the lease itself
+    name: str | None = None
+    unaccounted = False
+    failed = False
+    event: Event | None = None  # that the producer published with the content
+    # The streams that used the memory. `unordered`: unknown streams may have used the memory, too. `named`: the user
+    # has named streams, and thereby says that no unknown stream uses the memory.
+    streams: dict[StreamKey, None] | None = None
+    unordered = False
+    named = False
+    promise: Fence | None = None  # the fence of the promise, if this process has promised the content
 
     def __init__(
         self,
@@ -144,22 +154,10 @@ class LeaseState(Uncopied):
         if consumer is not None and (layout := consumer.layout(grant)):
             self.description = _layout.decode(layout, self.description)
         self.write = grant.write
-        self.name: str | None = None
         self.tokens: set[int] = set()
         self.written: dict[int, ref[np.ndarray[Any, Any]]] = {}
-        self.unaccounted = False
-        self.failed = False
         # The fences that must be reached before the memory is used.
         self.fences = grant.wait
-        # The event that the producer published with the content.
-        self.event: Event | None = None
-        # The streams that used the memory. `unordered`: unknown streams may have used the memory, too. `named`: the
-        # user has named streams, and thereby says that no unknown stream uses the memory.
-        self.streams: dict[StreamKey, None] | None = None
-        self.unordered = False
-        self.named = False
-        # The fence of the promise, if this process has promised the content.
-        self.promise: Fence | None = None
         # Whether this process knows that the content will never be complete.
         self.lost = bool(session.lost) and grant.buffer in session.lost
         self.consumer = consumer
