@@ -19,7 +19,7 @@ import (
 )
 
 // deviceBackend makes memory in a CUDA memory pool that is exported as a POSIX file descriptor.
-var deviceBackend = Backend{Kind: Device, Probe: probeDevice, Create: newDeviceArena, Open: openDeviceArena, Whole: poolBlockBytes}
+var deviceBackend = Backend{Kind: Device, Probe: probeDevice, Create: newDeviceBacking, Open: openDeviceBacking, Whole: poolBlockBytes}
 
 // poolBlockBytes is the most bytes of a block of a CUDA memory pool. NVIDIA's driver crashes the importing process if a block is too large: see
 // docs/measured.md, which has the exact size for one driver. In a pool of kind device, a larger block is physical memory of its own, as blocks
@@ -125,27 +125,27 @@ func deviceError(op string, err error) error {
 	return fmt.Errorf("%w: %s: %w", sentinel, op, err)
 }
 
-// deviceArena is a CUDA memory pool of this process.
-type deviceArena struct {
+// deviceBacking is a CUDA memory pool of this process.
+type deviceBacking struct {
 	*gpu
 	pool  *cuda.MemPool
 	file  *os.File
-	large vmmArena // for blocks that are too large for the CUDA memory pool
+	large vmmBacking // for blocks that are too large for the CUDA memory pool
 
 	mu   sync.Mutex
 	owed []*deviceAllocation // allocations that no caller holds and that the driver has failed to free
 }
 
-func newDeviceArena(spec PoolSpec, _ *hostmem.Memory) (Arena, error) {
+func newDeviceBacking(spec PoolSpec, _ *hostmem.Memory) (Backing, error) {
 	g, err := gpuFor(spec, probePools)
 	if err != nil {
 		return nil, err
 	}
-	return newPoolArena(g, spec, cuda.DeviceLocation(g.device))
+	return newPoolBacking(g, spec, cuda.DeviceLocation(g.device))
 }
 
-// newPoolArena makes a CUDA memory pool and returns its arena. The arena owns g. If newPoolArena fails, it closes g.
-func newPoolArena(g *gpu, spec PoolSpec, where cuda.Location) (*deviceArena, error) {
+// newPoolBacking makes a CUDA memory pool and returns its backing. The backing owns g. If newPoolBacking fails, it closes g.
+func newPoolBacking(g *gpu, spec PoolSpec, where cuda.Location) (*deviceBacking, error) {
 	pool, err := g.ctx.NewMemPool(cuda.MemPoolSpec{MaxBytes: sizeclass.RoundUp(spec.MaxBytes, physicalPage), Location: where, Exportable: true})
 	if err != nil {
 		return nil, errors.Join(deviceError("make a memory pool", err), g.Close())
@@ -154,19 +154,19 @@ func newPoolArena(g *gpu, spec PoolSpec, where cuda.Location) (*deviceArena, err
 	if err != nil {
 		return nil, errors.Join(deviceError("export a memory pool", err), insist(pool.Close), g.Close())
 	}
-	return &deviceArena{gpu: g, pool: pool, file: os.NewFile(uintptr(fd), "cuda pool "+spec.Name), large: vmmArena{gpu: g}}, nil
+	return &deviceBacking{gpu: g, pool: pool, file: os.NewFile(uintptr(fd), "cuda pool "+spec.Name), large: vmmBacking{gpu: g}}, nil
 }
 
-func (a *deviceArena) Device() DeviceInfo  { return a.info }
-func (a *deviceArena) Granularity() uint64 { return blockGranularity }
-func (a *deviceArena) Export() Export      { return Export{Files: []*os.File{a.file}} }
+func (a *deviceBacking) Device() DeviceInfo  { return a.info }
+func (a *deviceBacking) Granularity() uint64 { return blockGranularity }
+func (a *deviceBacking) Export() Export      { return Export{Files: []*os.File{a.file}} }
 
-func (a *deviceArena) InUse() (uint64, error) {
+func (a *deviceBacking) InUse() (uint64, error) {
 	n, err := a.pool.UsedMem()
 	return n + a.large.used.Load(), deviceError("read a memory pool's use", err)
 }
 
-func (a *deviceArena) Allocate(ctx context.Context, size uint64) (Allocation, error) {
+func (a *deviceBacking) Allocate(ctx context.Context, size uint64) (Allocation, error) {
 	if size > poolBlockBytes {
 		if err := vmmOf(a.device); err != nil {
 			return nil, err
@@ -186,7 +186,7 @@ func (a *deviceArena) Allocate(ctx context.Context, size uint64) (Allocation, er
 }
 
 // free frees the allocations in more, and the allocations that earlier calls failed to free.
-func (a *deviceArena) free(more ...*deviceAllocation) error {
+func (a *deviceBacking) free(more ...*deviceAllocation) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var errs []error
@@ -198,11 +198,11 @@ func (a *deviceArena) free(more ...*deviceAllocation) error {
 	return errors.Join(errs...)
 }
 
-func (a *deviceArena) Close() error {
+func (a *deviceBacking) Close() error {
 	return errors.Join(a.free(), deviceError("destroy a memory pool", insist(a.pool.Close)), closeFile(a.file), a.gpu.Close())
 }
 
-// deviceAllocation is memory from a deviceArena.
+// deviceAllocation is memory from a deviceBacking.
 type deviceAllocation struct {
 	deviceMemory
 	pool  *cuda.MemPool
@@ -227,15 +227,15 @@ func (d *deviceAllocation) Free() error {
 	return deviceError("wait for a block to be free", d.stream.Synchronize())
 }
 
-// importedDeviceArena has the CUDA memory pools of a service's pool. Each process of the service that has allocated memory had one of its own:
+// importedDeviceBacking has the CUDA memory pools of a service's pool. Each process of the service that has allocated memory had one of its own:
 // see service.Adopt.
-type importedDeviceArena struct {
+type importedDeviceBacking struct {
 	*gpu
 	first  uint64 // the number of the pool to which blocks belong whose export names none
 	newest uint64
 	pools  map[uint64]*importedPool
 	grant  func(*cuda.MemPool) error // gives GPUs access to a pool that is imported
-	large  *importedVMMArena         // has the blocks that are in no CUDA memory pool; nil: the kind has none. Its GPUs are those that Reach gave access.
+	large  *importedVMMBacking       // has the blocks that are in no CUDA memory pool; nil: the kind has none. Its GPUs are those that Reach gave access.
 }
 
 // importedPool is a CUDA memory pool of another process.
@@ -244,12 +244,12 @@ type importedPool struct {
 	blocks int // of which this process has mappings
 }
 
-func openDeviceArena(p PoolInfo, x Export) (ImportedArena, error) {
-	a, err := newImportedArena(p)
+func openDeviceBacking(p PoolInfo, x Export) (ImportedBacking, error) {
+	a, err := newImportedBacking(p)
 	if err != nil {
 		return nil, err
 	}
-	a.large = &importedVMMArena{gpu: a.gpu, blocks: make(map[*vmmImport]struct{})}
+	a.large = &importedVMMBacking{gpu: a.gpu, blocks: make(map[*vmmImport]struct{})}
 	a.grant = func(pool *cuda.MemPool) error {
 		for _, d := range a.large.others {
 			if err := pool.SetAccess(d, cuda.AccessReadWrite); err != nil {
@@ -261,16 +261,16 @@ func openDeviceArena(p PoolInfo, x Export) (ImportedArena, error) {
 	return a, a.open(p, x)
 }
 
-func newImportedArena(p PoolInfo) (*importedDeviceArena, error) {
+func newImportedBacking(p PoolInfo) (*importedDeviceBacking, error) {
 	g, err := gpuOf(p)
 	if err != nil {
 		return nil, err
 	}
-	return &importedDeviceArena{gpu: g, pools: make(map[uint64]*importedPool)}, nil
+	return &importedDeviceBacking{gpu: g, pools: make(map[uint64]*importedPool)}, nil
 }
 
-// open imports the pool that the export of a service's pool names, if it names one. If open fails, it closes the arena.
-func (a *importedDeviceArena) open(p PoolInfo, x Export) (err error) {
+// open imports the pool that the export of a service's pool names, if it names one. If open fails, it closes the backing.
+func (a *importedDeviceBacking) open(p PoolInfo, x Export) (err error) {
 	switch {
 	case len(x.Files) > 1 || len(x.Data) != 0 && len(x.Data) != poolNumberBytes:
 		err = typed.Errorf(ErrInvalid, "a pool of kind %q comes with at most one file descriptor and %d bytes, this one with %d and %d bytes", p.Kind,
@@ -291,7 +291,7 @@ func (a *importedDeviceArena) open(p PoolInfo, x Export) (err error) {
 const poolNumberBytes = 8
 
 // pool returns the pool of a number, and imports it if this process has not. A process must not import a pool twice.
-func (a *importedDeviceArena) pool(number uint64, files []*os.File) (*importedPool, error) {
+func (a *importedDeviceBacking) pool(number uint64, files []*os.File) (*importedPool, error) {
 	if p := a.pools[number]; p != nil {
 		return p, nil
 	}
@@ -311,7 +311,7 @@ func (a *importedDeviceArena) pool(number uint64, files []*os.File) (*importedPo
 	return p, nil
 }
 
-func (a *importedDeviceArena) Import(x Export, size uint64) (Mapping, error) {
+func (a *importedDeviceBacking) Import(x Export, size uint64) (Mapping, error) {
 	if a.large != nil && len(x.Data) == 0 {
 		m, err := a.large.Import(x, size)
 		if err != nil {
@@ -338,7 +338,7 @@ func (a *importedDeviceArena) Import(x Export, size uint64) (Mapping, error) {
 	}
 	pool.blocks++
 	a.prune()
-	m := &deviceMapping{deviceMemory: deviceMemory{a.gpu, ptr, size}, arena: a, number: number}
+	m := &deviceMapping{deviceMemory: deviceMemory{a.gpu, ptr, size}, backing: a, number: number}
 	if base, has, err := a.ctx.AddressRange(ptr); err == nil && size > has-uint64(ptr-base) {
 		err = typed.Errorf(ErrInvalid, "a block of %d bytes is more than the %d that its export names", size, has-uint64(ptr-base))
 		return nil, errors.Join(err, insist(m.Close))
@@ -346,7 +346,7 @@ func (a *importedDeviceArena) Import(x Export, size uint64) (Mapping, error) {
 	return m, nil
 }
 
-func (a *importedDeviceArena) Reach(name string) error {
+func (a *importedDeviceBacking) Reach(name string) error {
 	d, err := a.peer(name)
 	if err != nil || d == a.device || slices.Contains(a.large.others, d) {
 		return err
@@ -359,7 +359,7 @@ func (a *importedDeviceArena) Reach(name string) error {
 	return a.large.Reach(name)
 }
 
-func (a *importedDeviceArena) Close() error {
+func (a *importedDeviceBacking) Close() error {
 	var errs []error
 	for _, p := range a.pools {
 		errs = append(errs, deviceError("let go of a memory pool", insist(p.Close)))
@@ -373,19 +373,19 @@ type largeMapping struct{ Mapping }
 
 func (m largeMapping) Memory(bool) (Memory, error) { return m.Mapping.Memory(true) }
 
-// deviceMapping is a block of an importedDeviceArena.
+// deviceMapping is a block of an importedDeviceBacking.
 type deviceMapping struct {
 	deviceMemory
-	arena  *importedDeviceArena
-	number uint64 // of the CUDA memory pool
-	freed  bool   // the driver has accepted the call that unmaps, but may not have unmapped the memory yet
+	backing *importedDeviceBacking
+	number  uint64 // of the CUDA memory pool
+	freed   bool   // the driver has accepted the call that unmaps, but may not have unmapped the memory yet
 }
 
 // Memory returns the same mapping for reading and for writing, because memory of a CUDA memory pool cannot be read-only.
 func (m *deviceMapping) Memory(bool) (Memory, error) { return m.deviceMemory, nil }
 
 func (m *deviceMapping) Close() error {
-	pool := m.arena.pools[m.number]
+	pool := m.backing.pools[m.number]
 	if !m.freed {
 		if err := pool.Free(m.ptr, m.stream); err != nil {
 			return deviceError("unmap a block", err)
@@ -396,12 +396,12 @@ func (m *deviceMapping) Close() error {
 		return deviceError("wait for a block to be unmapped", err)
 	}
 	pool.blocks--
-	m.arena.prune()
+	m.backing.prune()
 	return nil
 }
 
 // prune closes old pools of which this process maps no block: an import keeps memory. Close closes those for which that fails.
-func (a *importedDeviceArena) prune() {
+func (a *importedDeviceBacking) prune() {
 	maps.DeleteFunc(a.pools, func(number uint64, p *importedPool) bool {
 		return p.blocks == 0 && number < a.newest && insist(p.Close) == nil
 	})

@@ -13,20 +13,20 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-// gpuArena makes an arena on the first GPU. It skips the test if there is no GPU.
-func gpuArena(t testing.TB) Arena {
+// gpuBacking makes a backing on the first GPU. It skips the test if there is no GPU.
+func gpuBacking(t testing.TB) Backing {
 	t.Helper()
 	if err := Device.Probe(""); err != nil {
 		t.Skip(err)
 	}
-	a, err := NewArena(PoolSpec{Name: t.Name(), Kind: Device, MaxBytes: 256 << 20}, hostmem.New())
+	a, err := NewBacking(PoolSpec{Name: t.Name(), Kind: Device, MaxBytes: 256 << 20}, hostmem.New())
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, a.Close()) })
 	return a
 }
 
 // take allocates at least n bytes. The memory is freed when the test ends.
-func take(t testing.TB, a Arena, n uint64) *deviceAllocation {
+func take(t testing.TB, a Backing, n uint64) *deviceAllocation {
 	t.Helper()
 	m, err := a.Allocate(t.Context(), sizeclass.RoundUp(n, a.Granularity()))
 	require.NoError(t, err)
@@ -61,7 +61,7 @@ func unreached(t testing.TB) (*Clock, Fence) {
 
 func TestCopiesToAndFromAGPU(t *testing.T) {
 	const size = 70 << 20 // more than all pieces hold
-	m := take(t, gpuArena(t), size)
+	m := take(t, gpuBacking(t), size)
 	for i, n := range []int{0, 1, 511, smallPiece, smallPiece + 1, largePiece - 1, largePiece, largePiece + 1, fetchBytes + 1, 3*largePiece + 3, size - 7} {
 		src, dst := random(n, uint64(i)), make([]byte, n)
 		require.NoError(t, m.CopyFrom(7, src))
@@ -75,7 +75,7 @@ func TestCopiesToAndFromAGPU(t *testing.T) {
 }
 
 func TestCopiesOfManyGoroutines(t *testing.T) {
-	a := gpuArena(t)
+	a := gpuBacking(t)
 	var all sync.WaitGroup
 	for i := range 8 {
 		m := take(t, a, 9<<20)
@@ -92,7 +92,7 @@ func TestCopiesOfManyGoroutines(t *testing.T) {
 }
 
 func TestAQueueThatCannotWriteWordsIsWaitedFor(t *testing.T) {
-	clock, m := newClock(t), take(t, gpuArena(t), 1<<20)
+	clock, m := newClock(t), take(t, gpuBacking(t), 1<<20)
 	require.NoError(t, m.Fill(0, 1<<20, 7))
 	able := m.Queue().(*streamQueue)
 	unable := &streamQueue{ctx: able.ctx, stream: able.stream, key: "unable"}
@@ -118,7 +118,7 @@ func TestAQueueThatCannotWriteWordsIsWaitedFor(t *testing.T) {
 }
 
 func BenchmarkCopyFrom(b *testing.B) {
-	a := gpuArena(b)
+	a := gpuBacking(b)
 	for _, size := range []int{4 << 10, 1 << 20, 16 << 20, 64 << 20} {
 		m := take(b, a, uint64(size))
 		b.Run(fmtBytes(size), func(b *testing.B) {

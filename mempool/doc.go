@@ -2,7 +2,7 @@
 // maps the memory, keeps the work on the memory in order, and has the types of the plain data that clients and services exchange. Package
 // service decides which session may use which memory.
 //
-// The process that owns the memory uses the interfaces [Arena] and [Allocation]. Other processes use the interfaces [ImportedArena] and
+// The process that owns the memory uses the interfaces [Backing] and [Allocation]. Other processes use the interfaces [ImportedBacking] and
 // [Mapping]. Each [Kind] has one source file. The files of all kinds except [Host], and the files for streams and events, call the CUDA
 // driver through package cuda. Memory of kind [Host] needs neither a GPU nor a driver.
 //

@@ -23,7 +23,7 @@ import (
 
 // hostBackend makes pools in CPU memory. Each pool is a memfd. A process that uses the pool gets the file descriptor and maps the whole
 // pool once. The export of a block is the block's offset in the pool.
-var hostBackend = Backend{Kind: Host, Probe: probeHost, Create: newHostArena, Open: openHostArena, Adopt: adoptHostArena}
+var hostBackend = Backend{Kind: Host, Probe: probeHost, Create: newHostBacking, Open: openHostBacking, Adopt: adoptHostBacking}
 
 // hostSeals are the seals that fix the size of a memfd. Without them, a process could shrink the memfd, and another process that accesses
 // the memory would get a SIGBUS.
@@ -36,8 +36,8 @@ func probeHost(device string) error {
 	return nil
 }
 
-// hostArena is a memfd that is mapped in this process, with a list of its free ranges.
-type hostArena struct {
+// hostBacking is a memfd that is mapped in this process, with a list of its free ranges.
+type hostBacking struct {
 	memory *hostmem.Memory
 	file   *os.File
 	mem    []byte
@@ -52,7 +52,7 @@ type hostArena struct {
 // span is a range of bytes.
 type span struct{ off, size uint64 }
 
-func newHostArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
+func newHostBacking(spec PoolSpec, memory *hostmem.Memory) (Backing, error) {
 	if err := memory.Fits(spec.MaxBytes); err != nil {
 		return nil, memoryError(err)
 	}
@@ -67,11 +67,11 @@ func newHostArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &hostArena{memory: memory, file: f, mem: mem, free: []span{{0, size}}}, nil
+	return &hostBacking{memory: memory, file: f, mem: mem, free: []span{{0, size}}}, nil
 }
 
-func adoptHostArena(f *os.File, at []Place, memory *hostmem.Memory) (Arena, []Allocation, error) {
-	a := &hostArena{memory: memory, file: f}
+func adoptHostBacking(f *os.File, at []Place, memory *hostmem.Memory) (Backing, []Allocation, error) {
+	a := &hostBacking{memory: memory, file: f}
 	st, err := f.Stat()
 	if err == nil {
 		a.mem, err = mapHost(f, uint64(st.Size()), unix.PROT_READ|unix.PROT_WRITE)
@@ -95,7 +95,7 @@ func adoptHostArena(f *os.File, at []Place, memory *hostmem.Memory) (Arena, []Al
 		a.used += p.Size
 	}
 	for i, p := range at {
-		all[i] = &hostAllocation{hostMemory: hostMemory{a.mem[p.At : p.At+p.Size : p.At+p.Size]}, arena: a, off: p.At}
+		all[i] = &hostAllocation{hostMemory: hostMemory{a.mem[p.At : p.At+p.Size : p.At+p.Size]}, backing: a, off: p.At}
 	}
 	return a, all, err
 }
@@ -166,11 +166,11 @@ func memoryError(err error) error {
 	return err
 }
 
-func (a *hostArena) Device() DeviceInfo  { return NoDevice }
-func (a *hostArena) Granularity() uint64 { return uint64(os.Getpagesize()) }
-func (a *hostArena) Export() Export      { return Export{Files: []*os.File{a.file}} }
+func (a *hostBacking) Device() DeviceInfo  { return NoDevice }
+func (a *hostBacking) Granularity() uint64 { return uint64(os.Getpagesize()) }
+func (a *hostBacking) Export() Export      { return Export{Files: []*os.File{a.file}} }
 
-func (a *hostArena) InUse() (uint64, error) {
+func (a *hostBacking) InUse() (uint64, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.used, nil
@@ -180,7 +180,7 @@ func (a *hostArena) InUse() (uint64, error) {
 // pool wait. If a signal interrupts the call, the kernel frees the pages that the call has allocated, and this process repeats the call.
 const hostPart = 32 << 20
 
-func (a *hostArena) Allocate(ctx context.Context, size uint64) (Allocation, error) {
+func (a *hostBacking) Allocate(ctx context.Context, size uint64) (Allocation, error) {
 	off, err := a.take(size)
 	if err != nil {
 		return nil, err
@@ -205,11 +205,11 @@ func (a *hostArena) Allocate(ctx context.Context, size uint64) (Allocation, erro
 		a.put(span{off, size}) // even if punch failed: no process has written to the range
 		return nil, err
 	}
-	return &hostAllocation{hostMemory: hostMemory{a.mem[off : off+size : off+size]}, arena: a, off: off}, nil
+	return &hostAllocation{hostMemory: hostMemory{a.mem[off : off+size : off+size]}, backing: a, off: off}, nil
 }
 
 // fallocate allocates or frees the pages of a range. It repeats the call after a signal.
-func (a *hostArena) fallocate(mode uint32, off, size uint64) error {
+func (a *hostBacking) fallocate(mode uint32, off, size uint64) error {
 	for {
 		err := unix.Fallocate(int(a.file.Fd()), mode, int64(off), int64(size))
 		if err == nil {
@@ -222,12 +222,12 @@ func (a *hostArena) fallocate(mode uint32, off, size uint64) error {
 }
 
 // punch frees the pages of a range.
-func (a *hostArena) punch(off, size uint64) error {
+func (a *hostBacking) punch(off, size uint64) error {
 	return a.fallocate(unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, size)
 }
 
 // take takes the smallest free range that is large enough.
-func (a *hostArena) take(size uint64) (uint64, error) {
+func (a *hostBacking) take(size uint64) (uint64, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	best := -1
@@ -252,7 +252,7 @@ func (a *hostArena) take(size uint64) (uint64, error) {
 }
 
 // put makes a range free and joins it with its free neighbours.
-func (a *hostArena) put(s span) {
+func (a *hostBacking) put(s span) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.used -= s.size
@@ -273,17 +273,17 @@ func (a *hostArena) put(s span) {
 	a.free = slices.Insert(a.free, i, s)
 }
 
-func (a *hostArena) Last() { a.lasts.Store(true) }
+func (a *hostBacking) Last() { a.lasts.Store(true) }
 
-func (a *hostArena) Close() error {
+func (a *hostBacking) Close() error {
 	return errors.Join(os.NewSyscallError("munmap", unix.Munmap(a.mem)), a.file.Close())
 }
 
-// hostAllocation is a range of a hostArena.
+// hostAllocation is a range of a hostBacking.
 type hostAllocation struct {
 	hostMemory
-	arena *hostArena
-	off   uint64
+	backing *hostBacking
+	off     uint64
 }
 
 func (h *hostAllocation) Export() (Export, error) {
@@ -296,14 +296,14 @@ func (h *hostAllocation) Place() uint64 { return h.off }
 // owner, so Free keeps the pages: the kernel frees them when the last process has unmapped and closed the file.
 func (h *hostAllocation) Free() error {
 	size := uint64(len(h.mem))
-	if h.arena.lasts.Load() {
-		h.arena.put(span{h.off, size})
+	if h.backing.lasts.Load() {
+		h.backing.put(span{h.off, size})
 		return nil
 	}
-	if err := h.arena.punch(h.off, size); err != nil {
+	if err := h.backing.punch(h.off, size); err != nil {
 		return err
 	}
-	h.arena.put(span{h.off, size})
+	h.backing.put(span{h.off, size})
 	return nil
 }
 
@@ -337,10 +337,10 @@ func (h hostMemory) Pointer() uintptr   { return uintptr(unsafe.Pointer(unsafe.S
 func (h hostMemory) Queue() Queue       { return CPU }
 func (h hostMemory) Synchronize() error { return nil }
 
-// importedHostArena is the memfd of another process, mapped twice in this process: its readView cannot be written.
-type importedHostArena struct{ views [2][]byte }
+// importedHostBacking is the memfd of another process, mapped twice in this process: its readView cannot be written.
+type importedHostBacking struct{ views [2][]byte }
 
-func openHostArena(p PoolInfo, x Export) (ImportedArena, error) {
+func openHostBacking(p PoolInfo, x Export) (ImportedBacking, error) {
 	if len(x.Files) != 1 {
 		return nil, typed.Errorf(ErrInvalid, "a pool of kind %q comes with one file descriptor, this one with %d", Host, len(x.Files))
 	}
@@ -352,7 +352,7 @@ func openHostArena(p PoolInfo, x Export) (ImportedArena, error) {
 	if err != nil {
 		return nil, HostError("fstat", err)
 	}
-	a := &importedHostArena{}
+	a := &importedHostBacking{}
 	for i, protection := range [...]int{readView: unix.PROT_READ, writeView: unix.PROT_READ | unix.PROT_WRITE} {
 		if a.views[i], err = mapHost(f, uint64(st.Size()), protection); err != nil {
 			return nil, errors.Join(err, a.Close())
@@ -361,7 +361,7 @@ func openHostArena(p PoolInfo, x Export) (ImportedArena, error) {
 	return a, nil
 }
 
-func (a *importedHostArena) Import(x Export, size uint64) (Mapping, error) {
+func (a *importedHostBacking) Import(x Export, size uint64) (Mapping, error) {
 	if len(x.Data) != 8 || len(x.Files) != 0 {
 		return nil, typed.Errorf(ErrInvalid, "a block of kind %q is exported as 8 bytes, not as %d bytes and %d file descriptors",
 			Host, len(x.Data), len(x.Files))
@@ -378,9 +378,9 @@ func (a *importedHostArena) Import(x Export, size uint64) (Mapping, error) {
 }
 
 // Reach does nothing: no GPU accesses this memory.
-func (a *importedHostArena) Reach(string) error { return nil }
+func (a *importedHostBacking) Reach(string) error { return nil }
 
-func (a *importedHostArena) Close() error {
+func (a *importedHostBacking) Close() error {
 	var err error
 	for i, view := range a.views {
 		if view == nil {
@@ -395,7 +395,7 @@ func (a *importedHostArena) Close() error {
 	return err
 }
 
-// hostMapping is a range of an importedHostArena. The arena unmaps all ranges together.
+// hostMapping is a range of an importedHostBacking. The backing unmaps all ranges together.
 type hostMapping [2]hostMemory
 
 func (m hostMapping) Memory(write bool) (Memory, error) {

@@ -15,24 +15,24 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/hostmem"
 )
 
-func newHost(t testing.TB, maxBytes uint64) *hostArena {
+func newHost(t testing.TB, maxBytes uint64) *hostBacking {
 	t.Helper()
-	a, err := newHostArena(PoolSpec{Name: "p", Kind: Host, MaxBytes: maxBytes}, hostmem.New())
+	a, err := newHostBacking(PoolSpec{Name: "p", Kind: Host, MaxBytes: maxBytes}, hostmem.New())
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, a.Close()) })
-	return a.(*hostArena)
+	return a.(*hostBacking)
 }
 
 func TestHostMemoryIsOnNoDevice(t *testing.T) {
 	assert.NoError(t, Host.Probe(""))
 	assert.ErrorIs(t, Host.Probe("0"), ErrInvalid)
-	_, err := NewArena(PoolSpec{Name: "p", Kind: Host, Device: "0", MaxBytes: 1 << 20}, hostmem.New())
+	_, err := NewBacking(PoolSpec{Name: "p", Kind: Host, Device: "0", MaxBytes: 1 << 20}, hostmem.New())
 	assert.ErrorIs(t, err, ErrInvalid)
 	assert.Equal(t, NoDevice, newHost(t, 1).Device())
 }
 
 func TestAMemfdTooLargeForTheMachineIsATypedError(t *testing.T) {
-	_, err := newHostArena(PoolSpec{Name: "p", MaxBytes: math.MaxInt64}, hostmem.New())
+	_, err := newHostBacking(PoolSpec{Name: "p", MaxBytes: math.MaxInt64}, hostmem.New())
 	assert.ErrorIs(t, err, ErrOutOfMemory)
 	_, err = mapHost(nil, math.MaxUint64, unix.PROT_READ)
 	assert.ErrorIs(t, err, ErrInvalid)
@@ -90,7 +90,7 @@ func TestFreedPagesComeBackAsZeros(t *testing.T) {
 	require.NoError(t, m.Free())
 }
 
-// The ranges that the test takes never overlap. When the test has put all ranges back, the arena's free memory is one range again.
+// The ranges that the test takes never overlap. When the test has put all ranges back, the backing's free memory is one range again.
 func TestHostRangesDoNotOverlapAndJoinAgain(t *testing.T) {
 	const pages = 64
 	a := newHost(t, pages*4096)

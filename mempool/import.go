@@ -26,11 +26,11 @@ type importKey struct {
 // ImportedPool is a pool that a service owns and that this process has opened. All sessions of this process that use the pool on the same
 // GPU share one ImportedPool.
 type ImportedPool struct {
-	key    importKey
-	info   PoolInfo
-	arena  ImportedArena
-	users  int // guarded by imports.mu
-	blocks map[uint64]*ImportedBlock
+	key     importKey
+	info    PoolInfo
+	backing ImportedBacking
+	users   int // guarded by imports.mu
+	blocks  map[uint64]*ImportedBlock
 }
 
 // ImportedBlock is a block of an [ImportedPool]. This process has imported the block.
@@ -71,17 +71,17 @@ func importPool(e Epoch, info PoolInfo, x Export, device string) (*ImportedPool,
 	key := importKey{e, info.ID, other}
 	p := imports.pools[key]
 	if p == nil {
-		arena, err := backend.openOn(info, x, other)
+		backing, err := backend.openOn(info, x, other)
 		if err != nil {
 			return nil, err
 		}
-		p = &ImportedPool{key: key, info: info, arena: arena, blocks: make(map[uint64]*ImportedBlock)}
+		p = &ImportedPool{key: key, info: info, backing: backing, blocks: make(map[uint64]*ImportedBlock)}
 	}
 	if device != "" {
-		err = p.arena.Reach(device)
+		err = p.backing.Reach(device)
 	}
 	if err != nil && p.users == 0 {
-		err = errors.Join(err, p.arena.Close())
+		err = errors.Join(err, p.backing.Close())
 	}
 	if err != nil {
 		return nil, err
@@ -108,7 +108,7 @@ func (b Backend) apart(info PoolInfo, device string) (string, error) {
 	return uuid.String(), deviceError("read the GPU's UUID", err)
 }
 
-func (b Backend) openOn(info PoolInfo, x Export, other string) (ImportedArena, error) {
+func (b Backend) openOn(info PoolInfo, x Export, other string) (ImportedBacking, error) {
 	if other != "" {
 		return b.OpenFor(info, x, other)
 	}
@@ -129,7 +129,7 @@ func (p *ImportedPool) Block(id, size uint64, x *Export) (*ImportedBlock, error)
 	if x == nil {
 		return nil, typed.Errorf(ErrNotFound, "block %d of pool %q is not mapped here, and its export did not come along", id, p.info.Name)
 	}
-	m, err := p.arena.Import(*x, size)
+	m, err := p.backing.Import(*x, size)
 	if err != nil {
 		return nil, fmt.Errorf("block %d of pool %q: %w", id, p.info.Name, err)
 	}
@@ -180,5 +180,5 @@ func (p *ImportedPool) leave() error {
 		return nil
 	}
 	delete(imports.pools, p.key)
-	return p.arena.Close()
+	return p.backing.Close()
 }

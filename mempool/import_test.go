@@ -10,7 +10,7 @@ import (
 )
 
 // hostPool makes memory of the CPU, and returns the PoolInfo and the Export that a client gets.
-func hostPool(t *testing.T, maxBytes uint64) (Arena, PoolInfo) {
+func hostPool(t *testing.T, maxBytes uint64) (Backing, PoolInfo) {
 	t.Helper()
 	a := newHost(t, maxBytes)
 	return a, PoolInfo{ID: 1, Name: "p", Kind: Host, Device: a.Device(), MaxBytes: maxBytes}
@@ -18,14 +18,14 @@ func hostPool(t *testing.T, maxBytes uint64) (Arena, PoolInfo) {
 
 func TestAPoolAndABlockAreMappedOnceInAProcess(t *testing.T) {
 	const size = 4096
-	arena, info := hostPool(t, 1<<16)
-	allocated, err := arena.Allocate(t.Context(), size)
+	backing, info := hostPool(t, 1<<16)
+	allocated, err := backing.Allocate(t.Context(), size)
 	require.NoError(t, err)
 	require.NoError(t, allocated.CopyFrom(0, []byte("hello")))
 	x, err := allocated.Export()
 	require.NoError(t, err)
 
-	a, err := ImportPool(Epoch{1}, info, arena.Export(), "")
+	a, err := ImportPool(Epoch{1}, info, backing.Export(), "")
 	require.NoError(t, err)
 	b, err := ImportPool(Epoch{1}, info, Export{}, "")
 	require.NoError(t, err, "it is open already")
@@ -52,7 +52,7 @@ func TestAPoolAndABlockAreMappedOnceInAProcess(t *testing.T) {
 }
 
 func TestWhatIsNoExportIsRefused(t *testing.T) {
-	arena, info := hostPool(t, 8192)
+	backing, info := hostPool(t, 8192)
 	null, err := os.Open(os.DevNull)
 	require.NoError(t, err)
 	defer null.Close()
@@ -65,7 +65,7 @@ func TestWhatIsNoExportIsRefused(t *testing.T) {
 	_, err = ImportPool(Epoch{1}, PoolInfo{ID: 9, Kind: "tape"}, Export{}, "")
 	assert.ErrorIs(t, err, ErrInvalid)
 
-	imported, err := ImportPool(Epoch{1}, info, arena.Export(), "")
+	imported, err := ImportPool(Epoch{1}, info, backing.Export(), "")
 	require.NoError(t, err)
 	defer imported.Close()
 	at := func(off uint64) []byte { return binary.LittleEndian.AppendUint64(nil, off) }

@@ -35,16 +35,16 @@ type Backend struct {
 	Probe func(device string) error
 	// Create makes the memory of a new pool. If Create needs memory of the host, it must ask its second argument whether the host has enough
 	// memory left.
-	Create func(PoolSpec, *hostmem.Memory) (Arena, error)
+	Create func(PoolSpec, *hostmem.Memory) (Backing, error)
 	// Open maps a pool that another process created.
-	Open func(PoolInfo, Export) (ImportedArena, error)
+	Open func(PoolInfo, Export) (ImportedBacking, error)
 	// OpenFor maps a pool of another process for a GPU that is not the pool's own GPU, with a separate import. The argument `other` is the
 	// UUID of the GPU for which OpenFor maps the pool. OpenFor is nil if an import of this kind can also serve other GPUs: see
-	// [ImportedArena].Reach.
-	OpenFor func(p PoolInfo, x Export, other string) (ImportedArena, error)
-	// Adopt makes the arena of a pool whose process is gone, and whose allocations are at these places. It gives the rest of the memory back. It
+	// [ImportedBacking].Reach.
+	OpenFor func(p PoolInfo, x Export, other string) (ImportedBacking, error)
+	// Adopt makes the backing of a pool whose process is gone, and whose allocations are at these places. It gives the rest of the memory back. It
 	// owns the file. If Adopt is nil, the memory of this kind ends with its process.
-	Adopt func(f *os.File, at []Place, memory *hostmem.Memory) (Arena, []Allocation, error)
+	Adopt func(f *os.File, at []Place, memory *hostmem.Memory) (Backing, []Allocation, error)
 	// LargestBlock is the most bytes that an allocation may have; 0: no limit.
 	LargestBlock uint64
 	// Whole is the size in bytes above which the size of an allocation is a multiple of physicalPage; 0: there is no such size.
@@ -100,22 +100,22 @@ func (k Kind) LargestBlock() uint64 {
 	return math.MaxUint64
 }
 
-// Granularity returns of what the size of an allocation of n bytes is a multiple, in an arena with a granularity.
-func (k Kind) Granularity(n, ofArena uint64) uint64 {
+// Granularity returns of what the size of an allocation of n bytes is a multiple, in a backing with a granularity.
+func (k Kind) Granularity(n, ofBacking uint64) uint64 {
 	if b, err := k.backend(); err == nil && b.Whole > 0 && n > b.Whole {
-		return max(ofArena, physicalPage)
+		return max(ofBacking, physicalPage)
 	}
-	return ofArena
+	return ofBacking
 }
 
-// Arena is the memory of one pool. Several goroutines may call its methods at the same time.
-type Arena interface {
+// Backing is the memory of one pool. Several goroutines may call its methods at the same time.
+type Backing interface {
 	// Device returns the device of the memory.
 	Device() DeviceInfo
 	// Granularity returns a number of bytes that is a power of two. The size of every allocation is a multiple of this number.
 	Granularity() uint64
-	// Export returns the data and the files that another process needs to open this arena. That process opens the arena once, before it maps
-	// allocations of the arena. The arena owns the files.
+	// Export returns the data and the files that another process needs to open this backing. That process opens the backing once, before it maps
+	// allocations of the backing. The backing owns the files.
 	Export() Export
 	// Allocate allocates size bytes; size is a multiple of Granularity. If the allocation takes long and ctx ends, Allocate stops and returns
 	// an error. Errors: ErrOutOfMemory, the context's error.
@@ -126,19 +126,19 @@ type Arena interface {
 	Close() error
 }
 
-// Lasting is an [Arena] that clears the memory of an allocation when the allocation's owner frees it. Another process that still maps this
+// Lasting is a [Backing] that clears the memory of an allocation when the allocation's owner frees it. Another process that still maps this
 // memory then reads zeros.
 type Lasting interface {
-	// Last tells the arena that no caller will allocate any more. After this call, the arena does not clear memory when the owner frees it.
+	// Last tells the backing that no caller will allocate any more. After this call, the backing does not clear memory when the owner frees it.
 	Last()
 }
 
-// NewArena makes an arena. Only a service should call NewArena. A program that calls NewArena itself has no service that counts the
-// allocations, shares them with other processes, or uses freed memory again; it should call NewArena only to measure the cost of a kind of
-// memory. If the arena needs memory of the host, it must ask the parameter `memory` whether the host has enough memory left.
+// NewBacking makes a backing. Only a service should call NewBacking. A program that calls NewBacking itself has no service that counts the
+// allocations, shares them with other processes, or uses freed memory again; it should call NewBacking only to measure the cost of a kind of
+// memory. If the backing needs memory of the host, it must ask the parameter `memory` whether the host has enough memory left.
 //
 // Errors: [ErrInvalid], [ErrUnavailable] if this machine does not support the kind, [ErrOutOfMemory].
-func NewArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
+func NewBacking(spec PoolSpec, memory *hostmem.Memory) (Backing, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}
@@ -146,22 +146,22 @@ func NewArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 	if err != nil {
 		return nil, err
 	}
-	arena, err := b.Create(spec, memory)
+	backing, err := b.Create(spec, memory)
 	if err != nil {
 		return nil, adviseWithoutGPU(err)
 	}
-	if least := max(sizeclass.Least, arena.Granularity()); spec.MaxBytes < least {
+	if least := max(sizeclass.Least, backing.Granularity()); spec.MaxBytes < least {
 		return nil, errors.Join(typed.Errorf(ErrInvalid, "pool %q could never hold a buffer: it may take %s, and the smallest block of kind %s "+
 			"has %s; sizes are in bytes, unless they have a unit (max=64MiB)", spec.Name, bytesize.Text(spec.MaxBytes), spec.Kind,
-			bytesize.Text(least)), arena.Close())
+			bytesize.Text(least)), backing.Close())
 	}
-	return arena, nil
+	return backing, nil
 }
 
-// Place says where an allocation is in the memory of its arena.
+// Place says where an allocation is in the memory of its backing.
 type Place struct{ At, Size uint64 }
 
-// Adoptable is an [Allocation] of an arena that can be adopted.
+// Adoptable is an [Allocation] of a backing that can be adopted.
 type Adoptable interface {
 	// Place returns where the allocation is.
 	Place() uint64
@@ -173,10 +173,10 @@ func (k Kind) CanAdopt() bool {
 	return err == nil && b.Adopt != nil
 }
 
-// AdoptArena makes the arena of a pool whose process is gone, and its allocations. AdoptArena owns the file, which the arena's Export had.
+// AdoptBacking makes the backing of a pool whose process is gone, and its allocations. AdoptBacking owns the file, which the backing's Export had.
 //
 // Errors: [ErrInvalid] if there cannot be allocations at these places, [ErrUnavailable] if the kind cannot be adopted.
-func AdoptArena(k Kind, f *os.File, at []Place, memory *hostmem.Memory) (Arena, []Allocation, error) {
+func AdoptBacking(k Kind, f *os.File, at []Place, memory *hostmem.Memory) (Backing, []Allocation, error) {
 	b, err := k.backend()
 	if err != nil || b.Adopt == nil {
 		return nil, nil, errors.Join(typed.Errorf(ErrUnavailable, "the memory of kind %q ended with its process", k), err, f.Close())
@@ -192,25 +192,25 @@ func adviseWithoutGPU(err error) error {
 	return fmt.Errorf("%w; without a GPU use kind %q, and `poolsvc doctor` says what is missing", err, string(Host))
 }
 
-// Allocation is one piece of memory from an [Arena].
+// Allocation is one piece of memory from a [Backing].
 type Allocation interface {
 	Memory
 	// Export returns what another process needs to map this allocation. The allocation owns the files.
 	Export() (Export, error)
-	// Free returns the memory to the arena. If Free fails, the arena still counts the memory, and the caller may call Free again.
+	// Free returns the memory to the backing. If Free fails, the backing still counts the memory, and the caller may call Free again.
 	Free() error
 }
 
-// ImportedArena is an arena that another process owns and that this process has opened.
-type ImportedArena interface {
+// ImportedBacking is a backing that another process owns and that this process has opened.
+type ImportedBacking interface {
 	// Import imports one allocation of size bytes. Errors: ErrInvalid if x is not the export of an allocation of size bytes.
 	Import(x Export, size uint64) (Mapping, error)
-	// Reach lets another GPU access all present and future mappings of this arena in this process. The parameter `device` is the GPU's ordinal
+	// Reach lets another GPU access all present and future mappings of this backing in this process. The parameter `device` is the GPU's ordinal
 	// or its UUID. For a kind with [Backend.OpenFor], Reach does nothing: such a kind has a separate import for each GPU, and the driver
 	// gives this GPU access to it. Errors: ErrUnavailable if the hardware does not let the GPU access the memory; the text of the error names
 	// both GPUs.
 	Reach(device string) error
-	// Close closes the arena. The caller must have closed all mappings.
+	// Close closes the backing. The caller must have closed all mappings.
 	Close() error
 }
 

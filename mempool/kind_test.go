@@ -20,7 +20,7 @@ func init() {
 	Register(Backend{
 		Kind:   fake,
 		Probe:  func(string) error { return nil },
-		Create: func(PoolSpec, *hostmem.Memory) (Arena, error) { return nil, fakeFault },
+		Create: func(PoolSpec, *hostmem.Memory) (Backing, error) { return nil, fakeFault },
 	})
 }
 
@@ -31,16 +31,16 @@ func TestKindsAreThoseOfTheRegistry(t *testing.T) {
 }
 
 func TestMemoryOfAPoolCanBeMadeWithoutThePool(t *testing.T) {
-	arena, err := NewArena(PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 20}, hostmem.New())
+	backing, err := NewBacking(PoolSpec{Name: "p", Kind: Host, MaxBytes: 1 << 20}, hostmem.New())
 	require.NoError(t, err)
-	mem, err := arena.Allocate(t.Context(), arena.Granularity())
+	mem, err := backing.Allocate(t.Context(), backing.Granularity())
 	require.NoError(t, err)
 	_, err = mem.Export()
 	assert.NoError(t, err)
 	require.NoError(t, mem.Free())
-	assert.NoError(t, arena.Close())
+	assert.NoError(t, backing.Close())
 	for _, spec := range []PoolSpec{{Kind: Host, MaxBytes: 1}, {Name: "p", Kind: "tape", MaxBytes: 1}, {Name: "p", Kind: Host}} {
-		_, err := NewArena(spec, hostmem.New())
+		_, err := NewBacking(spec, hostmem.New())
 		assert.ErrorIs(t, err, ErrInvalid, "%+v", spec)
 	}
 }
@@ -49,13 +49,13 @@ func TestWhereThereIsNoGPUAnErrorSaysWhatToDoWithoutOne(t *testing.T) {
 	spec := PoolSpec{Name: "p", Kind: fake, MaxBytes: 512}
 	for _, missing := range []error{cuda.ErrNoDriver, cuda.ErrNoDevice} {
 		fakeFault = deviceError("find a GPU", missing)
-		_, err := NewArena(spec, hostmem.New())
+		_, err := NewBacking(spec, hostmem.New())
 		require.ErrorIs(t, err, ErrUnavailable)
 		require.ErrorIs(t, err, missing)
 		assert.ErrorContains(t, err, "; without a GPU use kind \"host\", and `poolsvc doctor` says what is missing")
 	}
 	fakeFault = deviceError("make a memory pool", cuda.ErrNotSupported)
-	_, err := NewArena(spec, hostmem.New())
+	_, err := NewBacking(spec, hostmem.New())
 	require.ErrorIs(t, err, ErrUnavailable)
 	assert.NotContains(t, err.Error(), "without a GPU")
 }
@@ -66,7 +66,7 @@ func TestADeviceThatIsNoneIsATypedError(t *testing.T) {
 		t.Fatal("it was found")
 	}
 	assert.Condition(t, func() bool { return errorsIsAny(err, ErrInvalid, ErrUnavailable) }, "%v", err)
-	_, err = newDeviceArena(PoolSpec{Name: "p", Kind: Device, Device: "no such device", MaxBytes: 1}, hostmem.New())
+	_, err = newDeviceBacking(PoolSpec{Name: "p", Kind: Device, Device: "no such device", MaxBytes: 1}, hostmem.New())
 	assert.Condition(t, func() bool { return errorsIsAny(err, ErrInvalid, ErrUnavailable) }, "%v", err)
 }
 

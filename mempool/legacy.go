@@ -16,8 +16,8 @@ import (
 // other like any other bytes. The memory exists only as long as the service's process lives.
 const Legacy Kind = "legacy"
 
-var legacyBackend = Backend{Kind: Legacy, Probe: probeLegacy, Create: newLegacyArena, Open: openLegacyArena,
-	OpenFor: openLegacyArenaFor}
+var legacyBackend = Backend{Kind: Legacy, Probe: probeLegacy, Create: newLegacyBacking, Open: openLegacyBacking,
+	OpenFor: openLegacyBackingFor}
 
 // legacyGranularity is the driver's granularity for memory of this kind, in bytes. If allocations were smaller, the driver would put
 // several of them into one block of its own. The handle of one allocation would then give access to all allocations in this block.
@@ -39,27 +39,27 @@ func legacyOf(d cuda.Device) error {
 	return nil
 }
 
-// legacyArena allocates memory directly from the driver, without a pool.
-type legacyArena struct {
+// legacyBacking allocates memory directly from the driver, without a pool.
+type legacyBacking struct {
 	*gpu
 	used atomic.Uint64
 }
 
-func newLegacyArena(spec PoolSpec, _ *hostmem.Memory) (Arena, error) {
+func newLegacyBacking(spec PoolSpec, _ *hostmem.Memory) (Backing, error) {
 	g, err := gpuFor(spec, legacyOf)
 	if err != nil {
 		return nil, err
 	}
-	return &legacyArena{gpu: g}, nil
+	return &legacyBacking{gpu: g}, nil
 }
 
-func (a *legacyArena) Device() DeviceInfo     { return a.info }
-func (a *legacyArena) Granularity() uint64    { return legacyGranularity }
-func (a *legacyArena) Export() Export         { return Export{} }
-func (a *legacyArena) InUse() (uint64, error) { return a.used.Load(), nil }
-func (a *legacyArena) Close() error           { return a.gpu.Close() }
+func (a *legacyBacking) Device() DeviceInfo     { return a.info }
+func (a *legacyBacking) Granularity() uint64    { return legacyGranularity }
+func (a *legacyBacking) Export() Export         { return Export{} }
+func (a *legacyBacking) InUse() (uint64, error) { return a.used.Load(), nil }
+func (a *legacyBacking) Close() error           { return a.gpu.Close() }
 
-func (a *legacyArena) Allocate(_ context.Context, size uint64) (Allocation, error) {
+func (a *legacyBacking) Allocate(_ context.Context, size uint64) (Allocation, error) {
 	ptr, err := a.ctx.Malloc(size)
 	if err != nil {
 		return nil, deviceError("allocate "+bytesize.Text(size), err)
@@ -68,10 +68,10 @@ func (a *legacyArena) Allocate(_ context.Context, size uint64) (Allocation, erro
 	return &legacyAllocation{deviceMemory{a.gpu, ptr, size}, a}, nil
 }
 
-// legacyAllocation is memory from a legacyArena.
+// legacyAllocation is memory from a legacyBacking.
 type legacyAllocation struct {
 	deviceMemory
-	arena *legacyArena
+	backing *legacyBacking
 }
 
 func (l *legacyAllocation) Export() (Export, error) {
@@ -90,18 +90,18 @@ func (l *legacyAllocation) Free() error {
 	if err := l.ctx.MFree(l.ptr); err != nil {
 		return deviceError("free a block", err)
 	}
-	l.arena.used.Add(-l.size)
+	l.backing.used.Add(-l.size)
 	return nil
 }
 
-// importedLegacyArena opens blocks of another process's legacyArena, for one GPU. The driver maps the memory of a handle only for the GPU
+// importedLegacyBacking opens blocks of another process's legacyBacking, for one GPU. The driver maps the memory of a handle only for the GPU
 // of the context that opens the handle. Peer access between contexts does not give access to this memory.
-type importedLegacyArena struct {
+type importedLegacyBacking struct {
 	*gpu  // the GPU that works on the memory
 	owner cuda.Device
 }
 
-func openLegacyArena(p PoolInfo, x Export) (ImportedArena, error) {
+func openLegacyBacking(p PoolInfo, x Export) (ImportedBacking, error) {
 	if err := noFiles(x); err != nil {
 		return nil, err
 	}
@@ -109,10 +109,10 @@ func openLegacyArena(p PoolInfo, x Export) (ImportedArena, error) {
 	if err != nil {
 		return nil, err
 	}
-	return importedLegacyArena{g, g.device}, nil
+	return importedLegacyBacking{g, g.device}, nil
 }
 
-func openLegacyArenaFor(p PoolInfo, x Export, other string) (ImportedArena, error) {
+func openLegacyBackingFor(p PoolInfo, x Export, other string) (ImportedBacking, error) {
 	if err := noFiles(x); err != nil {
 		return nil, err
 	}
@@ -131,7 +131,7 @@ func openLegacyArenaFor(p PoolInfo, x Export, other string) (ImportedArena, erro
 	if err != nil {
 		return nil, err
 	}
-	return importedLegacyArena{g, owner}, nil
+	return importedLegacyBacking{g, owner}, nil
 }
 
 func noFiles(pool Export) error {
@@ -141,7 +141,7 @@ func noFiles(pool Export) error {
 	return nil
 }
 
-func (a importedLegacyArena) Import(x Export, size uint64) (Mapping, error) {
+func (a importedLegacyBacking) Import(x Export, size uint64) (Mapping, error) {
 	if len(x.Files) != 0 {
 		return nil, typed.Errorf(ErrInvalid, "a block of kind %q is exported as bytes, not as %d file descriptors", Legacy, len(x.Files))
 	}
@@ -163,11 +163,11 @@ func (a importedLegacyArena) Import(x Export, size uint64) (Mapping, error) {
 }
 
 // Reach does nothing: a session imports the pool separately for each GPU, and the driver gives this GPU access when it opens a handle.
-func (a importedLegacyArena) Reach(string) error { return nil }
+func (a importedLegacyBacking) Reach(string) error { return nil }
 
-func (a importedLegacyArena) Close() error { return a.gpu.Close() }
+func (a importedLegacyBacking) Close() error { return a.gpu.Close() }
 
-// legacyMapping is a block of an importedLegacyArena.
+// legacyMapping is a block of an importedLegacyBacking.
 type legacyMapping struct {
 	deviceMemory
 	opened *OpenedHandle

@@ -13,7 +13,7 @@ import (
 // comes from a CUDA memory pool, as memory of kind [Device] does.
 const Pinned Kind = "pinned"
 
-var pinnedBackend = Backend{Kind: Pinned, Probe: probePinned, Create: newPinnedArena, Open: openPinnedArena, LargestBlock: poolBlockBytes}
+var pinnedBackend = Backend{Kind: Pinned, Probe: probePinned, Create: newPinnedBacking, Open: openPinnedBacking, LargestBlock: poolBlockBytes}
 
 func probePinned(name string) error {
 	d, err := FindDevice(name)
@@ -34,13 +34,13 @@ func pinnedOf(d cuda.Device) error {
 	return nil
 }
 
-// pinnedArena is a CUDA memory pool on the host.
-type pinnedArena struct {
-	*deviceArena
+// pinnedBacking is a CUDA memory pool on the host.
+type pinnedBacking struct {
+	*deviceBacking
 	memory *hostmem.Memory
 }
 
-func newPinnedArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
+func newPinnedBacking(spec PoolSpec, memory *hostmem.Memory) (Backing, error) {
 	d, err := FindDevice(spec.Device)
 	if err != nil {
 		return nil, err
@@ -60,21 +60,21 @@ func newPinnedArena(spec PoolSpec, memory *hostmem.Memory) (Arena, error) {
 		return nil, errors.Join(deviceError("find the GPU's NUMA node", err), g.Close())
 	}
 	// −1 means that the system has no NUMA nodes. The driver then uses node 0.
-	a, err := newPoolArena(g, spec, cuda.HostNUMALocation(max(node, 0)))
+	a, err := newPoolBacking(g, spec, cuda.HostNUMALocation(max(node, 0)))
 	if err != nil {
 		return nil, err
 	}
 	if err := a.pool.SetAccess(g.device, cuda.AccessReadWrite); err != nil {
 		return nil, errors.Join(deviceError(fmt.Sprintf("let GPU %d reach memory of the host", g.device.Ordinal()), err), a.Close())
 	}
-	return pinnedArena{a, memory}, nil
+	return pinnedBacking{a, memory}, nil
 }
 
 // Allocate checks once that all the memory is available, because one call of the driver allocates all the memory.
-func (a pinnedArena) Allocate(ctx context.Context, size uint64) (Allocation, error) {
+func (a pinnedBacking) Allocate(ctx context.Context, size uint64) (Allocation, error) {
 	var d *deviceAllocation
 	err := a.memory.Take(size, size, func(uint64, uint64) error {
-		m, err := a.deviceArena.Allocate(ctx, size)
+		m, err := a.deviceBacking.Allocate(ctx, size)
 		if err == nil {
 			d = m.(*deviceAllocation)
 		}
@@ -86,7 +86,7 @@ func (a pinnedArena) Allocate(ctx context.Context, size uint64) (Allocation, err
 	return &pinnedAllocation{pinnedMemoryOf(d.deviceMemory), d}, nil
 }
 
-// pinnedAllocation is memory from a pinnedArena.
+// pinnedAllocation is memory from a pinnedBacking.
 type pinnedAllocation struct {
 	pinnedMemory
 	device *deviceAllocation
@@ -109,14 +109,14 @@ func (p pinnedMemory) Synchronize() error {
 	return deviceError("wait for the GPU", p.gpu.deviceStream.stream.Synchronize())
 }
 
-// importedPinnedArena is a pinnedArena of another process.
-type importedPinnedArena struct {
-	*importedDeviceArena
+// importedPinnedBacking is a pinnedBacking of another process.
+type importedPinnedBacking struct {
+	*importedDeviceBacking
 	refused map[cuda.Device]error // the GPUs that cannot access the memory, with the reasons
 }
 
-func openPinnedArena(p PoolInfo, x Export) (ImportedArena, error) {
-	d, err := newImportedArena(p)
+func openPinnedBacking(p PoolInfo, x Export) (ImportedBacking, error) {
+	d, err := newImportedBacking(p)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func openPinnedArena(p PoolInfo, x Export) (ImportedArena, error) {
 	if err != nil {
 		return nil, errors.Join(deviceError("find the GPUs that are to reach memory of the host", err), d.Close())
 	}
-	a := importedPinnedArena{d, make(map[cuda.Device]error)}
+	a := importedPinnedBacking{d, make(map[cuda.Device]error)}
 	// Each process must ask the driver to give GPUs access to a pool. For a pool in host memory, the driver refuses this as soon as the
 	// process has mapped a block of the pool. So give all GPUs access now.
 	d.grant = func(pool *cuda.MemPool) error {
@@ -138,8 +138,8 @@ func openPinnedArena(p PoolInfo, x Export) (ImportedArena, error) {
 	return a, d.open(p, x)
 }
 
-func (a importedPinnedArena) Import(x Export, size uint64) (Mapping, error) {
-	m, err := a.importedDeviceArena.Import(x, size)
+func (a importedPinnedBacking) Import(x Export, size uint64) (Mapping, error) {
+	m, err := a.importedDeviceBacking.Import(x, size)
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +149,7 @@ func (a importedPinnedArena) Import(x Export, size uint64) (Mapping, error) {
 
 // Reach returns an error if the driver refused to give the GPU `name` access when this process imported a CUDA memory pool. The GPU needs no
 // peer access, because the memory is on the host.
-func (a importedPinnedArena) Reach(name string) error {
+func (a importedPinnedBacking) Reach(name string) error {
 	d, err := FindDevice(name)
 	if err == nil && a.refused[d] != nil {
 		err = unreachable(d, a.device, a.refused[d])
@@ -157,7 +157,7 @@ func (a importedPinnedArena) Reach(name string) error {
 	return err
 }
 
-// pinnedMapping is a block of an importedPinnedArena.
+// pinnedMapping is a block of an importedPinnedBacking.
 type pinnedMapping struct {
 	pinnedMemory
 	device *deviceMapping

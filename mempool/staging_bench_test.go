@@ -243,7 +243,7 @@ func benchmarkFrames(b *testing.B, alone *float64) {
 }
 
 func benchmarkPlan(b *testing.B, alone *float64) {
-	a, clock, ctx := gpuArena(b), newClock(b), b.Context()
+	a, clock, ctx := gpuBacking(b), newClock(b), b.Context()
 	src := random(stagedFrame, 1)
 	buffers := make([]struct {
 		mem  *deviceAllocation

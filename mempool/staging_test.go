@@ -25,7 +25,7 @@ var smallPlan = stagingPlan{
 
 func TestWhatIsCopiedAheadOfTheGPUMayBeOverwritten(t *testing.T) {
 	planned(t, smallPlan)
-	a := gpuArena(t)
+	a := gpuBacking(t)
 	const frames, size = 7, 1<<20 - 5
 	memory := make([]*deviceAllocation, frames)
 	for i := range memory {
@@ -68,7 +68,7 @@ func TestWhatIsCopiedAheadOfTheGPUMayBeOverwritten(t *testing.T) {
 func TestCopiesIntoTheSameMemoryFollowEachOther(t *testing.T) {
 	planned(t, smallPlan)
 	const size = 5<<20 + 3 // more than all pieces hold
-	m := take(t, gpuArena(t), size)
+	m := take(t, gpuBacking(t), size)
 	src, dst := make([]byte, size), make([]byte, size)
 	for round := range 8 {
 		copy(src, random(size, uint64(round)))

@@ -12,7 +12,7 @@ import (
 
 func TestAnUploadFillsMemoryFromSeveralGoroutinesAndItsCopiesWaitForNoOtherStream(t *testing.T) {
 	const chunk, chunks = 100_000, 50
-	m := take(t, gpuArena(t), chunk*chunks)
+	m := take(t, gpuBacking(t), chunk*chunks)
 	clock, stuck := unreached(t)
 	blocked(t, m, clock, stuck)
 	want, arrived := random(chunk*chunks, 1), make(chan struct{}, chunks)
@@ -40,7 +40,7 @@ func TestAnUploadFillsMemoryFromSeveralGoroutinesAndItsCopiesWaitForNoOtherStrea
 }
 
 func TestACallThatWaitsForAPieceOfAnUploadEndsWithItsContext(t *testing.T) {
-	m := take(t, gpuArena(t), 1000)
+	m := take(t, gpuBacking(t), 1000)
 	u, err := NewUpload(m, 1000, 100, 1)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -58,7 +58,7 @@ func TestACallThatWaitsForAPieceOfAnUploadEndsWithItsContext(t *testing.T) {
 }
 
 func TestAnUploadWritesOnlyItsMemory(t *testing.T) {
-	m := take(t, gpuArena(t), 1000)
+	m := take(t, gpuBacking(t), 1000)
 	u, err := NewUpload(m, 1000, 2000, 1)
 	require.NoError(t, err)
 	for _, wrong := range [][2]uint64{{0, 1001}, {1, 1000}, {1001, 0}, {^uint64(0), 2}, {0, 2001}} {

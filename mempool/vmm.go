@@ -18,7 +18,7 @@ import (
 // write the block through that mapping. The file descriptor of a block gives access to this block only.
 const VMM Kind = "vmm"
 
-var vmmBackend = Backend{Kind: VMM, Probe: probeVMM, Create: newVMMArena, Open: openVMMArena}
+var vmmBackend = Backend{Kind: VMM, Probe: probeVMM, Create: newVMMBacking, Open: openVMMBacking}
 
 func probeVMM(name string) error {
 	d, err := FindDevice(name)
@@ -36,14 +36,14 @@ func vmmOf(d cuda.Device) error {
 	return nil
 }
 
-// vmmArena allocates physical memory on one GPU. The driver has no memory pool for this kind, so the arena itself counts the bytes in use.
-type vmmArena struct {
+// vmmBacking allocates physical memory on one GPU. The driver has no memory pool for this kind, so the backing itself counts the bytes in use.
+type vmmBacking struct {
 	*gpu
 	granularity uint64
 	used        atomic.Uint64
 }
 
-func newVMMArena(spec PoolSpec, _ *hostmem.Memory) (Arena, error) {
+func newVMMBacking(spec PoolSpec, _ *hostmem.Memory) (Backing, error) {
 	g, err := gpuFor(spec, vmmOf)
 	if err != nil {
 		return nil, err
@@ -55,16 +55,16 @@ func newVMMArena(spec PoolSpec, _ *hostmem.Memory) (Arena, error) {
 	if err != nil {
 		return nil, errors.Join(deviceError("read the granularity of physical memory", err), g.Close())
 	}
-	return &vmmArena{gpu: g, granularity: granularity}, nil
+	return &vmmBacking{gpu: g, granularity: granularity}, nil
 }
 
-func (a *vmmArena) Device() DeviceInfo     { return a.info }
-func (a *vmmArena) Granularity() uint64    { return a.granularity }
-func (a *vmmArena) Export() Export         { return Export{} }
-func (a *vmmArena) InUse() (uint64, error) { return a.used.Load(), nil }
-func (a *vmmArena) Close() error           { return a.gpu.Close() }
+func (a *vmmBacking) Device() DeviceInfo     { return a.info }
+func (a *vmmBacking) Granularity() uint64    { return a.granularity }
+func (a *vmmBacking) Export() Export         { return Export{} }
+func (a *vmmBacking) InUse() (uint64, error) { return a.used.Load(), nil }
+func (a *vmmBacking) Close() error           { return a.gpu.Close() }
 
-func (a *vmmArena) Allocate(_ context.Context, size uint64) (Allocation, error) {
+func (a *vmmBacking) Allocate(_ context.Context, size uint64) (Allocation, error) {
 	physical, err := a.ctx.NewPhysical(size)
 	if err != nil {
 		return nil, deviceError("allocate "+bytesize.Text(size), err)
@@ -74,13 +74,13 @@ func (a *vmmArena) Allocate(_ context.Context, size uint64) (Allocation, error) 
 		return nil, errors.Join(deviceError("map physical memory", err), insist(physical.Close))
 	}
 	a.used.Add(size)
-	return &vmmAllocation{deviceMemory: deviceMemory{a.gpu, mapping.Ptr(), size}, arena: a, physical: physical, mapping: mapping}, nil
+	return &vmmAllocation{deviceMemory: deviceMemory{a.gpu, mapping.Ptr(), size}, backing: a, physical: physical, mapping: mapping}, nil
 }
 
-// vmmAllocation is physical memory of a vmmArena, mapped in the service.
+// vmmAllocation is physical memory of a vmmBacking, mapped in the service.
 type vmmAllocation struct {
 	deviceMemory
-	arena    *vmmArena
+	backing  *vmmBacking
 	physical *cuda.Physical
 	mapping  *cuda.Mapping
 	file     *os.File // the file of the export; nil before the first call of Export
@@ -105,18 +105,18 @@ func (v *vmmAllocation) Free() error {
 	if err := errors.Join(v.stream.Synchronize(), v.mapping.Close(), v.physical.Close()); err != nil {
 		return deviceError("free a block", err)
 	}
-	v.arena.used.Add(-v.size)
+	v.backing.used.Add(-v.size)
 	return nil
 }
 
-// importedVMMArena maps blocks of another process's vmmArena.
-type importedVMMArena struct {
+// importedVMMBacking maps blocks of another process's vmmBacking.
+type importedVMMBacking struct {
 	*gpu
 	others []cuda.Device // GPUs that can access every mapping, besides the GPU of the memory
 	blocks map[*vmmImport]struct{}
 }
 
-func openVMMArena(p PoolInfo, x Export) (ImportedArena, error) {
+func openVMMBacking(p PoolInfo, x Export) (ImportedBacking, error) {
 	if len(x.Files) != 0 {
 		return nil, typed.Errorf(ErrInvalid, "a pool of kind %q comes without file descriptors, this one with %d", VMM, len(x.Files))
 	}
@@ -124,10 +124,10 @@ func openVMMArena(p PoolInfo, x Export) (ImportedArena, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &importedVMMArena{gpu: g, blocks: make(map[*vmmImport]struct{})}, nil
+	return &importedVMMBacking{gpu: g, blocks: make(map[*vmmImport]struct{})}, nil
 }
 
-func (a *importedVMMArena) Import(x Export, size uint64) (Mapping, error) {
+func (a *importedVMMBacking) Import(x Export, size uint64) (Mapping, error) {
 	if len(x.Files) != 1 || len(x.Data) != 0 {
 		return nil, typed.Errorf(ErrInvalid, "a block of kind %q is exported as one file descriptor, not as %d bytes and %d file descriptors",
 			VMM, len(x.Data), len(x.Files))
@@ -136,12 +136,12 @@ func (a *importedVMMArena) Import(x Export, size uint64) (Mapping, error) {
 	if err != nil {
 		return nil, importError("import a block", err)
 	}
-	m := &vmmImport{arena: a, physical: physical}
+	m := &vmmImport{backing: a, physical: physical}
 	a.blocks[m] = struct{}{}
 	return m, nil
 }
 
-func (a *importedVMMArena) Reach(name string) error {
+func (a *importedVMMBacking) Reach(name string) error {
 	d, err := a.peer(name)
 	if err != nil || d == a.device || slices.Contains(a.others, d) {
 		return err
@@ -160,7 +160,7 @@ func (a *importedVMMArena) Reach(name string) error {
 	return nil
 }
 
-func (a *importedVMMArena) Close() error { return a.gpu.Close() }
+func (a *importedVMMBacking) Close() error { return a.gpu.Close() }
 
 // These are the two mappings that a block can have.
 const (
@@ -170,11 +170,11 @@ const (
 
 var viewAccess = [...]cuda.AccessFlags{readView: cuda.AccessReadOnly, writeView: cuda.AccessReadWrite}
 
-// vmmImport is a block of an importedVMMArena. The block's physical memory can be mapped at one address for reading, and at another address
+// vmmImport is a block of an importedVMMBacking. The block's physical memory can be mapped at one address for reading, and at another address
 // for writing. The first call of Memory(false) makes the mapping for reading, and the first call of Memory(true) makes the mapping for
 // writing.
 type vmmImport struct {
-	arena    *importedVMMArena
+	backing  *importedVMMBacking
 	physical *cuda.Physical
 	views    [len(viewAccess)]*cuda.Mapping
 }
@@ -185,13 +185,13 @@ func (m *vmmImport) Memory(write bool) (Memory, error) {
 		i = writeView
 	}
 	if m.views[i] == nil {
-		view, err := m.arena.ctx.MapPhysical(m.physical, viewAccess[i], m.arena.others...)
+		view, err := m.backing.ctx.MapPhysical(m.physical, viewAccess[i], m.backing.others...)
 		if err != nil {
 			return nil, importError("map a block of "+bytesize.Text(m.physical.Size()), err)
 		}
 		m.views[i] = view
 	}
-	mem := deviceMemory{m.arena.gpu, m.views[i].Ptr(), m.physical.Size()}
+	mem := deviceMemory{m.backing.gpu, m.views[i].Ptr(), m.physical.Size()}
 	if write {
 		return mem, nil
 	}
@@ -199,8 +199,8 @@ func (m *vmmImport) Memory(write bool) (Memory, error) {
 }
 
 func (m *vmmImport) Close() error {
-	delete(m.arena.blocks, m)
-	errs := []error{m.arena.stream.Synchronize()}
+	delete(m.backing.blocks, m)
+	errs := []error{m.backing.stream.Synchronize()}
 	for _, view := range m.views {
 		if view != nil {
 			errs = append(errs, view.Close())

@@ -121,7 +121,7 @@ func stall(t *testing.T, w *worker, p *Pool, n uint64) (block uint64, unreached 
 func TestABlockWithWorkUnderWayIsTakenWhereThereIsNoOther(t *testing.T) {
 	svc := newService(t)
 	owner := open(t, svc)
-	p, arena := fakePool(t, owner, 2048)
+	p, backing := fakePool(t, owner, 2048)
 	bad, good := hire(t, svc), hire(t, svc)
 	stalled, unreached := stall(t, bad, p, 512)
 
@@ -136,7 +136,7 @@ func TestABlockWithWorkUnderWayIsTakenWhereThereIsNoOther(t *testing.T) {
 		release(t, l)
 	}
 	large := allocate(t, good.Session, p, 1536)
-	assert.Equal(t, 3, arena.frees, "room is made of blocks that are free for use")
+	assert.Equal(t, 3, backing.frees, "room is made of blocks that are free for use")
 	checkBooks(t, svc)
 	assert.Equal(t, []mempool.Fence{unreached}, allocate(t, good.Session, p, 512).Grant().Wait, "now there is no other")
 	release(t, large)
@@ -158,7 +158,7 @@ func TestASessionWithoutTimelinesIsNotGivenABlockWithWorkUnderWayWhileThereIsRoo
 func TestABlockWithoutWorkIsFoundAmongManyThatHaveSome(t *testing.T) {
 	svc := newService(t)
 	owner := open(t, svc)
-	p, arena := fakePool(t, owner, 64*512)
+	p, backing := fakePool(t, owner, 64*512)
 	bad := hire(t, svc)
 	var leases []Lease
 	for range 64 {
@@ -173,16 +173,16 @@ func TestABlockWithoutWorkIsFoundAmongManyThatHaveSome(t *testing.T) {
 	}
 	l := allocate(t, owner, p, 512)
 	assert.Equal(t, leases[31].Grant().Block, l.Grant().Block)
-	assert.Zero(t, arena.frees)
+	assert.Zero(t, backing.frees)
 	checkBooks(t, svc)
 }
 
 func TestWhereThereIsNoMemoryForANewBlockOneWithWorkUnderWayIsTaken(t *testing.T) {
 	svc := newService(t)
-	p, arena := fakePool(t, open(t, svc), 4096)
+	p, backing := fakePool(t, open(t, svc), 4096)
 	w := hire(t, svc)
 	stalled, unreached := stall(t, w, p, 512)
-	arena.set("Allocate", typed.Errorf(mempool.ErrOutOfMemory, "none"))
+	backing.set("Allocate", typed.Errorf(mempool.ErrOutOfMemory, "none"))
 	l := allocate(t, w.Session, p, 512)
 	assert.Equal(t, stalled, l.Grant().Block)
 	assert.Equal(t, []mempool.Fence{unreached}, l.Grant().Wait)
@@ -257,7 +257,7 @@ func TestATrimmedPoolGivesBackWhatWorkIsUnderWayOnOnceItIsDone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		svc := newService(t)
 		owner := open(t, svc)
-		p, arena := fakePool(t, owner, 4096)
+		p, backing := fakePool(t, owner, 4096)
 		w := hire(t, svc)
 		_, unreached := stall(t, w, p, 512)
 		_, err := owner.TrimPool(p.rec.Info.ID, 0)
@@ -266,7 +266,7 @@ func TestATrimmedPoolGivesBackWhatWorkIsUnderWayOnOnceItIsDone(t *testing.T) {
 		assert.Equal(t, []uint64{512, 512}, []uint64{st.Held, st.Session})
 		w.reach(unreached)
 		svc.drains.Wait()
-		assert.Equal(t, 1, arena.frees)
+		assert.Equal(t, 1, backing.frees)
 		checkBooks(t, svc)
 	})
 }

@@ -97,8 +97,8 @@ func (a *adoption) adoptMemory() error {
 func (a *adoption) undo() error {
 	var errs []error
 	for _, p := range a.pools.all {
-		if p.arena != nil {
-			errs = append(errs, p.arena.Close())
+		if p.backing != nil {
+			errs = append(errs, p.backing.Close())
 		}
 	}
 	for _, t := range a.ledger.Timelines {
@@ -146,11 +146,11 @@ func (a *adoption) adoptPools() error {
 		for _, b := range of[rec] {
 			at = append(at, mempool.Place{At: b.Place, Size: b.Size})
 		}
-		arena, all, err := mempool.AdoptArena(rec.Info.Kind, f, at, a.memory)
+		backing, all, err := mempool.AdoptBacking(rec.Info.Kind, f, at, a.memory)
 		if err != nil {
 			return fmt.Errorf("pool %q: %w", rec.Info.Name, err)
 		}
-		a.pools.add(rec, arena)
+		a.pools.add(rec, backing)
 		for i, b := range of[rec] {
 			a.blocks.Set(b.ID, &blockMemory{Allocation: all[i]})
 		}

@@ -33,7 +33,7 @@ func (m *blockMemory) exportOnce(events *eventlog.Events) (mempool.Export, error
 	return m.export, nil
 }
 
-// newBlock is a block that the arena has allocated, with what the books have of it.
+// newBlock is a block that the backing has allocated, with what the books have of it.
 type newBlock struct {
 	memory *blockMemory
 	place  uint64
@@ -41,7 +41,7 @@ type newBlock struct {
 }
 
 // storeBlock gives the store what a successor needs to have the memory, and says where the memory is.
-func (p *Pool) storeBlock(mem mempool.Allocation, arena mempool.Arena, number uint64) newBlock {
+func (p *Pool) storeBlock(mem mempool.Allocation, backing mempool.Backing, number uint64) newBlock {
 	b := newBlock{memory: &blockMemory{Allocation: mem}}
 	if a, ok := mem.(mempool.Adoptable); ok {
 		b.place = a.Place()
@@ -58,7 +58,7 @@ func (p *Pool) storeBlock(mem mempool.Allocation, arena mempool.Arena, number ui
 	case number != 0:
 		b.place, b.export = number, x.Data
 		if p.aged {
-			b.memory.exported, b.memory.export = true, exportOf(x.Data, number, arena.Export().Files[0])
+			b.memory.exported, b.memory.export = true, exportOf(x.Data, number, backing.Export().Files[0])
 		}
 	}
 	return b
@@ -72,22 +72,22 @@ func exportOf(data []byte, number uint64, f *os.File) mempool.Export {
 	return mempool.Export{Data: data, Files: []*os.File{f}}
 }
 
-// ensureArena returns the arena from which the pool allocates, and the number of its descriptor. It makes the arena if there is none.
-func (p *Pool) ensureArena() (mempool.Arena, uint64, error) {
+// ensureBacking returns the backing from which the pool allocates, and the number of its descriptor. It makes the backing if there is none.
+func (p *Pool) ensureBacking() (mempool.Backing, uint64, error) {
 	p.making.Lock()
 	defer p.making.Unlock()
-	if p.arena != nil {
-		return p.arena, p.rec.File, nil
+	if p.backing != nil {
+		return p.backing, p.rec.File, nil
 	}
 	svc, of := p.svc, p.rec.Info
-	arena, err := mempool.NewArena(mempool.PoolSpec{Name: of.Name, Kind: of.Kind, Device: of.Device.UUID, MaxBytes: of.MaxBytes}, svc.memory)
-	if svc.eventLog.Called(eventlog.CreateArena, err) != nil {
+	backing, err := mempool.NewBacking(mempool.PoolSpec{Name: of.Name, Kind: of.Kind, Device: of.Device.UUID, MaxBytes: of.MaxBytes}, svc.memory)
+	if svc.eventLog.Called(eventlog.CreateBacking, err) != nil {
 		return nil, 0, err
 	}
-	number := svc.descriptors.putArena(arena)
+	number := svc.descriptors.putBacking(backing)
 	svc.mu.Lock()
 	defer svc.mu.Unlock()
-	p.arena, p.rec.File = arena, number
+	p.backing, p.rec.File = backing, number
 	svc.ledger.Touch(p.rec)
-	return arena, number, nil
+	return backing, number, nil
 }

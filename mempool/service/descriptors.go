@@ -64,9 +64,9 @@ func (d *descriptors) put(f *os.File) uint64 {
 	return number
 }
 
-// putArena gives the store the descriptor of an arena, and returns its number; 0: there is none.
-func (d *descriptors) putArena(arena mempool.Arena) uint64 {
-	if files := arena.Export().Files; len(files) > 0 {
+// putBacking gives the store the descriptor of a backing, and returns its number; 0: there is none.
+func (d *descriptors) putBacking(backing mempool.Backing) uint64 {
+	if files := backing.Export().Files; len(files) > 0 {
 		return d.put(files[0])
 	}
 	return 0

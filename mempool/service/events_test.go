@@ -434,21 +434,21 @@ func TestTheLogHasALineForAKilledClientThatHeldMemory(t *testing.T) {
 func TestTroubleWithTheDriverIsToldOf(t *testing.T) {
 	svc := newService(t)
 	s := begin(t, svc, mempool.Self(), "unlucky")
-	p, arena := fakePool(t, s, 1<<20)
-	arena.set("Allocate", mempool.ErrOutOfMemory)
+	p, backing := fakePool(t, s, 1<<20)
+	backing.set("Allocate", mempool.ErrOutOfMemory)
 	_, err := s.Allocate(t.Context(), p.rec.Info.ID, mempool.Bytes(512), 0, 0)
 	require.ErrorIs(t, err, mempool.ErrOutOfMemory)
 	e := one(t, svc, mempool.DriverError)
 	assert.Equal(t, p.rec.Info.Name, e.Pool)
 	assert.EqualValues(t, 512, e.Bytes)
-	arena.set("Allocate", nil)
+	backing.set("Allocate", nil)
 	release(t, allocate(t, s, p, 512))
-	arena.set("Free", errors.New("the GPU has had enough"))
+	backing.set("Free", errors.New("the GPU has had enough"))
 	svc.mu.Lock()
 	p.retire(512, false)
 	svc.freeAndUnlock()
 	assert.Contains(t, happened(t, svc, mempool.DriverError)[1].Text, "the GPU has had enough")
-	arena.set("Free", nil)
+	backing.set("Free", nil)
 }
 
 func TestASubscriberThatStaysBehindIsToldOfOnce(t *testing.T) {

@@ -19,10 +19,10 @@ import (
 const fake mempool.Kind = "fake"
 
 func init() {
-	mempool.Register(mempool.Backend{Kind: fake, Probe: func(string) error { return nil }, Create: newFakeArena})
+	mempool.Register(mempool.Backend{Kind: fake, Probe: func(string) error { return nil }, Create: newFakeBacking})
 }
 
-type fakeArena struct {
+type fakeBacking struct {
 	mu     sync.Mutex
 	used   uint64
 	frees  int
@@ -56,7 +56,7 @@ func holdUp(t testing.TB, name string) fakeGate {
 	return g
 }
 
-func newFakeArena(spec mempool.PoolSpec, _ *hostmem.Memory) (mempool.Arena, error) {
+func newFakeBacking(spec mempool.PoolSpec, _ *hostmem.Memory) (mempool.Backing, error) {
 	if gate, ok := fakeGates.Load(spec.Name); ok {
 		gate := gate.(fakeGate)
 		gate.inside <- struct{}{}
@@ -67,7 +67,7 @@ func newFakeArena(spec mempool.PoolSpec, _ *hostmem.Memory) (mempool.Arena, erro
 	if err, ok := fakeFaults.Load(spec.Device); ok {
 		return nil, err.(error)
 	}
-	a := &fakeArena{fail: make(map[string]error)}
+	a := &fakeBacking{fail: make(map[string]error)}
 	if strings.HasPrefix(spec.Name, "kept") {
 		fd, err := unix.MemfdCreate(spec.Name, unix.MFD_CLOEXEC)
 		if err != nil {
@@ -79,36 +79,36 @@ func newFakeArena(spec mempool.PoolSpec, _ *hostmem.Memory) (mempool.Arena, erro
 }
 
 // set makes a method fail from now on, or work again if err is nil.
-func (a *fakeArena) set(method string, err error) {
+func (a *fakeBacking) set(method string, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.fail[method] = err
 }
 
-func (a *fakeArena) block() (inside <-chan struct{}, open func()) {
+func (a *fakeBacking) block() (inside <-chan struct{}, open func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.gate, a.inside = make(chan struct{}), make(chan struct{}, 16)
 	return a.inside, sync.OnceFunc(func() { close(a.gate) })
 }
 
-func (a *fakeArena) Device() mempool.DeviceInfo { return mempool.NoDevice }
-func (a *fakeArena) Granularity() uint64        { return 512 }
+func (a *fakeBacking) Device() mempool.DeviceInfo { return mempool.NoDevice }
+func (a *fakeBacking) Granularity() uint64        { return 512 }
 
-func (a *fakeArena) Export() (x mempool.Export) {
+func (a *fakeBacking) Export() (x mempool.Export) {
 	if a.file != nil {
 		x.Files = []*os.File{a.file}
 	}
 	return x
 }
 
-func (a *fakeArena) InUse() (uint64, error) {
+func (a *fakeBacking) InUse() (uint64, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.used, a.fail["InUse"]
 }
 
-func (a *fakeArena) Allocate(_ context.Context, size uint64) (mempool.Allocation, error) {
+func (a *fakeBacking) Allocate(_ context.Context, size uint64) (mempool.Allocation, error) {
 	a.mu.Lock()
 	gate := a.gate
 	a.mu.Unlock()
@@ -122,14 +122,14 @@ func (a *fakeArena) Allocate(_ context.Context, size uint64) (mempool.Allocation
 		return nil, err
 	}
 	a.used += size
-	return &fakeBlock{fakeMemory: make(fakeMemory, size), arena: a}, nil
+	return &fakeBlock{fakeMemory: make(fakeMemory, size), backing: a}, nil
 }
 
-func (a *fakeArena) Close() error {
+func (a *fakeBacking) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closed {
-		panic("an arena is closed twice")
+		panic("a backing is closed twice")
 	}
 	a.closed = true
 	return a.fail["Close"]
@@ -150,25 +150,25 @@ func (m fakeMemory) Synchronize() error   { return nil }
 
 type fakeBlock struct {
 	fakeMemory
-	arena *fakeArena
-	freed bool
+	backing *fakeBacking
+	freed   bool
 }
 
 func (b *fakeBlock) Export() (mempool.Export, error) {
-	b.arena.mu.Lock()
-	defer b.arena.mu.Unlock()
-	return mempool.Export{Data: []byte{1}}, b.arena.fail["Export"]
+	b.backing.mu.Lock()
+	defer b.backing.mu.Unlock()
+	return mempool.Export{Data: []byte{1}}, b.backing.fail["Export"]
 }
 
 func (b *fakeBlock) Free() error {
-	a := b.arena
+	a := b.backing
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
 	case b.freed:
 		panic("a block is freed twice")
 	case a.closed:
-		panic("a block is freed after its arena was closed")
+		panic("a block is freed after its backing was closed")
 	case a.fail["Free"] != nil:
 		return a.fail["Free"]
 	}

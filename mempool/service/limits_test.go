@@ -144,8 +144,8 @@ func TestAllocationsThatWaitTogetherPassNoLimit(t *testing.T) {
 	for limit, limits := range map[string]Limits{"session-leases": {SessionLeases: 2}, "buffers": {Buffers: 2}, "leases": {Leases: 2}} {
 		t.Run(limit+", for the driver", func(t *testing.T) {
 			svc, s := limited(t, limits)
-			p, arena := fakePool(t, s, 1<<16)
-			inside, letGo := arena.block()
+			p, backing := fakePool(t, s, 1<<16)
+			inside, letGo := backing.block()
 			line := make(chan error, 3)
 			for range cap(line) {
 				go func() {

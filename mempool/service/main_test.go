@@ -91,10 +91,10 @@ func createPool(t testing.TB, s *Session, spec mempool.PoolSpec) *Pool {
 }
 
 // fakePool makes a pool of fake memory.
-func fakePool(t testing.TB, s *Session, maxBytes uint64) (*Pool, *fakeArena) {
+func fakePool(t testing.TB, s *Session, maxBytes uint64) (*Pool, *fakeBacking) {
 	t.Helper()
 	p := createPool(t, s, mempool.PoolSpec{Name: t.Name(), Kind: fake, MaxBytes: maxBytes})
-	return p, p.arena.(*fakeArena)
+	return p, p.backing.(*fakeBacking)
 }
 
 func allocate(t testing.TB, s *Session, p *Pool, n uint64) Lease {
@@ -164,7 +164,7 @@ func release(t testing.TB, l Lease) {
 	require.NoError(t, l.Release(false))
 }
 
-// checkBooks asserts that every rule of the ledger holds, and that the arenas' own counts agree. No call of the driver may be under way.
+// checkBooks asserts that every rule of the ledger holds, and that the backings' own counts agree. No call of the driver may be under way.
 func checkBooks(t testing.TB, svc *Service) {
 	t.Helper()
 	svc.mu.Lock()
@@ -172,15 +172,15 @@ func checkBooks(t testing.TB, svc *Service) {
 	assert.Empty(t, svc.ledger.Check())
 	for _, p := range svc.pools.all {
 		var inUse uint64
-		if p.arena != nil {
+		if p.backing != nil {
 			var err error
-			inUse, err = p.arena.InUse()
+			inUse, err = p.backing.InUse()
 			assert.NoError(t, err)
 		}
 		for _, k := range p.files {
 			inUse += k.bytes
 		}
-		assert.Equal(t, inUse, p.rec.Reserved, "what the arena says is in use")
+		assert.Equal(t, inUse, p.rec.Reserved, "what the backing says is in use")
 	}
 	assert.Equal(t, svc.ledger.Blocks.Len(), svc.blocks.Len())
 	assert.Equal(t, svc.ledger.Sessions.Len()+svc.ledger.Ended.Len(), len(svc.sessions))

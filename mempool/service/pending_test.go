@@ -26,7 +26,7 @@ func TestABlockWhoseWorkEndedIsFoundInTheBackgroundAmongManyThatHaveSome(t *test
 	synctest.Test(t, func(t *testing.T) {
 		const blocks = 1000
 		svc := newService(t)
-		p, arena := fakePool(t, open(t, svc), blocks*512)
+		p, backing := fakePool(t, open(t, svc), blocks*512)
 		bad, good := hire(t, svc), hire(t, svc)
 		var mine, theirs []Lease
 		for i := range blocks {
@@ -47,7 +47,7 @@ func TestABlockWhoseWorkEndedIsFoundInTheBackgroundAmongManyThatHaveSome(t *test
 		second := allocate(t, good.Session, p, 512)
 		assert.Equal(t, mine[0].Grant().Block, second.Grant().Block)
 		assert.Empty(t, second.Grant().Wait)
-		assert.Zero(t, arena.frees)
+		assert.Zero(t, backing.frees)
 		synctest.Wait()
 		time.Sleep(2 * drainRest)
 		svc.mu.Lock()
@@ -116,7 +116,7 @@ func TestRandomWorkOnFreeBlocksKeepsTheBooks(t *testing.T) {
 				}
 			}
 			// A goroutine of the service may free blocks at any time, as soon as the work on the blocks has ended. So the test compares the
-			// arena's count only at the end, after svc.drains.Wait.
+			// backing's count only at the end, after svc.drains.Wait.
 			svc.mu.Lock()
 			assert.Equal(t, p.rec.Reserved, p.rec.Leased+p.rec.Cached+p.rec.Held)
 			svc.mu.Unlock()

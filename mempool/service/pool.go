@@ -57,15 +57,15 @@ func (p *Pool) alike(peer mempool.Peer, spec mempool.PoolSpec) error {
 // the pool's reserved bytes.
 func (p *Pool) DriverInUse() (n uint64, err error) {
 	p.svc.mu.Lock()
-	arena := p.arena
+	backing := p.backing
 	for _, k := range p.files {
 		n += k.bytes
 	}
 	p.svc.mu.Unlock()
-	if arena == nil {
+	if backing == nil {
 		return n, nil
 	}
-	more, err := arena.InUse()
+	more, err := backing.InUse()
 	return n + more, err
 }
 
@@ -76,7 +76,7 @@ func (p *Pool) Export() (x mempool.Export) {
 	if p.aged {
 		return x // each block brings its descriptor
 	}
-	x = p.arena.Export()
+	x = p.backing.Export()
 	if p.rec.File != 0 && !p.rec.Info.Kind.CanAdopt() {
 		x.Data = binary.LittleEndian.AppendUint64(nil, p.rec.File)
 	}

@@ -98,12 +98,12 @@ func TestALargerBlockFromTheCacheDoesNotPassTheSessionsLimit(t *testing.T) {
 func TestAFullPoolHandsOutABlockUpToTwiceAsLarge(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	p, arena := fakePool(t, s, 1024)
+	p, backing := fakePool(t, s, 1024)
 	release(t, allocate(t, s, p, 1024))
 	l := allocate(t, s, p, 512)
 	assert.EqualValues(t, 1024, l.Grant().BlockBytes)
 	assert.EqualValues(t, 512, l.Grant().Bytes)
-	assert.Zero(t, arena.frees)
+	assert.Zero(t, backing.frees)
 	checkBooks(t, svc)
 }
 
@@ -145,9 +145,9 @@ func TestASmallerAllocationThatFailsWakesWhoWaitsForItsRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		svc := newService(t)
 		s := open(t, svc)
-		p, arena := fakePool(t, s, 1024)
-		inside, letGo := arena.block()
-		arena.set("Allocate", typed.Errorf(mempool.ErrInternal, "broken"))
+		p, backing := fakePool(t, s, 1024)
+		inside, letGo := backing.block()
+		backing.set("Allocate", typed.Errorf(mempool.ErrInternal, "broken"))
 		failed := make(chan error, 2)
 		go func() {
 			_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1024), 0)

@@ -43,10 +43,10 @@ func (q *reclaimQueue) flush() error {
 			}
 		}
 		for _, p := range d.pools {
-			if p.arena == nil {
+			if p.backing == nil {
 				continue
 			}
-			if err := s.eventLog.Called(eventlog.CloseArena, p.arena.Close()); err != nil {
+			if err := s.eventLog.Called(eventlog.CloseBacking, p.backing.Close()); err != nil {
 				errs = append(errs, fmt.Errorf("pool %q: %w", p.rec.Info.Name, err))
 			}
 		}
@@ -56,7 +56,7 @@ func (q *reclaimQueue) flush() error {
 		s.mu.Lock()
 		for _, p := range d.pools {
 			for _, b := range s.ledger.RemovePool(p.rec) {
-				s.blocks.Remove(b.ID) // the arena has freed it
+				s.blocks.Remove(b.ID) // the backing has freed it
 				p.letGoLocked(b)
 			}
 			delete(s.pools.all, p.rec.Info.ID)
@@ -101,7 +101,7 @@ func (p *Pool) freed(b *ledger.Block, err error) {
 }
 
 // closeIfEmpty is for a pool that is being destroyed. If the pool has no blocks any more, closeIfEmpty adds the pool to the reclaim queue.
-// It does not count blocks that the driver failed to free: the arena frees these blocks when the service closes the arena. The caller holds
+// It does not count blocks that the driver failed to free: the backing frees these blocks when the service closes the backing. The caller holds
 // Service.mu.
 func (p *Pool) closeIfEmpty() {
 	svc := p.svc

@@ -20,24 +20,24 @@ var errDriver = typed.Errorf(mempool.ErrInternal, "the driver is in a bad mood")
 func TestAnAllocationThatTheDriverRefusesLeavesNoTrace(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	p, arena := fakePool(t, s, 1024)
+	p, backing := fakePool(t, s, 1024)
 	for _, why := range []error{errDriver, typed.Errorf(mempool.ErrOutOfMemory, "none left")} {
-		arena.set("Allocate", why)
+		backing.set("Allocate", why)
 		_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1024), 0)
 		assert.ErrorIs(t, err, errors.Unwrap(why))
 		assert.Equal(t, mempool.PoolStats{Pool: p.rec.Info}, svc.Stats().Pools[0])
 		checkBooks(t, svc)
 	}
-	arena.set("Allocate", nil)
+	backing.set("Allocate", nil)
 	allocate(t, s, p, 1024)
 }
 
 func TestADestroyedPoolWhoseLastAllocationFailsIsClosed(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	p, arena := fakePool(t, s, 1024)
-	inside, letGo := arena.block()
-	arena.set("Allocate", errDriver)
+	p, backing := fakePool(t, s, 1024)
+	inside, letGo := backing.block()
+	backing.set("Allocate", errDriver)
 	failed := make(chan error)
 	go func() {
 		_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1), 0)
@@ -68,11 +68,11 @@ func TestOutOfMemoryWaitsForWhatIsBeingAskedBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		svc := newService(t)
 		s, c := open(t, svc), openClient(t, svc, mempool.Self())
-		p, arena := fakePool(t, s, 4096)
+		p, backing := fakePool(t, s, 4096)
 		l := allocate(t, c.Session, p, 512)
 		block := mapBlock(t, l)
 		release(t, l)
-		arena.set("Allocate", typed.Errorf(mempool.ErrOutOfMemory, "none left"))
+		backing.set("Allocate", typed.Errorf(mempool.ErrOutOfMemory, "none left"))
 		_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1024), 0)
 		require.ErrorIs(t, err, mempool.ErrOutOfMemory)
 		require.ErrorIs(t, err, mempool.ErrRecalling)
@@ -86,7 +86,7 @@ func TestOutOfMemoryWaitsForWhatIsBeingAskedBack(t *testing.T) {
 		}
 		synctest.Wait()
 		assert.Equal(t, []uint64{block}, c.asked())
-		arena.set("Allocate", nil)
+		backing.set("Allocate", nil)
 		require.NoError(t, c.Dropped([]uint64{block}))
 		release(t, <-got)
 		release(t, <-got)
@@ -97,12 +97,12 @@ func TestOutOfMemoryWaitsForWhatIsBeingAskedBack(t *testing.T) {
 func TestAnExportThatFailsIsTriedAgain(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	p, arena := fakePool(t, s, 1024)
+	p, backing := fakePool(t, s, 1024)
 	l := allocate(t, s, p, 1)
-	arena.set("Export", errDriver)
+	backing.set("Export", errDriver)
 	_, _, err := l.Export()
 	require.ErrorIs(t, err, mempool.ErrInternal)
-	arena.set("Export", nil)
+	backing.set("Export", nil)
 	_, first, err := l.Export()
 	require.NoError(t, err)
 	assert.True(t, first, "the session did not get it the first time")
@@ -113,9 +113,9 @@ func TestABlockThatCannotBeFreedStaysCountedAndIsTriedAgain(t *testing.T) {
 	svc := New(Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
 	defer svc.Close()
 	s := open(t, svc)
-	p, arena := fakePool(t, s, 1024)
+	p, backing := fakePool(t, s, 1024)
 	release(t, allocate(t, s, p, 1024))
-	arena.set("Free", errDriver)
+	backing.set("Free", errDriver)
 	n, err := s.TrimPool(p.rec.Info.ID, 0)
 	assert.ErrorIs(t, err, mempool.ErrInternal)
 	assert.Zero(t, n)
@@ -127,7 +127,7 @@ func TestABlockThatCannotBeFreedStaysCountedAndIsTriedAgain(t *testing.T) {
 	assert.ErrorIs(t, err, mempool.ErrLimit)
 	assert.Contains(t, log.String(), "bad mood")
 	checkBooks(t, svc)
-	arena.set("Free", nil)
+	backing.set("Free", nil)
 	allocate(t, s, p, 1024)
 	checkBooks(t, svc)
 }
@@ -136,10 +136,10 @@ func TestWaitingForABlockThatCannotBeFreedDoesNotSpin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // the clock would stand still while a goroutine spins
 		svc := newService(t)
 		s := open(t, svc)
-		p, arena := fakePool(t, s, 1024)
+		p, backing := fakePool(t, s, 1024)
 		release(t, allocate(t, s, p, 512))
 		release(t, allocate(t, s, p, 1024-512))
-		arena.set("Free", errDriver)
+		backing.set("Free", errDriver)
 		failed := make(chan error)
 		for range 2 {
 			go func() {
@@ -156,13 +156,13 @@ func TestWaitingForABlockThatCannotBeFreedDoesNotSpin(t *testing.T) {
 func TestADestroyedPoolIsClosedEvenIfItsBlocksCannotBeFreed(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	p, arena := fakePool(t, s, 1024)
+	p, backing := fakePool(t, s, 1024)
 	release(t, allocate(t, s, p, 1024))
-	arena.set("Free", errDriver)
-	arena.set("Close", errDriver)
+	backing.set("Free", errDriver)
+	backing.set("Close", errDriver)
 	assert.ErrorIs(t, s.DestroyPool(p.rec.Info.ID), mempool.ErrInternal)
 	<-p.closed
-	assert.True(t, arena.closed)
+	assert.True(t, backing.closed)
 	assert.Empty(t, svc.Stats().Pools)
 }
 
@@ -176,16 +176,16 @@ func TestAPoolThatCannotBeMadeLeavesItsNameFree(t *testing.T) {
 	createPool(t, s, mempool.PoolSpec{Name: "p", Kind: fake, MaxBytes: 512})
 }
 
-func TestDriverInUseIsTheArenasWord(t *testing.T) {
+func TestDriverInUseIsTheBackingsWord(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	p, arena := fakePool(t, s, 1024)
+	p, backing := fakePool(t, s, 1024)
 	allocate(t, s, p, 1)
 	n, err := p.DriverInUse()
 	require.NoError(t, err)
 	assert.EqualValues(t, 512, n)
-	arena.set("InUse", errDriver)
+	backing.set("InUse", errDriver)
 	_, err = p.DriverInUse()
 	assert.ErrorIs(t, err, mempool.ErrInternal)
-	arena.set("InUse", nil)
+	backing.set("InUse", nil)
 }

@@ -16,19 +16,19 @@ import (
 func TestSteadyWorkMakesNoDriverCalls(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	p, arena := fakePool(t, s, 1<<20)
+	p, backing := fakePool(t, s, 1<<20)
 	for range 100 {
 		release(t, allocate(t, s, p, 1000))
 	}
 	assert.Equal(t, 1, svc.Stats().Pools[0].Blocks)
-	arena.set("Allocate", typed.Errorf(mempool.ErrInternal, "no call expected"))
+	backing.set("Allocate", typed.Errorf(mempool.ErrInternal, "no call expected"))
 	release(t, allocate(t, s, p, 1000))
 }
 
 func TestTrimGivesBackWhatNobodyMapsAndAsksForTheRest(t *testing.T) {
 	svc := newService(t)
 	c := openClient(t, svc, mempool.Self())
-	p, arena := fakePool(t, c.Session, 1<<20)
+	p, backing := fakePool(t, c.Session, 1<<20)
 	idle, mapped, leased := allocate(t, c.Session, p, 512), allocate(t, c.Session, p, 1024), allocate(t, c.Session, p, 2048)
 	block := mapBlock(t, mapped)
 	mapBlock(t, leased)
@@ -51,7 +51,7 @@ func TestTrimGivesBackWhatNobodyMapsAndAsksForTheRest(t *testing.T) {
 	assert.Zero(t, n)
 	assert.Empty(t, c.asked(), "it was asked before")
 	require.NoError(t, c.Dropped([]uint64{block}))
-	assert.Equal(t, 2, arena.frees)
+	assert.Equal(t, 2, backing.frees)
 	checkBooks(t, svc)
 	_, err = c.TrimPool(99, 0)
 	assert.ErrorIs(t, err, mempool.ErrNotFound)
@@ -73,7 +73,7 @@ func TestABlockThatIsAskedBackIsNotHandedOut(t *testing.T) {
 func TestABlockIsFreedWhenTheLastOfThoseWhoMapItDropsIt(t *testing.T) {
 	svc := newService(t)
 	a, b := openClient(t, svc, mempool.Self()), openClient(t, svc, mempool.Self())
-	p, arena := fakePool(t, a.Session, 4096)
+	p, backing := fakePool(t, a.Session, 4096)
 	l := allocate(t, a.Session, p, 512)
 	block := mapBlock(t, l)
 	publish(t, l, mempool.Publication{Name: "x"})
@@ -88,21 +88,21 @@ func TestABlockIsFreedWhenTheLastOfThoseWhoMapItDropsIt(t *testing.T) {
 	assert.Equal(t, []uint64{block}, a.asked())
 	assert.Equal(t, []uint64{block}, b.asked())
 	require.NoError(t, a.Dropped([]uint64{block}))
-	assert.Zero(t, arena.frees)
+	assert.Zero(t, backing.frees)
 	b.End(mempool.SessionLeft, "", nil)
-	assert.Equal(t, 1, arena.frees)
+	assert.Equal(t, 1, backing.frees)
 	checkBooks(t, svc)
 }
 
 func TestAFullPoolGivesUpWhatLiesIdle(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	p, arena := fakePool(t, s, 4096)
+	p, backing := fakePool(t, s, 4096)
 	for _, l := range []Lease{allocate(t, s, p, 512), allocate(t, s, p, 512), allocate(t, s, p, 2048)} {
 		release(t, l)
 	}
 	allocate(t, s, p, 3072)
-	assert.Equal(t, 3, arena.frees)
+	assert.Equal(t, 3, backing.frees)
 	checkBooks(t, svc)
 }
 
@@ -138,7 +138,7 @@ func TestAnAllocationWaitsBeyondItsLimitForMemoryThatIsBeingGivenBack(t *testing
 				synctest.Test(t, func(t *testing.T) {
 					svc := newService(t)
 					s := open(t, svc)
-					p, arena := fakePool(t, s, 4096)
+					p, backing := fakePool(t, s, 4096)
 					l := allocate(t, s, p, 4096)
 					freed := make(chan struct{})
 					memory := svc.memoryOf(l.rec.Buffer.Block)
@@ -150,7 +150,7 @@ func TestAnAllocationWaitsBeyondItsLimitForMemoryThatIsBeingGivenBack(t *testing
 						close(trimmed)
 					}()
 					synctest.Wait()
-					arena.set("Allocate", failure)
+					backing.set("Allocate", failure)
 					n := uint64(4096)
 					if failure != nil {
 						p.rec.Info.MaxBytes = 8192
@@ -167,8 +167,8 @@ func TestAnAllocationWaitsBeyondItsLimitForMemoryThatIsBeingGivenBack(t *testing
 						t.Fatalf("it gave up: %v", err)
 					default:
 					}
-					arena.set("Allocate", nil)
-					arena.set("Free", fault)
+					backing.set("Allocate", nil)
+					backing.set("Free", fault)
 					close(freed)
 					err := <-got
 					switch {
@@ -178,7 +178,7 @@ func TestAnAllocationWaitsBeyondItsLimitForMemoryThatIsBeingGivenBack(t *testing
 						assert.ErrorIs(t, err, mempool.ErrLimit)
 					}
 					<-trimmed
-					arena.set("Free", nil)
+					backing.set("Free", nil)
 				})
 			})
 		}
@@ -207,9 +207,9 @@ func TestAnAllocationDoesNotWaitBeyondItsLimitForWhatIsGivenBackLater(t *testing
 func TestMemoryThatCouldNotBeGivenBackKeepsNoOther(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	p, arena := fakePool(t, s, 4096)
+	p, backing := fakePool(t, s, 4096)
 	first, second := allocate(t, s, p, 1024), allocate(t, s, p, 512)
-	arena.set("Free", typed.Errorf(mempool.ErrInternal, "stuck"))
+	backing.set("Free", typed.Errorf(mempool.ErrInternal, "stuck"))
 	release(t, first)
 	_, err := s.TrimPool(p.rec.Info.ID, 0)
 	require.ErrorIs(t, err, mempool.ErrInternal)
@@ -227,7 +227,7 @@ func TestMemoryThatCouldNotBeGivenBackKeepsNoOther(t *testing.T) {
 func TestADestroyedPoolGoesWithItsLastLeaseAndMapping(t *testing.T) {
 	svc := newService(t)
 	c := openClient(t, svc, mempool.Self())
-	p, arena := fakePool(t, c.Session, 4096)
+	p, backing := fakePool(t, c.Session, 4096)
 	l := allocate(t, c.Session, p, 512)
 	block := mapBlock(t, l)
 	kept := allocate(t, c.Session, p, 512)
@@ -249,10 +249,10 @@ func TestADestroyedPoolGoesWithItsLastLeaseAndMapping(t *testing.T) {
 	checkBooks(t, svc)
 
 	release(t, l)
-	assert.False(t, arena.closed)
+	assert.False(t, backing.closed)
 	assert.Equal(t, []uint64{block}, c.asked())
 	require.NoError(t, c.Dropped([]uint64{block}))
-	assert.True(t, arena.closed)
+	assert.True(t, backing.closed)
 	assert.ErrorIs(t, c.DestroyPool(p.rec.Info.ID), mempool.ErrNotFound)
 	_, err = c.FindPool(again.rec.Info.ID)
 	assert.NoError(t, err)
@@ -281,8 +281,8 @@ func TestDestroyingAPoolWakesWhoWaitsInIt(t *testing.T) {
 func TestABlockMadeForAPoolThatIsDestroyedMeanwhileGoesWithIt(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	p, arena := fakePool(t, s, 1024)
-	inside, letGo := arena.block()
+	p, backing := fakePool(t, s, 1024)
+	inside, letGo := backing.block()
 	failed := make(chan error)
 	go func() {
 		_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1), 0)
@@ -290,9 +290,9 @@ func TestABlockMadeForAPoolThatIsDestroyedMeanwhileGoesWithIt(t *testing.T) {
 	}()
 	<-inside
 	require.NoError(t, s.DestroyPool(p.rec.Info.ID))
-	assert.False(t, arena.closed)
+	assert.False(t, backing.closed)
 	letGo()
 	assert.ErrorIs(t, <-failed, mempool.ErrClosed)
 	<-p.closed
-	assert.Zero(t, arena.used)
+	assert.Zero(t, backing.used)
 }

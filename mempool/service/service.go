@@ -160,7 +160,7 @@ func (s *Service) Close() {
 	s.closed = true
 	close(s.closing)
 	for _, p := range s.pools.all {
-		if a, ok := p.arena.(mempool.Lasting); ok {
+		if a, ok := p.backing.(mempool.Lasting); ok {
 			a.Last()
 		}
 	}

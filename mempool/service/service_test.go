@@ -22,7 +22,7 @@ func TestCloseWhileEverythingIsBusy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		svc := newService(t)
 		s, c, dead := open(t, svc), openClient(t, svc, mempool.Self()), openClient(t, svc, mempool.Self())
-		p, arena := fakePool(t, s, 4096)
+		p, backing := fakePool(t, s, 4096)
 		doomed := createPool(t, s, mempool.PoolSpec{Name: "doomed", Kind: fake, MaxBytes: 4096})
 		ctx := context.Background()
 		l := allocate(t, s, p, 512)
@@ -38,7 +38,7 @@ func TestCloseWhileEverythingIsBusy(t *testing.T) {
 		go func() { _, err := c.OpenPool(ctx, "nothing", patience); failed <- err }()
 		go func() { _, err := c.allocate(ctx, p.rec.Info.ID, mempool.Bytes(4096), patience); failed <- err }()
 		synctest.Wait()
-		inside, letGo := arena.block()
+		inside, letGo := backing.block()
 		go func() { _, err := s.allocate(ctx, p.rec.Info.ID, mempool.Bytes(1024), 0); failed <- err }()
 		<-inside // a call of the driver is under way
 
@@ -46,19 +46,19 @@ func TestCloseWhileEverythingIsBusy(t *testing.T) {
 		for range 2 { // the second one waits for the first
 			closing.Go(func() {
 				svc.Close()
-				assert.True(t, arena.closed)
+				assert.True(t, backing.closed)
 			})
 		}
 		for range 3 {
 			assert.ErrorIs(t, <-failed, mempool.ErrClosed)
 		}
 		synctest.Wait()
-		assert.False(t, arena.closed, "the driver is still at work")
+		assert.False(t, backing.closed, "the driver is still at work")
 		letGo()
 		assert.ErrorIs(t, <-failed, mempool.ErrClosed)
 		closing.Wait()
 		<-doomed.closed
-		assert.Zero(t, arena.used)
+		assert.Zero(t, backing.used)
 		assert.Zero(t, svc.Stats().Leases)
 		assert.Empty(t, svc.Stats().Pools)
 		assert.Zero(t, svc.ledger.Buffers.Len())

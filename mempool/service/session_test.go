@@ -66,7 +66,7 @@ func TestWhatAnEndedSessionHeldServesOthersOnlyOnceItsProcessIsGone(t *testing.T
 	synctest.Test(t, func(t *testing.T) {
 		svc := newService(t)
 		s, dying := open(t, svc), openClient(t, svc, mempool.Self())
-		p, arena := fakePool(t, s, 1024)
+		p, backing := fakePool(t, s, 1024)
 		l := allocate(t, dying.Session, p, 1024)
 		block := mapBlock(t, l)
 		gone := make(chan struct{})
@@ -97,7 +97,7 @@ func TestWhatAnEndedSessionHeldServesOthersOnlyOnceItsProcessIsGone(t *testing.T
 		again := (<-got).Grant()
 		assert.Equal(t, block, again.Block, "no driver call was needed")
 		assert.Equal(t, firstGeneration(svc.epoch)+1, again.Generation)
-		assert.Zero(t, arena.frees)
+		assert.Zero(t, backing.frees)
 		<-reclaimed
 		checkBooks(t, svc)
 	})
@@ -107,7 +107,7 @@ func TestABlockThatADeadSessionOnlyMappedIsUsedAgainButNotFreed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		svc := newService(t)
 		s, dying := open(t, svc), openClient(t, svc, mempool.Self())
-		p, arena := fakePool(t, s, 1024)
+		p, backing := fakePool(t, s, 1024)
 		l := allocate(t, dying.Session, p, 1024)
 		mapBlock(t, l)
 		release(t, l)
@@ -118,11 +118,11 @@ func TestABlockThatADeadSessionOnlyMappedIsUsedAgainButNotFreed(t *testing.T) {
 		given, err := s.TrimPool(p.rec.Info.ID, 0)
 		require.NoError(t, err)
 		assert.Zero(t, given)
-		assert.Zero(t, arena.frees, "the process may still map it")
+		assert.Zero(t, backing.frees, "the process may still map it")
 		checkBooks(t, svc)
 		close(gone)
 		<-reclaimed
-		assert.Equal(t, 1, arena.frees)
+		assert.Equal(t, 1, backing.frees)
 		checkBooks(t, svc)
 	})
 }
@@ -169,8 +169,8 @@ func TestASessionThatHeldNothingIsReclaimedAtOnceWhateverItsProcessDoes(t *testi
 func TestASessionThatEndsWhileItsBlockIsMadeLosesIt(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	p, arena := fakePool(t, s, 1024)
-	inside, letGo := arena.block()
+	p, backing := fakePool(t, s, 1024)
+	inside, letGo := backing.block()
 	failed := make(chan error)
 	go func() {
 		_, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1024), 0)

@@ -25,11 +25,11 @@ func (s *Session) CreatePool(spec mempool.PoolSpec) (*Pool, error) {
 func (ps *pools) make(ctx context.Context, s *Session, rec *ledger.Pool, spec mempool.PoolSpec) (*Pool, error) {
 	svc := ps.svc
 	defer svc.background.Done()
-	arena, err := mempool.NewArena(spec, svc.memory)
-	err = svc.eventLog.Called(eventlog.CreateArena, err)
+	backing, err := mempool.NewBacking(spec, svc.memory)
+	err = svc.eventLog.Called(eventlog.CreateBacking, err)
 	file := uint64(0)
 	if err == nil {
-		file = svc.descriptors.putArena(arena)
+		file = svc.descriptors.putBacking(backing)
 	}
 	svc.mu.Lock()
 	defer svc.freeAndUnlock()
@@ -38,9 +38,9 @@ func (ps *pools) make(ctx context.Context, s *Session, rec *ledger.Pool, spec me
 		svc.ledger.RemovePool(rec)
 		return nil, err
 	}
-	svc.ledger.AddPool(rec, mempool.PoolInfo{Name: spec.Name, Kind: spec.Kind, Device: arena.Device(), MaxBytes: spec.MaxBytes,
-		SessionBytes: spec.SessionBytes, UserBytes: spec.UserBytes}, arena.Granularity(), file)
-	p := ps.add(rec, arena)
+	svc.ledger.AddPool(rec, mempool.PoolInfo{Name: spec.Name, Kind: spec.Kind, Device: backing.Device(), MaxBytes: spec.MaxBytes,
+		SessionBytes: spec.SessionBytes, UserBytes: spec.UserBytes}, backing.Granularity(), file)
+	p := ps.add(rec, backing)
 	s.noteUse()
 	e := s.rec.About(mempool.PoolMade, "%s made pool %q of kind %s, of at most %s", s.rec.Who(), rec.Info.Name, rec.Info.Kind, bytesize.Text(rec.Info.MaxBytes))
 	e.Bytes = rec.Info.MaxBytes
@@ -54,8 +54,8 @@ func (ps *pools) make(ctx context.Context, s *Session, rec *ledger.Pool, spec me
 }
 
 // add adds what is not plain of a pool.
-func (ps *pools) add(rec *ledger.Pool, arena mempool.Arena) *Pool {
-	p := &Pool{svc: ps.svc, rec: rec, arena: arena, closed: make(chan struct{}), room: roomQueue{mutex: &ps.svc.mu}}
+func (ps *pools) add(rec *ledger.Pool, backing mempool.Backing) *Pool {
+	p := &Pool{svc: ps.svc, rec: rec, backing: backing, closed: make(chan struct{}), room: roomQueue{mutex: &ps.svc.mu}}
 	p.demand = demand{pool: p, wanting: make(map[*Session]int), dividers: make(map[*Session]struct{})}
 	ps.all[rec.Info.ID] = p
 	return p

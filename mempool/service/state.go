@@ -130,20 +130,20 @@ type brokenIn struct {
 // Pool is memory of one kind on one device. The users and groups of the pool's access list share this memory. A pool has a name and a size
 // limit. Service.mu guards the fields that can change. The file recycle.go handles blocks that no buffer uses any more.
 type Pool struct {
-	svc    *Service
-	rec    *ledger.Pool
-	making sync.Mutex                // held while the arena is made; locked before Service.mu
-	arena  mempool.Arena             // nil: the pool is of a predecessor, and this process has allocated nothing; written with `making` held, too
-	aged   bool                      // predecessors have allocated blocks, which this process has: see predecessor.go
-	files  map[uint64]*inheritedFile // their descriptors, by number
-	lost   bool                      // there were blocks whose memory is lost
+	svc     *Service
+	rec     *ledger.Pool
+	making  sync.Mutex                // held while the backing is made; locked before Service.mu
+	backing mempool.Backing           // nil: the pool is of a predecessor, and this process has allocated nothing; written with `making` held, too
+	aged    bool                      // predecessors have allocated blocks, which this process has: see predecessor.go
+	files   map[uint64]*inheritedFile // their descriptors, by number
+	lost    bool                      // there were blocks whose memory is lost
 
 	queued          uint64        // how many blocks were queued to be freed so far
 	returned        countedSignal // a queued block was freed, or could not be freed
 	recharged       time.Time     // when recharge last checked more than fewCharged blocks
 	watched         bool          // the goroutine of watchCharged runs
 	passed          bool          // an allocation has skipped pending blocks since watchCharged last checked
-	closed          chan struct{} // closed when the arena is closed
+	closed          chan struct{} // closed when the backing is closed
 	room            roomQueue     // allocations that wait for room
 	relief          countedSignal // blocks became free, or were freed
 	refused, failed eventlog.Gap  // refused: allocations that found no room; failed: allocations that the driver refused

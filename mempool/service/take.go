@@ -286,15 +286,15 @@ func (t *taking) grow() (*ledger.Block, error) {
 func (p *Pool) allocate(ctx context.Context, size uint64) (b newBlock, err error) {
 	p.svc.mu.Unlock()
 	defer p.svc.mu.Lock()
-	arena, number, err := p.ensureArena()
+	backing, number, err := p.ensureBacking()
 	if err != nil {
 		return b, err
 	}
-	mem, err := arena.Allocate(ctx, size)
+	mem, err := backing.Allocate(ctx, size)
 	if p.svc.eventLog.Called(eventlog.AllocateBlock, err) != nil {
 		return b, err
 	}
-	return p.storeBlock(mem, arena, number), nil
+	return p.storeBlock(mem, backing, number), nil
 }
 
 // idle finds a free block that has the given size and on which no work is under way. The caller holds Service.mu.

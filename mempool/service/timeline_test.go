@@ -154,7 +154,7 @@ func TestAWritersDoneFenceIsWhatReadersWaitFor(t *testing.T) {
 func TestABlockIsNotFreedWhileWorkOnItIsUnderWay(t *testing.T) {
 	svc := newService(t)
 	s := open(t, svc)
-	p, arena := fakePool(t, s, 1<<20)
+	p, backing := fakePool(t, s, 1<<20)
 	w := hire(t, svc)
 	l := allocate(t, w.Session, p, 10)
 	mapBlock(t, l)
@@ -164,16 +164,16 @@ func TestABlockIsNotFreedWhileWorkOnItIsUnderWay(t *testing.T) {
 	n, err := s.TrimPool(p.rec.Info.ID, 0)
 	require.NoError(t, err)
 	assert.Zero(t, n)
-	assert.Zero(t, arena.frees)
+	assert.Zero(t, backing.frees)
 	assert.EqualValues(t, 512, svc.Stats().Pools[0].Held)
 	checkBooks(t, svc)
 	w.reach(done)
 	all, err := s.allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(1<<20), patience) // waits for the block to be freed
 	require.NoError(t, err)
 	release(t, all)
-	arena.mu.Lock()
-	assert.Equal(t, 1, arena.frees)
-	arena.mu.Unlock()
+	backing.mu.Lock()
+	assert.Equal(t, 1, backing.frees)
+	backing.mu.Unlock()
 	checkBooks(t, svc)
 }
 

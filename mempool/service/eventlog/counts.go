@@ -62,11 +62,11 @@ type Call int
 
 // These are the kinds of calls.
 const (
-	CreateArena Call = iota
+	CreateBacking Call = iota
 	AllocateBlock
 	ExportBlock
 	FreeBlock
-	CloseArena
+	CloseBacking
 	calls
 )
 

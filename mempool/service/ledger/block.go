@@ -44,8 +44,8 @@ const (
 	BlockHeld                        // free, but the process of an ended session may still touch the block
 	BlockRecalling                   // to be freed once the sessions that map it have unmapped it
 	BlockDraining                    // to be freed once the work on the block is done
-	BlockFreeing                     // the arena is freeing the block
-	BlockStuck                       // the arena could not free the block
+	BlockFreeing                     // the backing is freeing the block
+	BlockStuck                       // the backing could not free the block
 	BlockFreed                       // freed
 )
 

@@ -31,7 +31,7 @@ type Pool struct {
 	Producers                      map[*Session]int     // how many producers in channels the sessions have; nil: none so far
 	names                          Index[string, *Name] // of the pool's buffers
 	Closing                        bool                 // the pool is being destroyed
-	Closed                         bool                 // the pool is destroyed, and its arena is being closed: nobody sees the pool any more
+	Closed                         bool                 // the pool is destroyed, and its backing is being closed: nobody sees the pool any more
 	growing                        map[*Growth]struct{}
 
 	cache       map[uint64][]*Block // cached blocks without work under way, by size, oldest first

@@ -28,7 +28,7 @@ type bareTask struct {
 }
 
 // Bare makes the same calls of CUDA as a service that has one buffer for each block of the task, and does nothing else. It makes one pool,
-// allocates blocks in the pool and exports each block. Bare allocates through the [mempool.Arena] of the pool's kind, as a service does.
+// allocates blocks in the pool and exports each block. Bare allocates through the [mempool.Backing] of the pool's kind, as a service does.
 // But unlike a service, Bare keeps no data about buffers. Bare reads tasks, one JSON object on each line, and answers each task with a
 // line, until the input ends.
 //
@@ -61,30 +61,30 @@ func Bare(ctx context.Context, in io.Reader, out io.Writer) error {
 
 // bare is the memory that Bare has made.
 type bare struct {
-	arena  mempool.Arena // nil until there is a pool
-	blocks int
+	backing mempool.Backing // nil until there is a pool
+	blocks  int
 }
 
 func (b *bare) carryOut(ctx context.Context, task bareTask) (err error) {
 	if task.Pool == nil {
 		return nil
 	}
-	if b.arena == nil {
-		if b.arena, err = mempool.NewArena(*task.Pool, hostmem.New()); err != nil {
+	if b.backing == nil {
+		if b.backing, err = mempool.NewBacking(*task.Pool, hostmem.New()); err != nil {
 			return err
 		}
 	}
 	if task.Bytes == 0 {
 		return fmt.Errorf("a task of %s with a pool says the bytes of each block, at least 1, not 0", BareCommand)
 	}
-	granularity := b.arena.Granularity()
+	granularity := b.backing.Granularity()
 	size := (task.Bytes + granularity - 1) / granularity * granularity
 	if room := task.Pool.MaxBytes / size; uint64(task.Blocks) > room {
 		return fmt.Errorf("a pool of kind %q that may take %d bytes has room for %d blocks of %d, not for %d: lower --max-buffers",
 			task.Pool.Kind, task.Pool.MaxBytes, room, size, task.Blocks)
 	}
 	for ; b.blocks < task.Blocks; b.blocks++ {
-		block, err := b.arena.Allocate(ctx, size)
+		block, err := b.backing.Allocate(ctx, size)
 		if err == nil {
 			_, err = block.Export()
 		}
