@@ -187,10 +187,9 @@ class ArrayExports(NoBuffer):
         if not (description.contiguous or numpy_asks):
             _dlpack.check_reversed(description.shape, description.strides)
         device, on_cpu = state.memory.pool.device, state.memory.pool.on_cpu
-        own = self.__dlpack_device__()
+        own = (_dlpack.CPU, 0) if numpy_asks else self.__dlpack_device__()
         target = own if dl_device is None or dl_device is ... else (int(dl_device[0]), int(dl_device[1]))
         if numpy_asks:
-            target = (_dlpack.CPU, 0)
             _check_numpy(description, self.device if not (copy or on_cpu) else "")
         here = target == device or (target[0] == _dlpack.CPU and on_cpu)
         if not here and target[0] != _dlpack.CPU:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from poolbridge._sys import literals as _literals
@@ -98,7 +99,7 @@ class PoolMemory(ABC):
     device: tuple[int, int]
     write_fault = ""
 
-    @property
+    @cached_property
     def on_cpu(self) -> bool:
         """Whether the CPU can use the memory without a copy."""
         return self.device[0] == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from types import MappingProxyType
@@ -38,6 +38,8 @@ class ElementType:
         NumPy's type string. For a type that NumPy lacks, `typestr` is that of ``uint16`` or ``uint8``.
     code, bits, lanes
         DLPack's type code, the number of bits of one number, and how many numbers an element has.
+    in_numpy
+        Whether NumPy has this type itself. It lacks ``bfloat16`` and the types of 8-bit and 4-bit floats.
     """
 
     name: str
@@ -46,11 +48,10 @@ class ElementType:
     code: int
     bits: int
     lanes: int = 1
+    in_numpy: bool = field(init=False)
 
-    @property
-    def in_numpy(self) -> bool:
-        """Whether NumPy has this type itself. It lacks ``bfloat16`` and the types of 8-bit and 4-bit floats."""
-        return self.code <= _BOOL and self.code != _BFLOAT
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "in_numpy", self.code <= _BOOL and self.code != _BFLOAT)
 
     @property
     def packed(self) -> bool:

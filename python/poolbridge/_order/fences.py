@@ -119,10 +119,11 @@ def before_use(state: Held, stream: Any) -> None:
         The CPU waited for the content, and the content was not complete within the session's time limit.
     """
     device = state.memory.pool.device
-    key = stream_key(device, stream)
-    if device[0] == _dlpack.CPU:
+    if device[0] == _dlpack.CPU and stream is None:
         before_cpu(state)
-    elif key is None:
+        return
+    key = stream_key(device, stream)
+    if key is None:
         state.unordered = True
     elif state.streams is None:
         if state.fences:
