@@ -51,8 +51,9 @@ type Operation struct {
 	Seq uint64
 	// Dropped is how many frames the subscriber missed before the received frame.
 	Dropped uint64
-	// Meta is the producer's data about a frame; nil if the operation is not about a frame. When the publication of a frame begins, the tracer
-	// may add entries to Meta. If Meta then exceeds the limits of [mempool.FrameOptions], the frame is sent without them.
+	// Meta is the producer's data about a frame: when its publication begins, and when a frame with data was received; else nil. When the
+	// publication begins, the tracer may add entries, but must not change the values that are there. If [mempool.FrameOptions] does not allow
+	// Meta then, the frame is sent with the caller's data alone.
 	Meta map[string]any
 }
 

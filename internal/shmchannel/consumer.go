@@ -124,7 +124,7 @@ func (c *Consumer) AddTrack(seat int, id uint64, f *os.File) error {
 // Take waits for the next frame and stores the frame in f. If the context ends, Take stops waiting and returns an error.
 //
 // Errors: [FrameError] or [UndeliverableError] if this one frame is lost (the next call of Take can take the next frame);
-// [UnknownMemberError], [ErrInHand], [ErrEnded], [ErrAbandoned], [ErrDestroyed]
+// [UnknownMemberError], [ErrInHand], [ErrEnded], [ErrAbandoned], [ErrDestroyed],
 // [ErrLeft], [ErrCorrupt]; the context's error.
 func (c *Consumer) Take(ctx context.Context, f *Frame) error {
 	c.mu.Lock()

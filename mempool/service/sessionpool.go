@@ -263,9 +263,9 @@ func (p *Pool) destroyLocked(by *Session) {
 	p.closeIfEmpty()
 }
 
-// TrimPool frees unused blocks until at most `keep` bytes of unused blocks are left, and returns how many bytes it has freed. If sessions
-// still map some of the blocks that TrimPool chooses, the service frees these blocks later, when the sessions have dropped them. The result
-// does not count these blocks.
+// TrimPool frees unused blocks until at most `keep` bytes of unused blocks are left, and returns how many bytes it has freed. A chosen block
+// that sessions still map, or on which work is under way, is freed later, and the result does not count it. Blocks whose memory is a file of
+// an earlier service go together, when no block of the file is used any more.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed]; the driver's error for blocks that the driver failed to free:
 // the next call of TrimPool tries again to free them.

@@ -62,8 +62,9 @@ enum pb_result pb_add_cursor(struct pb_producer *p, uint32_t seat, uint64_t memb
 }
 
 // Reads the consumers' seats of the roster into `live`. Does not read the seats if the roster has the same version as when this producer
-// read them last, or if the channel is open and `tail` does not have the roster's new version yet. The caller loads `state` and `tail`
-// before this call.
+// read them last, or if the channel is open, the version is greater by one, and `tail` still has the version of then. Returns PB_EVICTED
+// if this producer's own seat is not active any more, and PB_UNKNOWN if the file of a consumer is missing. The caller loads `state` and
+// `tail` before this call.
 static enum pb_result look_at_roster(struct pb_producer *p, uint64_t state, uint64_t tail) {
     struct pb_channel *ch = &p->ch;
     uint64_t version = pb_version(ch);

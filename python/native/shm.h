@@ -1,8 +1,9 @@
 // Declares what the native code does with the memory that the members of a channel share. docs/streams.md describes this memory. Nothing
 // here depends on Python.
 //
-// This code reads and writes shared memory only by atomic operations on words. It checks every value that another process writes before it
-// uses the value. Only pb_futex_wait sleeps. Two threads must not use the same producer or consumer at the same time.
+// This code reads and writes what members share by atomic operations on words; only a producer compares the layout in its own track as
+// bytes. It checks every value that another member writes before it uses the value. Only the service writes the roster's seats. Only
+// pb_futex_wait sleeps. Two threads must not use the same producer or consumer at the same time.
 #ifndef POOLBRIDGE_SHM_H
 #define POOLBRIDGE_SHM_H
 
@@ -45,7 +46,7 @@ enum pb_result {
     PB_FAILED,    // a record is corrupt: see `failed`
     PB_SPENT,     // a frame was delivered too often, and is acknowledged now: see `failed` and `spent`
     PB_HANDS,     // 256 frames are in hand, which is the limit
-    PB_FENCE,    // the caller must first wait for an earlier fence
+    PB_FENCE,     // the caller must first wait for an earlier fence
     PB_NOT_HELD,  // the frame is not in hand
     PB_PROTOCOL,  // the shared memory contradicts itself: see `complaint`
     PB_NO_MEMORY, // see `complaint`

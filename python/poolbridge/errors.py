@@ -47,7 +47,7 @@ poolbridge::
     ├── ForkError (RuntimeError)                   a forked child used an object of its parent
     └── InternalError (RuntimeError)               the service reports a fault of its own
 
-The class attribute ``code`` of an error is its code in the protocol; ``""`` for an error that only the client finds.
+The class attribute ``code`` of an error is the protocol's code of its class or of a base; ``""`` if neither has one.
 
 `ReadOnlyWarning` is a warning, not an error.
 """
@@ -63,7 +63,8 @@ class PoolbridgeError(Exception):
     Attributes
     ----------
     code
-        The error's code in the protocol, the same in every version; ``""`` for an error that the client itself finds.
+        The protocol's code of the class or of a base, the same in every version; ``""`` if neither has one. An
+        error that the client finds itself may have one, too.
     """
 
     code: ClassVar[str] = ""

@@ -310,9 +310,10 @@ func (m *Member) unseat() {
 	}
 }
 
-// Member finds one of the session's own members.
+// Member finds a member of the session that has a seat, even if the member has left.
 //
-// Errors: those of Channel, [mempool.ErrNotFound], [mempool.ErrClosed].
+// Errors: those of Channel; [mempool.ErrNotFound] if the channel never had this id; [mempool.ErrClosed] if the member has no seat any more,
+// or is another session's.
 func (cs *channels) Member(s *Session, channel, id uint64) (*Member, error) {
 	ch, err := cs.Channel(s, channel)
 	if err != nil {

@@ -64,10 +64,14 @@ class Connection:
     ) -> tuple[poolbridge.Client, poolbridge.Lease]:
         """Allocate a buffer in a pool of the node. Return the client and the buffer's lease.
 
+        If another pool with this name has taken the pool's place, try again once in that pool.
+
         Raises
         ------
-        ServiceNotRunningError, NotFoundError, PoolLimitError
-            See `empty`.
+        ServiceNotRunningError
+            The node has no service.
+        PoolbridgeError
+            Those of `poolbridge.Client.allocate`.
         """
         client, known = self.pool(pool)
         try:
