@@ -100,7 +100,7 @@ systems beside poolbridge.`,
 	f.IntVar(&o.Rounds, "rounds", 5, "how often everything is measured, in turn")
 	f.IntVar(&o.MaxBuffers, "max-buffers", 100_000, "most live buffers when growth is measured")
 	f.IntVar(&o.MaxSessions, "max-sessions", 500, "most sessions when growth is measured")
-	f.IntSliceVar(&o.Consumers, "consumers", nil, "numbers of consumers of a stream, in ascending order (default 1,2,4,8)")
+	f.IntSliceVar(&o.Consumers, "consumers", nil, "numbers of consumers of a stream, in ascending order; some streams have only 1 (default 1,2,4,8)")
 	f.StringVar(&check, "check", "", "a `FILE` that bench --json has written: compare this run with it")
 	f.BoolVar(&asJSON, "json", false, "print JSON; progress goes to standard error")
 	return c

@@ -663,7 +663,7 @@ def test_no_interrupt_loses_a_frame(real, mode, take):
         get()
         assert came[1:] == [number], interrupter.where
         assert consumer.native.in_hand == [number], interrupter.where
-        assert len(consumer.frames) <= 1, interrupter.where
+        assert len(consumer._frames) <= 1, interrupter.where
         assert len(consumer.credit.unsettled) <= 1, interrupter.where
         held.clear()
 

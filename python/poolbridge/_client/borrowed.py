@@ -130,7 +130,7 @@ class BaseBorrowedArrays(Uncopied):
         frame, consumer = self._frame, self._consumer
         if frame is None or consumer is None or self._lease_state is not None:
             return None
-        if consumer.frames or consumer.early or consumer.receiving:
+        if consumer.credit.unsettled or consumer.requeued or consumer.early or consumer.receiving or consumer.left:
             return None
         if self._follower is None:
             taken = consumer.swap(frame.number)

@@ -55,6 +55,7 @@ class HostPool(PoolMemory):
 
     kind = "host"
     device = (_dlpack.CPU, 0)
+    on_cpu = True
     write_fault = "ends this process (SIGSEGV)"
 
     def __init__(self, fd: int, size: int) -> None:

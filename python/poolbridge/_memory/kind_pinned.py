@@ -55,10 +55,7 @@ class PinnedPool(GPUPool):
     between the GPU and the CPU that libraries make, because these copies name a direction.
     """
 
-    @property
-    def on_cpu(self) -> bool:
-        """True: the memory is memory of the host."""
-        return True
+    on_cpu = True
 
     def __init__(self, kind: KindName, ordinal: int, export: bytes, descriptors: Descriptors) -> None:
         super().__init__(kind, ordinal)

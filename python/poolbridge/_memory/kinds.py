@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from poolbridge._sys import literals as _literals
@@ -90,6 +89,8 @@ class PoolMemory(ABC):
     device
         DLPack's device type and device id, in this process's numbering, of the device that uses the memory. If both a
         GPU and the CPU can use the memory, `device` is the GPU.
+    on_cpu
+        Whether the CPU can use the memory without a copy.
     write_fault
         What happens when the program writes to a block that is mapped for reading; ``""`` if the kind has no read-only
         mappings.
@@ -97,12 +98,8 @@ class PoolMemory(ABC):
 
     kind: _literals.Kind
     device: tuple[int, int]
+    on_cpu = False
     write_fault = ""
-
-    @cached_property
-    def on_cpu(self) -> bool:
-        """Whether the CPU can use the memory without a copy."""
-        return self.device[0] == 1
 
     @property
     def home(self) -> tuple[int, int]:

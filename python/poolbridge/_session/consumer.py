@@ -265,10 +265,10 @@ class Consumer(Membership):
         self._undecided: list[tuple[Grant, tuple[Fence, ...]]] = []
         self._looking = threading.Lock()
         self._hand = Hand(session, native, channel.capacity)
-        self.frames: dict[int, _native.Frame] = {}  # the frames that have a grant, by its id
+        self._frames: dict[int, _native.Frame] = {}  # the frames that have a grant, by its id
         self._granted: Grant | None = None  # the grant that was made last
         self._counted: set[int] = set()  # ids of the grants that are counted as leases of their blocks
-        self._given: set[int] = set()  # numbers of frames that were requeued but not released yet
+        self.requeued: set[int] = set()  # numbers of frames that were requeued but not released yet
 
     def _add(self, seat: int, member: int, fd: int) -> None:
         self.native.add_track(seat, member, fd)
@@ -332,7 +332,8 @@ class Consumer(Membership):
     def swap(self, number: int) -> _native.Frame | None:
         """Release the frame `number`, wait for the next frame and return it; None if the caller must call `receive`.
 
-        No frame has a grant. Only the thread of a blocking subscription calls this method.
+        The frame `number` has no grant, no frame is unsettled, and `requeued` is empty. Only the thread of a blocking
+        subscription calls this method.
         """
         try:
             got: Any = self.native.swap(number, None, self.spin)
@@ -382,7 +383,7 @@ class Consumer(Membership):
         with self.session.lock:
             self.session.timelines.pin(grant.wait)
             self._granted = grant
-            self.frames[grant.id] = frame
+            self._frames[grant.id] = frame
             self.credit.unsettled.add(grant.id)
         return grant
 
@@ -411,7 +412,7 @@ class Consumer(Membership):
 
     def layout(self, grant: Grant) -> bytes:
         """See `Taker.layout`."""
-        frame = self.frames[grant.id]
+        frame = self._frames[grant.id]
         layout: bytes = frame.layout if frame.object is None else frame.object.layout
         return layout
 
@@ -441,7 +442,7 @@ class Consumer(Membership):
 
     def doubt(self, grant: Grant, error: PoolbridgeError) -> FrameCorruptError:
         """Release an inconsistent frame, report it to the service, and return the error that the caller must raise."""
-        frame = self.frames.get(grant.id)
+        frame = self._frames.get(grant.id)
         number = frame.number if frame is not None else 0
         self.native.offered = None
         with self.session.lock:
@@ -473,7 +474,7 @@ class Consumer(Membership):
 
     def _is_offered(self, grant: Grant) -> bool:
         """Whether a grant's frame is still in `offered`, so that the program does not have the frame yet."""
-        frame = self.frames.get(grant.id)
+        frame = self._frames.get(grant.id)
         return frame is not None and frame is self.native.offered and not self.left
 
     def settle(self, grant: Grant, *, back: bool) -> bool:
@@ -484,19 +485,19 @@ class Consumer(Membership):
             if grant.id not in self.credit.unsettled:
                 return False
             self.credit.unsettled.remove(grant.id)
-            self._settle(self.frames[grant.id].number, back=back)
+            self._settle(self._frames[grant.id].number, back=back)
             self.credit.tell()
         return True
 
     def _settle_all(self, *, back: bool) -> None:
         for id_ in self.credit.unsettled:
-            self._settle(self.frames[id_].number, back=back)
+            self._settle(self._frames[id_].number, back=back)
         self.credit.unsettled.clear()
 
     def _settle(self, number: int, *, back: bool) -> None:
         try:
             if back:
-                self._given.add(number)
+                self.requeued.add(number)
                 self.native.unclaim(number)
             else:
                 self.native.ack(number)
@@ -536,17 +537,17 @@ class Consumer(Membership):
     def _end(self, grant: Grant, fences: tuple[Fence, ...], *, back: bool) -> None:
         # If a signal handler raises an error in this method, the caller calls the method again. So this method removes
         # an entry from a set or dict only after it has done the work that needs the entry.
-        settled, frame = grant.id not in self.credit.unsettled, self.frames.get(grant.id)
+        settled, frame = grant.id not in self.credit.unsettled, self._frames.get(grant.id)
         if frame is not None:
             if not self._is_offered(grant):  # else the next `receive` returns the frame, with a new grant
                 number = frame.number
-                if not settled and number in self._given:
+                if not settled and number in self.requeued:
                     # The program requeued this frame, then took it a second time, and has not settled it since.
                     self._settle(number, back=back)
                 self._hand.let_go(number, fences, back=back and self.queue)
-                if number in self._given and sum(other.number == number for other in self.frames.values()) < 2:
-                    self._given.discard(number)
-            del self.frames[grant.id]
+                if number in self.requeued and sum(other.number == number for other in self._frames.values()) < 2:
+                    self.requeued.discard(number)
+            del self._frames[grant.id]
             self.session.timelines.unpin(grant.wait)
         self.credit.unsettled.discard(grant.id)
         self.credit.tell()
@@ -557,14 +558,14 @@ class Consumer(Membership):
     def end_lones(self, numbers: Iterable[int], fences: tuple[Fence, ...] = (), *, back: bool) -> None:
         """Release frames that have no grant, all with the same fence, without waiting."""
         for number in numbers:
-            if number in self._given:
+            if number in self.requeued:
                 self._settle(number, back=back)
             self._hand.let_go(number, fences, back=back)
 
     def _drop_offered(self) -> None:
         """Release the offered frame, because the program will not get it. The caller holds the session's lock."""
         frame = self.native.offered
-        if frame is not None and frame not in self.frames.values():  # otherwise the frame ends with its grant
+        if frame is not None and frame not in self._frames.values():  # otherwise the frame ends with its grant
             self.native.offered = None
             self._hand.let_go(frame.number, back=self.queue)
 
@@ -717,14 +718,18 @@ def claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
     ContentFailedError
         The content will never be complete. When the program asks again, it gets the next frame.
     """
-    grant = consumer.grant(frame)
-    state = mapped_state(consumer.session, grant, consumer)
-    if state is None:
-        state = yield from consumer.alone(map_state(consumer.session, grant, consumer))
-    if state.lost or state.fences:
-        try:
-            _fences.check(state)
-        except ContentFailedError as error:
-            consumer.native.offered = None
-            raise type(error)(f"frame {frame.number}: {error}") from None
-    return state
+    session = consumer.session
+    consumer.check_turn()
+    consumer.receiving = True  # as in `alone`, in fewer steps
+    try:
+        grant = consumer.grant(frame)
+        state = mapped_state(session, grant, consumer) or (yield from map_state(session, grant, consumer))
+        if state.lost or state.fences:
+            try:
+                _fences.check(state)
+            except ContentFailedError as error:
+                consumer.native.offered = None
+                raise type(error)(f"frame {frame.number}: {error}") from None
+        return state
+    finally:
+        consumer.receiving = False

@@ -65,6 +65,7 @@ func TestOptionsNameWhatThereIs(t *testing.T) {
 	assert.ErrorContains(t, Options{Time: 1, Rounds: 1, Only: []string{"speed"}}.Validate(), "transfer")
 	assert.ErrorContains(t, Options{Time: 1, Rounds: 1, Kinds: []mempool.Kind{"core"}}.Validate(), "host")
 	assert.ErrorContains(t, Options{Time: 1, Rounds: 1, Consumers: []int{8, 1}}.Validate(), "ascending")
+	assert.ErrorContains(t, Options{Time: 1, Rounds: 1, Consumers: []int{1, 1}}.Validate(), "ascending")
 	assert.ErrorContains(t, Options{Rounds: 1}.Validate(), "more than 0")
 	assert.ErrorContains(t, Options{Time: 1}.Validate(), "at least 1 round")
 	assert.ErrorContains(t, Options{Time: 1, Rounds: 2, Before: &Report{}}.Validate(), "at least 3 rounds")
