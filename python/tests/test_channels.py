@@ -20,6 +20,7 @@ from realservice import RealService, leases, publish, until
 
 import poolbridge
 from poolbridge._memory.mappings import MAPPINGS
+from poolbridge._session.consumer import claim
 from poolbridge._session.producer import Producer
 from poolbridge._wire import messages as m
 
@@ -407,6 +408,18 @@ def test_a_second_thread_gets_an_error_while_another_thread_takes_a_frame(client
         assert len(seen) == 1
     publish(client, channel, 2)
     assert frames.receive(60).seq == 4, "threads may use a subscription one after the other"
+
+
+def test_a_thread_does_not_get_the_frame_that_another_thread_has_taken_and_not_yet_returned(client, other):
+    channel = client.create_channel("c", capacity=4)
+    frames = other.subscribe("c")
+    publish(client, channel, 1)
+    consumer = frames._consumer
+    taken = consumer.at_once()
+    assert consumer.native.offered is taken
+    with ThreadPoolExecutor(1) as pool, pytest.raises(poolbridge.InvalidArgumentError, match="once for each thread"):
+        pool.submit(lambda: next(claim(consumer, taken))).result()
+    assert frames.receive(60).seq == 1
 
 
 def test_no_two_threads_get_the_same_frame_of_a_subscription(client, other):
