@@ -10,7 +10,7 @@ import (
 )
 
 // Limits says how many leases, names, channels and other things clients may have in the service. A field that is 0 stands for that limit's
-// default value. docs/protocol.md lists these limits, and the limits that an operator cannot change.
+// default value. docs/protocol.md lists these limits, and the limits that an operator cannot change. charges.go counts and limits bytes.
 type Limits struct {
 	// SessionLeases is how many leases a session may have at a time. SessionBlocks is how many blocks a session may map at a time.
 	SessionLeases, SessionBlocks int

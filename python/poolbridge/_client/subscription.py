@@ -1,4 +1,4 @@
-"""Defines subscriptions, which are iterators over the frames of a channel."""
+"""Defines subscriptions, which are iterators over the frames of a channel; ``borrowed.py`` iterates over arrays."""
 
 from __future__ import annotations
 

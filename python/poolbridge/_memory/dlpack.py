@@ -4,6 +4,7 @@ NumPy makes the capsule from an array that has the memory's address and refers t
 capsule's deleter comes from NumPy. The deleter is C code and can free the array in any thread, even while the
 interpreter ends. NumPy cannot say in a capsule that the memory is on a GPU, has the type ``bfloat16`` or is a copy. So
 `make_capsule` writes these facts into the structure of the finished capsule. NumPy never reads the memory.
+`ArrayExports.__dlpack__` in ``_array/arrays.py`` exports a lease.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A process gets each buffer together with fences. A fence names a word of a timeline and a value: the process may use the
 memory only when the word has reached this value. A stream of a GPU waits for the fences by itself. The CPU waits for
 the fences with a time limit. When a session publishes or releases a buffer, the streams that used the buffer write
-words of the session's own timeline, and the session sends the fences for these words with the buffer.
+words of the session's own timeline (``timeline.py``), and the session sends the fences for these words with the buffer.
 
 Sometimes streams cannot write words: the service has no timelines, the GPU does not support such writes, a stream is
 the per-thread default stream of another thread, or the user named no stream. Then `_fall_back` waits for the device
