@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import mmap
 import multiprocessing
 import os
 import re
@@ -39,16 +40,17 @@ Row = dict[str, Any]
 _WAITINGS: dict[int, tuple[Waiting, ...]] = {1: ("python", "spinning"), 8: ("python",)}
 # The workloads of the table, what of them counts, and what their limits are.
 RATES, TIMES = "per_second", "p50_us"
+_RING = "the ring alone, from Go to Go; GPU: a driver call for each frame"
 TABLE = (
-    ("stream/go-go/1 consumer", RATES, "frames through the ring alone; GPU: a driver call for each"),
-    ("stream/go-python/1 consumer", RATES, "GPU: a driver call for each frame"),
-    ("stream/go-python/8 consumers", RATES, "GPU: a driver call for each frame"),
-    ("stream/python-python/1 consumer", RATES, "GPU: a driver call for each frame"),
-    ("stream/python-python/8 consumers", RATES, "GPU: a driver call for each frame"),
+    ("stream/go-go/1 consumer", RATES, _RING),
+    ("stream/go-python/1 consumer", RATES, _RING),
+    ("stream/go-python/8 consumers", RATES, _RING),
+    ("stream/python-python/1 consumer", RATES, _RING),
+    ("stream/python-python/8 consumers", RATES, _RING),
     ("stream/python-spinning/1 consumer", RATES, ""),
     ("stream/python-python/1 consumer", TIMES, "a byte through a socket to a process that sleeps"),
-    ("stream/python-spinning/1 consumer", TIMES, ""),
-    ("stream/go-spinning python/1 consumer", TIMES, ""),
+    ("stream/python-spinning/1 consumer", TIMES, "a word in shared memory that a Python loop polls"),
+    ("stream/go-spinning python/1 consumer", TIMES, "a word in shared memory that a Python loop polls"),
     ("stream/go-python leases/1 consumer", RATES, "a packet and its answer for each frame, in Go"),
     ("transfer/by name", TIMES, "three packets with answers: two in Go, one in Python"),
     ("allocate/go", TIMES, "a packet and its answer, in Go"),
@@ -108,6 +110,36 @@ def a_byte(count: int = 500) -> list[int]:
     return took
 
 
+def watch(end: socket.socket, word: memoryview, count: int) -> None:
+    """Poll a word that counts up, and say when each number came."""
+    stamps, clock = [], time.monotonic_ns
+    for number in range(1, count + 1):
+        while word[0] != number:
+            pass
+        stamps.append(clock())
+    end.sendall(json.dumps(stamps).encode())
+
+
+def a_word(count: int = 500) -> list[int]:
+    """Return how long a word in shared memory takes to a process that polls it, one every millisecond."""
+    ours, theirs = socket.socketpair()
+    word = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")
+    child = multiprocessing.get_context("fork").Process(
+        target=_only, args=(watch, theirs, ours, word, count), daemon=True
+    )
+    child.start()
+    theirs.close()
+    sent: list[int] = []
+    for number in range(1, count + 1):
+        time.sleep(0.001)
+        sent.append(time.monotonic_ns())
+        word[0] = number
+    with ours, ours.makefile() as answer:
+        came: list[int] = json.load(answer)
+    child.join()
+    return [at - begun for begun, at in zip(sent, came, strict=True)]
+
+
 def _only(work: Any, end: socket.socket, other: socket.socket, *more: Any) -> None:
     other.close()
     work(end, *more)
@@ -147,19 +179,23 @@ def limits(kinds: list[str], seconds: float) -> Iterator[tuple[str, str, str, fl
     """Yield the limits: the workload, the kind of memory, what counts, and the limit."""
     python = percentile(sorted(packet_and_answer(seconds)), 0.5) / 1e3
     slept = percentile(sorted(a_byte()), 0.5) / 1e3
+    polled = percentile(sorted(a_word()), 0.5) / 1e3
     go = in_go("bridge/seqpacket", "APacketAndItsAnswer", "ns/op")
-    ring = in_go("internal/shmchannel", "Processes/broadcast/1_consumers/asleep", "frames/s")
+    rings = {n: in_go("internal/shmchannel", f"Processes/broadcast/{n}_consumers/asleep", "frames/s") for n in (1, 8)}
     fence = in_go("cuda", "WriteValue64", "ns/op")
     start = cuda_start()
     for kind in kinds:
         yield "allocate/python", kind, TIMES, python
         yield "stream/python-python/1 consumer", kind, TIMES, slept
+        yield "stream/python-spinning/1 consumer", kind, TIMES, polled
+        yield "stream/go-spinning python/1 consumer", kind, TIMES, polled
         if go is not None:
             yield "allocate/go", kind, TIMES, go / 1e3
             yield "transfer/by name", kind, TIMES, 2 * go / 1e3 + python
             yield "stream/go-python leases/1 consumer", kind, RATES, 1e9 / go
-        if kind == "host" and ring is not None:
-            yield "stream/go-go/1 consumer", kind, RATES, ring
+        for (count, ring), way in product(rings.items(), ("go-go", "go-python", "python-python")):
+            if kind == "host" and ring is not None:
+                yield f"stream/{way}/{count} consumer{'s' * (count > 1)}", kind, RATES, ring
         if kind == "device" and fence is not None:
             for one in (
                 "go-go/1 consumer",

@@ -131,7 +131,7 @@ def test_after_an_asyncio_wait_that_failed_memory_comes_back_without_the_garbage
         lease.publish("later")
         asyncio.run(main())
         assert [array() for array in arrays] == [None, None]
-        assert other.stats().leases == 1
+        until(lambda: other.stats().leases == 1)
 
 
 def test_after_a_cancelled_copy_memory_comes_back_without_the_garbage_collector(service, monkeypatch):
