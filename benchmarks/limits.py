@@ -194,17 +194,9 @@ def limits(kinds: list[str], seconds: float) -> Iterator[tuple[str, str, str, fl
             yield "transfer/by name", kind, TIMES, 2 * go / 1e3 + python
             yield "stream/go-python leases/1 consumer", kind, RATES, 1e9 / go
         for (count, ring), way in product(rings.items(), ("go-go", "go-python", "python-python")):
-            if kind == "host" and ring is not None:
-                yield f"stream/{way}/{count} consumer{'s' * (count > 1)}", kind, RATES, ring
-        if kind == "device" and fence is not None:
-            for one in (
-                "go-go/1 consumer",
-                "go-python/1 consumer",
-                "go-python/8 consumers",
-                "python-python/1 consumer",
-            ):
-                yield f"stream/{one}", kind, RATES, 1e9 / fence
-            yield "stream/python-python/8 consumers", kind, RATES, 1e9 / fence
+            rate = ring if kind == "host" else fence and 1e9 / fence
+            if rate is not None:
+                yield f"stream/{way}/{count} consumer{'s' * (count > 1)}", kind, RATES, rate
         if kind == "device" and start is not None:
             yield "start-up/first", kind, TIMES, start
 
