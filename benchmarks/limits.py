@@ -51,7 +51,7 @@ TABLE = (
     ("stream/python-python/1 consumer", TIMES, "a byte through a socket to a process that sleeps"),
     ("stream/python-spinning/1 consumer", TIMES, "a word in shared memory that a Python loop polls"),
     ("stream/go-spinning python/1 consumer", TIMES, "a word in shared memory that a Python loop polls"),
-    ("stream/go-python leases/1 consumer", RATES, "a packet and its answer for each frame, in Go"),
+    ("stream/go-python leases/1 consumer", RATES, ""),
     ("transfer/by name", TIMES, "three packets with answers: two in Go, one in Python"),
     ("allocate/go", TIMES, "a packet and its answer, in Go"),
     ("allocate/python", TIMES, "a packet and its answer, in Python"),
@@ -192,7 +192,6 @@ def limits(kinds: list[str], seconds: float) -> Iterator[tuple[str, str, str, fl
         if go is not None:
             yield "allocate/go", kind, TIMES, go / 1e3
             yield "transfer/by name", kind, TIMES, 2 * go / 1e3 + python
-            yield "stream/go-python leases/1 consumer", kind, RATES, 1e9 / go
         for (count, ring), way in product(rings.items(), ("go-go", "go-python", "python-python")):
             rate = ring if kind == "host" else fence and 1e9 / fence
             if rate is not None:

@@ -318,16 +318,16 @@ class Consumer(Membership):
         except ProtocolError as error:
             self.lose(error)
             return None
-        return got if type(got) is _FRAME else self._taken(got)
-
-    def _taken(self, got: Any) -> _native.Frame | None:
-        """Return `got`, a result of `take`, if it is a frame. Keep other results, except a timeout, for `receive`."""
         if type(got) is _FRAME:
             frame: _native.Frame = got
             return frame
+        self._put_aside(got)
+        return None
+
+    def _put_aside(self, got: Any) -> None:
+        """Keep a result of `take` that is no frame for `receive`, unless it is a timeout."""
         if got is not NATIVE.Condition.TIMEOUT:
             self.early.append(got)
-        return None
 
     def swap(self, number: int) -> _native.Frame | None:
         """Release the frame `number`, wait for the next frame and return it; None if the caller must call `receive`.
@@ -342,7 +342,11 @@ class Consumer(Membership):
         except ProtocolError as error:
             self.lose(error)
             return None
-        return got if type(got) is _FRAME else self._taken(got)
+        if type(got) is _FRAME:
+            frame: _native.Frame = got
+            return frame
+        self._put_aside(got)
+        return None
 
     def look(self, seconds: float | None) -> None:
         """Wait until a frame is offered, or `early` has another result of `take`."""
@@ -350,7 +354,9 @@ class Consumer(Membership):
             if self.early or self.native.offered is not None:
                 return
             try:
-                self._taken(self.native.take(seconds, self.spin))
+                got = self.native.take(seconds, self.spin)
+                if type(got) is not _FRAME:  # a frame is in `offered`
+                    self._put_aside(got)
             except ClosedError:
                 self.early.append(NATIVE.Condition.EVICTED)
             except ProtocolError as error:
