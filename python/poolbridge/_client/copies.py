@@ -465,9 +465,12 @@ def _copy_on_device(state: LeaseState, part: _Part, source: Source, stream: Any)
     own = None
     if stream is None:
         # Copy on the stream that the array names. If the array names no stream, copy on poolbridge's own stream, and
-        # let the array's library make that stream wait for the array's data.
-        stream = source.stream if source.stream is not None else _cuda.own_stream(ordinal)
-        if source.stream is None:
+        # let the array's library make that stream wait for the array's data. Where no library does so, as with Numba's
+        # arrays, copy on the legacy default stream, on which such libraries write: Numba's `to_device` returns before
+        # the GPU has the last bytes.
+        stream = source.stream
+        if stream is None:
+            stream = _cuda.own_stream(ordinal) if source.by_dlpack else _sources.LEGACY_STREAM
             own = None if source.lasting else stream
             _sources.order(source, stream)
     _fences.name_stream(state, stream)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 import weakref
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,6 +72,32 @@ def test_copies_have_their_content_in_every_kind_of_memory(client, other, mine, 
         with next(frames) as frame:
             assert (frame.to_numpy() == byte).all()
     assert len(arenas(client)) == 1
+
+
+@pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned", "host"])
+@pytest.mark.parametrize("way", ["publish", "dict", "put", "copy_from"])
+def test_an_array_that_names_no_stream_is_copied_after_the_work_on_the_default_stream(client, mine, gate, kind, way):
+    client.create_pool(kind, kind=kind, max_bytes=64 << 20)
+    channel = client.create_channel("c", pool=kind, capacity=2, mode="queue")
+    frames, lease, given = client.subscribe("c"), client.allocate(N, "uint8", pool=kind), OfAStream(mine, None)
+    for _ in range(3):  # so that the last copies are a publisher's
+        channel.publish({"a": given} if way == "dict" else given, timeout=60)
+        next(frames).release()
+    gate.hold(1)
+    fill(address(mine), N, 5, 1)
+    ways: dict[str, Any] = {
+        "publish": lambda: channel.publish(given, timeout=60),
+        "dict": lambda: channel.publish({"a": given}, timeout=60),
+        "put": lambda: client.put(given, "copy", pool=kind),
+        "copy_from": lambda: lease.copy_from(given),
+    }
+    with ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(ways[way])
+        futures.wait([copying], 0.2)  # a copy that does not wait for the default stream is done now
+        gate.open()
+        copied = copying.result()
+    found: Any = {"put": copied, "copy_from": lease}.get(way) or next(frames)
+    assert ((found["a"] if way == "dict" else found).to_numpy() == 5).all()
 
 
 @pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned", "host"])
