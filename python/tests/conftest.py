@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ from poolbridge._sys.native import NATIVE
 
 # In all tests, and in their child processes, services compare how clients describe their leases: see CONTRIBUTING.md.
 os.environ["POOLBRIDGE_CHECK_LEASES"] = "1"
+
+# A shell lets the programs that it starts in the background ignore SIGINT, but tests send this signal to themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Hypothesis stores the inputs with which a test fails. It stores them in the build folder, not in the source tree.
 set_hypothesis_home_dir(Path(__file__).parents[2] / "build" / "hypothesis")

@@ -133,7 +133,7 @@ def test_a_buffer_of_several_arrays_is_written_in_place(client, other):
             np.asarray(lease[name])[...] = array
         lease.publish("batch")
     same(other.get_dict("batch"))
-    with other.get("batch", write=True) as lease:
+    with other.get("batch", write=True, timeout=60) as lease:  # the service may not have the writer's release yet
         np.asarray(lease["label"])[...] += 1
     assert other.get_dict("batch")["label"].tolist() == [8, -6]
     assert other.get_dict("batch", write=True)["label"].flags.writeable
@@ -322,7 +322,7 @@ def test_a_name_with_other_metadata_than_expected_is_an_error_and_no_lease(clien
     client.put(BATCH, "m", metadata={"model": "llama", "revision": "2"}).release()
     client.put(BATCH["label"], "one").release()
     same(other.get_dict("m", expect={"revision": "2"}))
-    with other.get("m", expect={"revision": "2", "model": "llama"}, write=True):
+    with other.get("m", expect={"revision": "2", "model": "llama"}, write=True, timeout=60):
         pass
     for name, expect, text in (
         ("m", {"model": "llama", "revision": "1"}, "'revision' of 'm' to be '1', found '2': put"),
