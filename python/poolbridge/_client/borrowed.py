@@ -17,7 +17,7 @@ from poolbridge._client.publisher import LoanedArrays, wrapped
 from poolbridge._client.tracing import Operation, bytes_of, traced
 from poolbridge._order import fences as _fences
 from poolbridge._order.captures import CAPTURES
-from poolbridge._session.consumer import Kept, claim, fences_of, receive
+from poolbridge._session.consumer import Kept, claim, fences_of, map_claimed, receive
 from poolbridge._sys import process as _process
 from poolbridge._sys.finaliser import while_running
 from poolbridge._sys.uncopied import Uncopied
@@ -123,7 +123,7 @@ class BaseBorrowedArrays(Uncopied):
             if frame is None or array is not None:
                 return array
         self._fence()
-        return self._claimed(frame, (yield from claim(consumer, frame)))
+        return self._claimed(frame, claim(consumer, frame) or (yield from map_claimed(consumer, frame)))
 
     def _swap(self) -> _native.Frame | None:
         """Release the last array's frame and take the next frame in one step. If this is not possible, return None."""

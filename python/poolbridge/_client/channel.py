@@ -11,7 +11,7 @@ from poolbridge._client.frame import AsyncFrame, Frame
 from poolbridge._client.publisher import AsyncPublisher, Publisher
 from poolbridge._client.shown import html_of
 from poolbridge._client.tracing import Operation, bytes_of, meta_of, published, traced
-from poolbridge._session.consumer import claim, receive
+from poolbridge._session.consumer import claim, map_claimed, receive
 from poolbridge.errors import (
     ClosedError,
     InvalidArgumentError,
@@ -63,7 +63,8 @@ class BaseChannel:
             native = consumer.at_once() or (yield from receive(consumer, seconds))
             if native is None:
                 raise ClosedError(f"channel {self.name!r} was closed")
-            return frame(self._run, (yield from claim(consumer, native)), consumer, native)
+            state = claim(consumer, native) or (yield from map_claimed(consumer, native))
+            return frame(self._run, state, consumer, native)
         finally:
             consumer.native.offered = None
             self._session.unsubscribe(consumer)

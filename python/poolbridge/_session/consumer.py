@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from poolbridge._order import fences as _fences
 from poolbridge._session.flow import Ask, Flow, Sleep
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from poolbridge import _native
+    from poolbridge._memory.session_blocks import SessionBlock
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
 
@@ -139,8 +140,11 @@ class Credit:
     def wait(self, seconds: float | None) -> None:
         """Wait until credit is left or `over` is true, but at most `seconds` seconds (None: no limit)."""
         self._changed = changed = Flag()
-        if not self.left and not self.over:
-            changed.wait(seconds)
+        try:
+            if not self.left and not self.over:
+                changed.wait(seconds)
+        finally:
+            self._changed = None
 
     def tell(self) -> None:
         """Wake the thread that waits, because a frame was settled or no frame will come any more."""
@@ -266,7 +270,7 @@ class Consumer(Membership):
         self._looking = threading.Lock()
         self._hand = Hand(session, native, channel.capacity)
         self._frames: dict[int, _native.Frame] = {}  # the frames that have a grant, by its id
-        self._granted: Grant | None = None  # the grant that was made last
+        self.granted: Grant | None = None  # the grant that was made last
         self._counted: set[int] = set()  # ids of the grants that are counted as leases of their blocks
         self.requeued: set[int] = set()  # numbers of frames that were requeued but not released yet
 
@@ -386,12 +390,27 @@ class Consumer(Membership):
             wait=fences_of(frame),
             event=frame.event or b"",
         )
-        with self.session.lock:
-            self.session.timelines.pin(grant.wait)
-            self._granted = grant
+        session = self.session
+        with session.lock:
+            if grant.wait:
+                session.timelines.pin(grant.wait)
+            self.granted = grant
             self._frames[grant.id] = frame
             self.credit.unsettled.add(grant.id)
+            block = session.core.blocks.get(grant.block)
+            if block is not None:
+                self._count(grant, block)
         return grant
+
+    def _count(self, grant: Grant, block: SessionBlock) -> bool:
+        """Count a frame as a lease of its block; return False if it does not lie in the block."""
+        if block.pool != self.channel.pool or grant.base + grant.nbytes > block.size:
+            return False
+        if grant.id not in self._counted:
+            block.leases += 1
+            self._counted.add(grant.id)
+        grant.block_nbytes, grant.generation = block.size, block.generation
+        return True
 
     def count(self, grant: Grant) -> bool:
         """Count a frame as a lease of its block; return False if this session does not know the block.
@@ -403,18 +422,12 @@ class Consumer(Membership):
         """
         with self.session.lock:
             block = self.session.core.blocks.get(grant.block)
-            if block is None:
-                return False
-            end = grant.base + grant.nbytes
-            if end > block.size or block.pool != self.channel.pool:
+            if block is not None and not self._count(grant, block):
+                end = grant.base + grant.nbytes
                 raise ProtocolError(
                     f"a frame that ends at byte {end} does not fit into block {block.id} of {block.size}"
                 )
-            if grant.id not in self._counted:
-                block.leases += 1
-                self._counted.add(grant.id)
-            grant.block_nbytes, grant.generation = block.size, block.generation
-        return True
+        return block is not None
 
     def layout(self, grant: Grant) -> bytes:
         """See `Taker.layout`."""
@@ -467,7 +480,7 @@ class Consumer(Membership):
         if self.native.offered is not None:  # a call was interrupted before it returned this frame: forget its grant
             self.check_turn()
             with self.session.lock:
-                granted = self._granted
+                granted = self.granted
                 if granted is not None and self._is_offered(granted):
                     self._end(granted, (), back=False)
         if not self.auto or not (self.credit.unsettled or self._undecided):
@@ -533,7 +546,7 @@ class Consumer(Membership):
         or, with ``ack="auto"``, when the subscription ends. If the program asks for another frame before the
         subscription ends, the dropped frame is acknowledged instead.
         """
-        if alone and self.goes_back(grant) and not self._is_offered(grant):
+        if alone and self.queue and self.goes_back(grant) and not self._is_offered(grant):
             if self.auto and not self.left and self.session.ended is None:
                 self._undecided.append((grant, fences))
                 return
@@ -545,7 +558,7 @@ class Consumer(Membership):
         # an entry from a set or dict only after it has done the work that needs the entry.
         settled, frame = grant.id not in self.credit.unsettled, self._frames.get(grant.id)
         if frame is not None:
-            if not self._is_offered(grant):  # else the next `receive` returns the frame, with a new grant
+            if frame is not self.native.offered or self.left:  # else `receive` returns the frame, with a new grant
                 number = frame.number
                 if not settled and number in self.requeued:
                     # The program requeued this frame, then took it a second time, and has not settled it since.
@@ -554,7 +567,8 @@ class Consumer(Membership):
                 if number in self.requeued and sum(other.number == number for other in self._frames.values()) < 2:
                     self.requeued.discard(number)
             del self._frames[grant.id]
-            self.session.timelines.unpin(grant.wait)
+            if grant.wait:
+                self.session.timelines.unpin(grant.wait)
         self.credit.unsettled.discard(grant.id)
         self.credit.tell()
         if grant.id in self._counted:
@@ -716,26 +730,39 @@ def _end_or_fail(consumer: Consumer, got: Any) -> Flow[None]:
         yield from consumer.evicted()
 
 
-def claim(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
-    """Make the `LeaseState` for a taken frame. The caller empties `offered` when the program has the frame.
+def claim(consumer: Consumer, frame: _native.Frame) -> LeaseState | None:
+    """Make the `LeaseState` for a taken frame; return None if the caller must run `map_claimed`, which may wait.
+
+    The caller empties `offered` when the program has the frame.
 
     Raises
     ------
+    InvalidArgumentError
+        Another thread or task is taking a frame of this subscription.
     ContentFailedError
         The content will never be complete. When the program asks again, it gets the next frame.
     """
-    session = consumer.session
     consumer.check_turn()
-    consumer.receiving = True  # as in `alone`, in fewer steps
+    state = mapped_state(consumer.session, consumer.grant(frame), consumer)
+    if state is not None and (state.lost or state.fences):
+        _check_content(consumer, frame, state)
+    return state
+
+
+def map_claimed(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
+    """Make the `LeaseState` for a frame whose memory, or the pages of its fences, must first be mapped; see `claim`."""
+    return consumer.alone(_map_claimed(consumer, frame))
+
+
+def _map_claimed(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
+    state = yield from map_state(consumer.session, cast("Grant", consumer.granted), consumer)
+    _check_content(consumer, frame, state)
+    return state
+
+
+def _check_content(consumer: Consumer, frame: _native.Frame, state: LeaseState) -> None:
     try:
-        grant = consumer.grant(frame)
-        state = mapped_state(session, grant, consumer) or (yield from map_state(session, grant, consumer))
-        if state.lost or state.fences:
-            try:
-                _fences.check(state)
-            except ContentFailedError as error:
-                consumer.native.offered = None
-                raise type(error)(f"frame {frame.number}: {error}") from None
-        return state
-    finally:
-        consumer.receiving = False
+        _fences.check(state)
+    except ContentFailedError as error:
+        consumer.native.offered = None
+        raise type(error)(f"frame {frame.number}: {error}") from None

@@ -254,13 +254,15 @@ class Core:
             self.granted.discard(grant.id)  # no signal handler runs between the end of `forget` and the end of this
         return self.idle(grant)
 
-    def forget(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> None:
-        """Count one lease less on a block, and note which fences cover the work on the block."""
+    def forget(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> SessionBlock | None:
+        """Count one lease less on a block, and note the fences of the work on it. Returns the same as `idle`."""
         block = self.blocks.get(grant.block)
-        if block is not None:
-            for fence in fences:
-                block.used(fence)
-            block.leases -= 1  # the last step: see `release`
+        if block is None:
+            return None
+        for fence in fences:
+            block.used(fence)
+        block.leases -= 1  # the last step: see `release`
+        return block if block.recalled and not block.leases else None
 
     def idle(self, grant: Grant) -> SessionBlock | None:
         """Return the block of a lease if the service has recalled it and this session has no lease on it; else None."""

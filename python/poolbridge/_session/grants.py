@@ -57,7 +57,7 @@ def mapped_state(session: Session, grant: Grant, consumer: Taker | None = None) 
         The consumer that took the frame; None if the grant is not of a frame.
     """
     try:
-        if consumer is not None and not consumer.count(grant):
+        if consumer is not None and not (grant.block_nbytes or consumer.count(grant)):
             return None
         pool, memory = session.pool_info(grant.pool), session.mapped(grant.block)
         if pool is None or memory is None or (grant.wait and session.timelines.unknown(session.core.epoch, grant.wait)):

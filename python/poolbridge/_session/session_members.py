@@ -166,14 +166,13 @@ class SessionMembers(SessionReturns):
     def unown(self, state: LeaseState) -> None:
         """Undo `own` or `Session.keep_mapped`; a second call does nothing. The caller holds the lock."""
         if state.counted:
-            self.core.forget(state.grant)
+            idle = self.core.forget(state.grant)
             state.counted = False  # no signal handler runs between the end of `forget` and this step
-            self._released(self.core.idle(state.grant))
+            self._released(idle)
 
     def disown(self, grant: Grant, fences: tuple[Fence, ...] = ()) -> None:
         """Count one frame less on a block. The session waits for `fences` before it unmaps the block."""
-        self.core.forget(grant, fences)
-        self._released(self.core.idle(grant))
+        self._released(self.core.forget(grant, fences))
 
     def give_up(self, grant: Grant, fences: tuple[Fence, ...]) -> None:
         """See `SessionReturns.give_up`."""
