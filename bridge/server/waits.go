@@ -2,8 +2,10 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/poolbridge/poolbridge/bridge/wire"
 	"github.com/poolbridge/poolbridge/internal/typed"
@@ -24,6 +26,20 @@ func (c *connection) waitFor(q uint32, err error, attempt func(context.Context) 
 	if refused := c.wait(q, attempt); refused != nil {
 		c.fail(q, fmt.Errorf("%w (%s)", refused, err.Error()))
 	}
+}
+
+// answerInTime answers request q by the function that `attempt` returns. If an attempt that does not wait fails with the error `missing`, and the
+// request may wait, answerInTime makes another attempt, from a new goroutine.
+func (c *connection) answerInTime(q uint32, wait uint64, missing error, attempt func(ctx context.Context, wait time.Duration) (answer func(), err error)) {
+	answer, err := attempt(c.ctx, 0)
+	if wait == 0 || q == 0 || !errors.Is(err, missing) {
+		answer()
+		return
+	}
+	c.waitFor(q, err, func(ctx context.Context) func() {
+		answer, _ := attempt(ctx, milliseconds(wait)) // the answer has the error
+		return answer
+	})
 }
 
 // wait is like waitFor, but returns an error if too many requests wait: the caller then answers the request.

@@ -129,7 +129,7 @@ func (h *Host) Gone(m *Member) error {
 	for i := range h.sequencer.claims {
 		w := &h.sequencer.claims[i]
 		if c := claim(w.Load()); c.tag() == tagConsumer+uint64(m.Seat) {
-			w.CompareAndSwap(uint64(c), uint64(newClaim(c.number(), tagReturned)))
+			w.CompareAndSwap(uint64(c), uint64(newClaim(c.number(), tagRequeued)))
 		}
 	}
 	h.sequencer.published.advance()

@@ -168,7 +168,7 @@ func (p *Producer) attempt(r *Record, ticket uint64) (uint64, full, error) {
 
 // mayPublish returns an error if this producer may not publish the frame after tail t.
 func (p *Producer) mayPublish(t tail) error {
-	if err := p.look(t); err != nil {
+	if err := p.refreshView(t); err != nil {
 		return err
 	}
 	switch state := p.roster.state.Load(); {

@@ -103,7 +103,7 @@ func (p *Producer) reclaim() ([]Returned, error) {
 	}
 	state := p.roster.state.Load()
 	t := p.sequencer.loadTail()
-	if err := p.look(t); err != nil {
+	if err := p.refreshView(t); err != nil {
 		return nil, err
 	}
 	p.state = state
@@ -118,7 +118,7 @@ func (p *Producer) sortReturned(t tail) ([]Returned, error) {
 		return nil, nil
 	}
 	if p.mode == Queue { // a consumer that joined after the call of look may have acknowledged a frame and still have the frame in hand
-		if err := p.look(p.sequencer.loadTail()); err != nil {
+		if err := p.refreshView(p.sequencer.loadTail()); err != nil {
 			p.stuck = append(p.stuck, p.leaving...)
 			return nil, err
 		}
@@ -235,8 +235,8 @@ func (p *Producer) readHolds() {
 }
 
 // readSpans collects the frames of a broadcast that consumers may have taken and not released. It reads the files of consumers with the
-// policy Block or Fail: only of those that left, or of all of them if the channel is destroyed. These are the consumers whose floors the
-// method `left` does not use.
+// policy Block or Fail: only of those that left, or of all of them if the channel is destroyed. These are the consumers whose floors
+// newestUnneeded does not use.
 func (p *Producer) readSpans() {
 	p.spans = p.spans[:0]
 	if p.mode == Queue {

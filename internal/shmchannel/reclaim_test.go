@@ -59,7 +59,7 @@ func TestABlockStaysAwayWhileAConsumerThatJoinedDuringTheReclaimHasItInHand(t *t
 		p := r.producer(2)
 		p.publish()
 		tail := p.sequencer.loadTail()
-		require.NoError(t, p.look(tail)) // the first part of Reclaim
+		require.NoError(t, p.refreshView(tail)) // the first part of Reclaim
 		c := r.consumer(MemberSpec{Timeline: timeline})
 		f := c.take()
 		require.NoError(t, c.Acknowledge(&f.Hand))

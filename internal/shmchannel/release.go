@@ -153,7 +153,7 @@ func (c *Consumer) Acknowledge(f InHand) error { return c.decide(f.hand(), tagDo
 // Requeue puts a frame into its queue again, so that a consumer can take it again. Requeue does not release the frame.
 //
 // Errors: the same as those of Acknowledge.
-func (c *Consumer) Requeue(f InHand) error { return c.decide(f.hand(), tagReturned) }
+func (c *Consumer) Requeue(f InHand) error { return c.decide(f.hand(), tagRequeued) }
 
 func (c *Consumer) decide(f *Hand, tag uint64) error {
 	c.mu.Lock()
@@ -174,7 +174,7 @@ func (c *Consumer) settle(number, tag uint64) error {
 		return c.notInHand(number)
 	}
 	s.freed.wake()
-	if tag == tagReturned || c.roster.state.Load() != channelOpen || c.roster.abandoned.Load() != 0 {
+	if tag == tagRequeued || c.roster.state.Load() != channelOpen || c.roster.abandoned.Load() != 0 {
 		s.published.wake() // the frame waits again, or it was perhaps the last frame
 	}
 	return nil

@@ -33,7 +33,7 @@ type claim uint64
 
 // The tags of a claim. tagConsumer + i stands for the consumer in seat i.
 const (
-	tagReturned = iota
+	tagRequeued = iota
 	tagDone
 	tagConsumer
 )
@@ -155,7 +155,7 @@ type resident struct {
 
 // waits reports whether the frame waits for a consumer.
 func (r resident) waits() bool {
-	return r.claim.number() < r.number || r.claim.number() == r.number && r.claim.tag() == tagReturned
+	return r.claim.number() < r.number || r.claim.number() == r.number && r.claim.tag() == tagRequeued
 }
 
 // done reports whether the slot is free for another frame.

@@ -305,7 +305,7 @@ func vectorsToWrite() vectors {
 	sequencer.Tail.Number, sequencer.Tail.Slot, sequencer.Tail.Version = MaxNumber, 62, 1023
 	sequencer.Waiting = []struct{ Slot, Ticket uint64 }{{0, 98}, {62, 99}}
 	sequencer.Order = []struct{ Number, Slot uint64 }{{1, 0}, {130, 62}, {1<<40 + 63, 5}}
-	sequencer.Claims = []struct{ Number, Tag uint64 }{{1, tagDone}, {130, tagReturned}, {1<<40 + 63, tagConsumer + 1023}}
+	sequencer.Claims = []struct{ Number, Tag uint64 }{{1, tagDone}, {130, tagRequeued}, {1<<40 + 63, tagConsumer + 1023}}
 	sequencer.Deliveries = []struct{ Number, Count uint64 }{{130, 2}, {1<<40 + 63, MaxDelivery}}
 	small := &sequencerVector{Head: 1}
 	small.Tail.Number, small.Tail.Slot, small.Tail.Version = 2, voidSeat, 3

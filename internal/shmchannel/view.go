@@ -20,13 +20,13 @@ type reader struct {
 // blocks reports whether the channel must keep the frames that this consumer has not released.
 func (r *reader) blocks() bool { return r.active && r.policy.blocks() }
 
-// look reads the roster again if the roster has changed since the last call. The caller has loaded tail t before. A change of the roster
-// takes effect when the tail has the roster's new version. look does not wait until the tail has the new version, because the service may
-// stop before it stores this version there. Until the tail has the new version, look ignores the change. After the channel is closed, the
-// version in the tail does not change any more, and look uses only the version in the roster.
+// refreshView reads the roster again if the roster has changed since the last call. The caller has loaded tail t before. A change of the roster
+// takes effect when the tail has the roster's new version. refreshView does not wait until the tail has the new version, because the service may
+// stop before it stores this version there. Until the tail has the new version, refreshView ignores the change. After the channel is closed, the
+// version in the tail does not change any more, and refreshView uses only the version in the roster.
 //
 // Errors: [UnknownMemberError]; [ErrCorrupt].
-func (p *Producer) look(t tail) error {
+func (p *Producer) refreshView(t tail) error {
 	for range maxRounds {
 		v := p.roster.version.Load()
 		if known := p.view.version; p.view.known && (v == known || v == known+1 && t.version() == known&1023 && p.roster.state.Load() == channelOpen) {

@@ -66,6 +66,6 @@ func (s *Service) recycleUnused(b *ledger.Buffer) {
 		return
 	}
 	p := s.pools.of(b.Block.Pool)
-	p.room.broadcast()
+	p.room.broadcast() // because the session and the user have less, even if the block does not become free
 	p.recycle(b.Block)
 }

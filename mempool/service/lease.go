@@ -56,10 +56,30 @@ func (s *Session) grant(ctx context.Context, b *ledger.Buffer, write bool) Grant
 	return GrantedLease{Lease: Lease{s, l}, Grant: svc.describe(l), Mapped: mapped}
 }
 
-// lease leases the buffer that the function `find` returns. It waits until the session can lease the buffer, but not longer than the time
-// `wait`. The argument `text` is the name that `find` searches for, or empty. lease calls `find` with Service.mu held. If `find` returns
-// an error, it may also return a signal. After this signal, lease calls `find` again.
-func (s *Session) lease(ctx context.Context, text string, write bool, wait time.Duration, find func() (*ledger.Buffer, *signal, error)) (g GrantedLease, err error) {
+// Lease leases a buffer by its id and generation. It waits until leases that exclude the new lease have ended, at most for the time `wait`.
+//
+// Errors: [mempool.ErrStale] for a buffer that the session does not see, or that has another generation, [mempool.ErrInvalid] for a write
+// lease on a part of an arena, [mempool.ErrBusy], [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied],
+// [mempool.ErrLimit], [mempool.ErrClosed], the context's error.
+func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, wait time.Duration) (GrantedLease, error) {
+	svc := s.svc
+	return s.leaseFound(ctx, "", write, wait, func() (*ledger.Buffer, *signal, error) {
+		b := ledger.Find(s.rec, svc.ledger.Buffers.Get(id))
+		switch {
+		case b == nil:
+			return nil, nil, typed.Errorf(mempool.ErrStale, "there is no buffer %d in a pool that user %d may use: it is gone, or it never was there", id, s.rec.Peer.UID)
+		case b.Generation != generation:
+			return nil, nil, typed.Errorf(mempool.ErrStale, "buffer %d is of generation %d, not %d: its memory was used again, or another service has the "+
+				"buffer", id, b.Generation, generation)
+		}
+		return b, nil, nil
+	})
+}
+
+// leaseFound leases the buffer that the function `find` returns. It waits until the session can lease the buffer, but not longer than the time
+// `wait`. The argument `text` is the name that `find` searches for, or empty. leaseFound calls `find` with Service.mu held. If `find` returns
+// an error, it may also return a signal. After this signal, leaseFound calls `find` again.
+func (s *Session) leaseFound(ctx context.Context, text string, write bool, wait time.Duration, find func() (*ledger.Buffer, *signal, error)) (g GrantedLease, err error) {
 	w := newWaiter(ctx, s, wait, purpose{what: forName, name: text})
 	defer w.stop()
 	svc := s.svc

@@ -128,7 +128,7 @@ func (s *Session) Get(ctx context.Context, text string, write bool, known Known,
 			a.leave()
 		}
 	}()
-	g, err = s.lease(ctx, text, write, wait, func() (*ledger.Buffer, *signal, error) {
+	g, err = s.leaseFound(ctx, text, write, wait, func() (*ledger.Buffer, *signal, error) {
 		var missing error
 		if n := ledger.Find(s.rec, svc.ledger.Names.Get(text)); n != nil {
 			found = Known{n.Buffer.ID, n.Version}
@@ -154,26 +154,6 @@ func (s *Session) Get(ctx context.Context, text string, write bool, known Known,
 	})
 	g.Version = found.Version
 	return g, err
-}
-
-// Lease leases a buffer by its id and generation. It waits until leases that exclude the new lease have ended, at most for the time `wait`.
-//
-// Errors: [mempool.ErrStale] for a buffer that the session does not see, or that has another generation, [mempool.ErrInvalid] for a write
-// lease on a part of an arena, [mempool.ErrBusy], [mempool.ErrContentFailed], [mempool.ErrProducerDied], [mempool.ErrDenied],
-// [mempool.ErrLimit], [mempool.ErrClosed], the context's error.
-func (s *Session) Lease(ctx context.Context, id, generation uint64, write bool, wait time.Duration) (GrantedLease, error) {
-	svc := s.svc
-	return s.lease(ctx, "", write, wait, func() (*ledger.Buffer, *signal, error) {
-		b := ledger.Find(s.rec, svc.ledger.Buffers.Get(id))
-		switch {
-		case b == nil:
-			return nil, nil, typed.Errorf(mempool.ErrStale, "there is no buffer %d in a pool that user %d may use: it is gone, or it never was there", id, s.rec.Peer.UID)
-		case b.Generation != generation:
-			return nil, nil, typed.Errorf(mempool.ErrStale, "buffer %d is of generation %d, not %d: its memory was used again, or another service has the "+
-				"buffer", id, b.Generation, generation)
-		}
-		return b, nil, nil
-	})
 }
 
 // await begins a wait for a name; awaitedName.leave ends the wait. The caller holds Service.mu.

@@ -575,17 +575,17 @@ static bool end_claim(struct pb_consumer *c, struct pb_hand *hand, uint64_t tag)
     return PB_CAS(pb_claim(&c->ch, hand->number), &mine, hand->number << 12 | tag);
 }
 
-// Wakes other members after this consumer has ended a claim or a hold. `given_back`: the consumer has requeued the frame.
-static void tell(struct pb_consumer *c, bool given_back) {
+// Wakes other members after this consumer has ended a claim or a hold. `requeued`: the consumer has requeued the frame.
+static void tell(struct pb_consumer *c, bool requeued) {
     if (c->ch.queue) pb_advance_head(&c->ch, pb_tail(&c->ch));
     wake_producers(c);
-    if (c->ch.queue && (given_back || pb_state(&c->ch) || pb_abandoned(&c->ch))) pb_wake(pb_published(&c->ch)); // consumers may wait for the frame or the end
+    if (c->ch.queue && (requeued || pb_state(&c->ch) || pb_abandoned(&c->ch))) pb_wake(pb_published(&c->ch)); // consumers may wait for the frame or the end
 }
 
 enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, bool *stood) {
     struct pb_hand *hand = find_hand(c, number, false);
     if (!hand) return PB_NOT_HELD;
-    *stood = end_claim(c, hand, requeue ? PB_GIVEN_BACK : PB_ACKNOWLEDGED);
+    *stood = end_claim(c, hand, requeue ? PB_REQUEUED : PB_ACKNOWLEDGED);
     if (!c->ch.queue) {
         hold_hand(c, hand);
         move_floor(c);
@@ -594,21 +594,22 @@ enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, b
     return PB_OK;
 }
 
-enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_fence *done, bool settled,
+enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_fence *done, bool reached,
                           bool *stood) {
     struct pb_hand *hand = find_hand(c, number, true);
     if (!hand) return PB_NOT_HELD;
     if (done->value) {
         pb_word *entry = own(c, PB_AT_DONE + 32 * pb_slot(&c->ch, number));
         uint64_t before = PB_PEEK(entry), value = PB_PEEK(entry + 1), word = PB_PEEK(entry + 2);
-        if (value && !settled && (word != done->word || value > done->value)) return PB_FENCE;
+        // Go keeps the greater value of the same word instead: see storeFence.
+        if (value && !reached && (word != done->word || value > done->value)) return PB_FENCE;
         PB_PUT(entry, 0);
         atomic_thread_fence(memory_order_release);
         PB_PUT(entry + 1, done->value);
         PB_PUT(entry + 2, done->word);
         PB_STORE(entry, before > number ? before : number); // a consumer can release the frames of a slot in any order
     }
-    *stood = end_claim(c, hand, requeue ? PB_GIVEN_BACK : PB_ACKNOWLEDGED);
+    *stood = end_claim(c, hand, requeue ? PB_REQUEUED : PB_ACKNOWLEDGED);
     clear_hold(c, hand->hold);
     size_t after = c->in_hand-- - (size_t)(hand - c->hands) - 1;
     memmove(hand, hand + 1, after * sizeof *hand);

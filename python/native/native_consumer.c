@@ -136,13 +136,13 @@ static PyObject *take(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     return take_next(self, &how);
 }
 
-// Reads the arguments `word`, `value` and `settled` of a Python call from `args`; missing arguments are 0 and false.
-static bool fence_of(Consumer *self, PyObject *const *args, Py_ssize_t given, struct pb_fence *done, bool *settled) {
+// Reads the arguments `word`, `value` and `reached` of a Python call from `args`; missing arguments are 0 and false.
+static bool fence_of(Consumer *self, PyObject *const *args, Py_ssize_t given, struct pb_fence *done, bool *reached) {
     if ((given > 0 && !number_of(self, args[0], PB_WORDS - 1, "a word", &done->word)) ||
         (given > 1 && !number_of(self, args[1], PB_VALUE_MAX, "the value of a fence", &done->value)))
         return false;
     int truth = given > 2 ? PyObject_IsTrue(args[2]) : 0;
-    *settled = truth > 0;
+    *reached = truth > 0;
     return truth >= 0;
 }
 
@@ -154,16 +154,16 @@ static PyObject *no_queue(Consumer *self) {
 static PyObject *let_go(Consumer *self, PyObject *const *args, Py_ssize_t given, const char *name, bool requeue) {
     struct pb_fence done = {0};
     uint64_t number;
-    bool settled, stood;
+    bool reached, stood;
     if (!usable(&self->member) || !count_is(given, 1, 4, name) || !number_of(self, args[0], UINT64_MAX, "a frame's number", &number) ||
-        !fence_of(self, args + 1, given - 1, &done, &settled))
+        !fence_of(self, args + 1, given - 1, &done, &reached))
         return NULL;
     if (requeue && !self->core.ch.queue) return no_queue(self);
-    enum pb_result r = pb_release(&self->core, number, requeue, &done, settled, &stood);
+    enum pb_result r = pb_release(&self->core, number, requeue, &done, reached, &stood);
     return r ? result_of(&self->member, r) : PyBool_FromLong(stood);
 }
 
-// release(number, word=0, value=0, settled=False)
+// release(number, word=0, value=0, reached=False)
 static PyObject *release(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     return let_go(self, args, given, "release", false);
 }
@@ -181,7 +181,7 @@ static PyObject *swap(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     return take_next(self, &how);
 }
 
-// requeue(number, word=0, value=0, settled=False)
+// requeue(number, word=0, value=0, reached=False)
 static PyObject *requeue(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     return let_go(self, args, given, "requeue", true);
 }

@@ -252,7 +252,7 @@ enum pb_result pb_begin(struct pb_consumer *c); // call pb_begin when the servic
 enum pb_result pb_add_track(struct pb_consumer *c, uint32_t seat, uint64_t member, int fd);
 enum pb_result pb_take(struct pb_consumer *c, struct pb_frame *frame);
 enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, bool *stood); // the frame stays in hand
-enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_fence *done, bool settled,
+enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_fence *done, bool reached,
                           bool *stood);
 void pb_leave(struct pb_consumer *c);
 bool pb_keep(struct pb_consumer *c, const struct pb_kept *what, void **before); // false: no memory, or PB_MOST_KEPT objects are kept
@@ -320,12 +320,12 @@ static inline pb_word *pb_entry(const struct pb_channel *ch, uint64_t number) {
 
 // pb_claim finds the word that says what has happened to the frame `number` of a queue. The word has the number and a tag: one of these
 // values, or PB_CLAIMED plus the seat of the consumer that has taken the frame.
-enum { PB_GIVEN_BACK, PB_ACKNOWLEDGED, PB_CLAIMED };
+enum { PB_REQUEUED, PB_ACKNOWLEDGED, PB_CLAIMED };
 static inline pb_word *pb_claim(const struct pb_channel *ch, uint64_t number) {
     return pb_at(&ch->sequencer, PB_AT_ORDER + 8 * (ch->slots + pb_slot(ch, number)));
 }
 static inline bool pb_claim_waits(uint64_t claim, uint64_t number) { // whether a published number waits for a consumer
-    return claim >> 12 < number || claim == (number << 12 | PB_GIVEN_BACK);
+    return claim >> 12 < number || claim == (number << 12 | PB_REQUEUED);
 }
 static inline bool pb_claim_over(uint64_t claim, uint64_t number) { // whether the number is acknowledged
     return claim >> 12 > number || claim == (number << 12 | PB_ACKNOWLEDGED);

@@ -52,14 +52,14 @@ func (t *Hand) settleLocked(again bool) error {
 		return nil
 	}
 	t.decided = true
-	native := t.by.shm
+	shm := t.by.shm
 	switch {
 	case t.by.channel.Mode != mempool.WorkQueue:
-		return native.Pass(&t.hand)
+		return shm.Pass(&t.hand)
 	case again:
-		return native.Requeue(&t.hand)
+		return shm.Requeue(&t.hand)
 	}
-	return native.Acknowledge(&t.hand)
+	return shm.Acknowledge(&t.hand)
 }
 
 // requeueAll requeues the unsettled frames of queues after the session has ended. The client must do this itself: the service requeues

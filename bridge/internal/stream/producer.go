@@ -18,11 +18,11 @@ import (
 // Publisher.
 type Producer struct {
 	member
-	joined chan struct{} // closed when native or err is set
+	joined chan struct{} // closed when shm or err is set
 	err    error
 	shm    *shmchannel.Producer
 
-	reclaiming sync.Mutex    // held while the result of native.Reclaim is used
+	reclaiming sync.Mutex    // held while the result of shm.Reclaim is used
 	back       []*sending    // leases that have come back; guarded by reclaiming
 	returning  chan struct{} // has a value while a goroutine releases leases that have come back
 	wanted     atomic.Int64  // until this time somebody waits for memory of the pool, in nanoseconds since 1970

@@ -169,10 +169,10 @@ class Hand:
         if self._end(number, word, value, back=back) is NATIVE.Condition.FENCE_PENDING:
             self._session.later(partial(self._end_after, number, word, value, back=back))
 
-    def _end(self, number: int, word: int, value: int, *, back: bool, settled: bool = False) -> Any:
+    def _end(self, number: int, word: int, value: int, *, back: bool, reached: bool = False) -> Any:
         try:
             end = self._native.requeue if back else self._native.release
-            result = end(number, word, value, settled)
+            result = end(number, word, value, reached)
         except (ClosedError, LeaseReleasedError, ForkError):
             return None
         if value and result is not NATIVE.Condition.FENCE_PENDING:
@@ -182,14 +182,14 @@ class Hand:
         return result
 
     def _end_after(self, number: int, word: int, value: int, *, back: bool) -> None:
-        """Wait until the fence of an earlier frame is reached, and then release the frame `number`.
+        """Wait until the fence of another frame is reached, and then release the frame `number`.
 
         The fences of both frames have the same slot in shared memory.
         """
         before, own = self._fences.get(number & (self._slots - 1)), self._session.timelines.own
         while before is not None and own is not None and not own.page.wait(*before, 1.0):
             pass
-        self._end(number, word, value, back=back, settled=True)
+        self._end(number, word, value, back=back, reached=True)
 
 
 class Consumer(Membership):

@@ -57,6 +57,7 @@ def mapped_state(session: Session, grant: Grant, consumer: Taker | None = None) 
         The consumer that took the frame; None if the grant is not of a frame.
     """
     try:
+        # `block_nbytes` is 0 until the consumer has counted the frame.
         if consumer is not None and not (grant.block_nbytes or consumer.count(grant)):
             return None
         pool, memory = session.pool_info(grant.pool), session.mapped(grant.block)

@@ -148,9 +148,8 @@ class LeaseState(Uncopied):
         self.grant = grant
         self.pool = pool
         self.memory = memory
-        self.description = _tensor.from_wire(
-            grant.tensor, grant.nbytes
-        )  # the service describes the buffer, nobody else
+        # The service describes a buffer; the producer, which is another program, describes a frame.
+        self.description = _tensor.from_wire(grant.tensor, grant.nbytes)
         if consumer is not None and (layout := consumer.layout(grant)):
             self.description = _layout.decode(layout, self.description)
         self.write = grant.write
@@ -255,6 +254,8 @@ class LeaseState(Uncopied):
 
     def release(self, *, failed: bool, force: bool = False) -> None:
         """End the lease now. Streams may still work on the memory.
+
+        `failed` says that the content has failed or, for a frame of a queue, that the frame goes back to the queue.
 
         Raises
         ------

@@ -65,9 +65,9 @@ class Driver(Protocol):
 class Session(SessionMembers):
     """One connection to the service, with its mappings and leases. Thread-safe.
 
-    Its base classes have what belongs together: `SessionMembers` the members of channels, `SessionReturns` the leases
-    that came back from channels, `SessionMemory` pools and mapped blocks. This class has packets, the end of leases,
-    timelines, and the end of the session.
+    Its base classes have what belongs together: `SessionMembers` the members of channels, `SessionReturns` what
+    `Returns`, which has the leases that came back from channels, needs of a session, `SessionMemory` pools and mapped
+    blocks. This class has packets, the end of leases, timelines, and the end of the session.
 
     Parameters
     ----------
