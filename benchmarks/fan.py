@@ -35,6 +35,8 @@ class Fan(ABC):
 
     name: ClassVar[str]
     kind: ClassVar[Kind] = "host"
+    form: ClassVar[str] = ""
+    """What differs from other fans of the system, in the name of the workload."""
     shared: ClassVar[bool] = False
     """Whether each frame goes to only one of the consumers, and not to all consumers."""
 

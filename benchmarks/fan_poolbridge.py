@@ -98,8 +98,29 @@ class ChannelFan(Fan):
 class QueueFan(ChannelFan):
     """Uses a queue, a channel that sends each frame to only one of the consumers."""
 
-    mode = "queue"
+    form = mode = "queue"
     shared = True
+
+
+class LeaseFan(ChannelFan):
+    """Allocates memory for each frame, and takes each frame as a lease: the simplest way, without a publisher."""
+
+    form = "leases"
+
+    def open_to_send(self) -> Callable[[int], None]:
+        """Make a pool and the channel in it."""
+        channel, client = self._channel(), self._client
+
+        def send(number: int) -> None:
+            lease = client.allocate(self.nbytes, "uint8", pool=self.channel, timeout=_TIMEOUT)
+            put_number(np.asarray(lease), number)
+            channel.publish(lease, timeout=_TIMEOUT)
+
+        return send
+
+    def open_to_receive(self) -> Iterator[np.ndarray[Any, Any]]:
+        """Subscribe."""
+        return map(np.from_dlpack, self._subscribe())
 
 
 class DeviceFan(ChannelFan):

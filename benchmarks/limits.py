@@ -51,7 +51,7 @@ TABLE = (
     ("stream/python-python/1 consumer", TIMES, "a byte through a socket to a process that sleeps"),
     ("stream/python-spinning/1 consumer", TIMES, "a word in shared memory that a Python loop polls"),
     ("stream/go-spinning python/1 consumer", TIMES, "a word in shared memory that a Python loop polls"),
-    ("stream/go-python leases/1 consumer", RATES, ""),
+    ("stream/python-leases/1 consumer", RATES, ""),
     ("transfer/by name", TIMES, "three packets with answers: two in Go, one in Python"),
     ("allocate/go", TIMES, "a packet and its answer, in Go"),
     ("allocate/python", TIMES, "a packet and its answer, in Python"),

@@ -95,7 +95,7 @@ WAYS = {
     "go-spinning python": "Go → Python, spinning",
     "python-go": "Python → Go",
 }
-BETWEEN_PYTHON = {"python": "", "spinning": ", spinning", "queue": ", queue"}
+BETWEEN_PYTHON = {"python": "", "spinning": ", spinning", "queue": ", queue", "leases": ", a lease each"}
 
 
 def streams(report: Report, *numbers: str) -> str:
@@ -115,7 +115,7 @@ def python(report: Report, *numbers: str) -> str:
     """Show streams between Python processes, beside those of iceoryx2, to these numbers of consumers."""
     found: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for kind in reversed(KINDS):
-        for row in rows(report, kind, "stream/python-(python|spinning|queue)/.*"):
+        for row in rows(report, kind, "stream/python-(python|spinning|queue|leases)/.*"):
             _, way, consumers = row["workload"].split("/")
             number = consumers.split()[0]
             if number in numbers:

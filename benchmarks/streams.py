@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, Final, get_args
 
 from fan import Fan, Waiting
-from fan_poolbridge import ChannelFan, DeviceFan, QueueFan
+from fan_poolbridge import ChannelFan, DeviceFan, LeaseFan, QueueFan
 from sample import Result, summarize
 
 from poolbridge._bench.arrays import number_of
@@ -216,7 +216,7 @@ class _Run:
 def workload(fan: Fan) -> str:
     """Return the name of a stream's workload."""
     plural = "" if fan.consumers == 1 else "s"
-    return f"stream/python-{'queue' if fan.shared else fan.waiting}/{fan.consumers} consumer{plural}"
+    return f"stream/python-{fan.form or fan.waiting}/{fan.consumers} consumer{plural}"
 
 
 def _here(
@@ -225,7 +225,7 @@ def _here(
     """Return the systems that can send frames in a kind of memory on this machine."""
     here: list[tuple[type[Fan], Callable[..., Fan]]] = []
     systems: list[tuple[type[Fan], Callable[..., Fan]]] = []
-    systems.extend((own, partial(own, path=path)) for own in (ChannelFan, QueueFan, DeviceFan))
+    systems.extend((own, partial(own, path=path)) for own in (ChannelFan, QueueFan, LeaseFan, DeviceFan))
     systems.extend((other, other) for other in others)
     for system, make in systems:
         if system.kind != kind:
@@ -284,7 +284,7 @@ def measure_streams(
         runs: list[_Run] = []
         try:
             for system, make in systems:
-                if system.shared == shared:
+                if system.shared == shared and (waiting == "python" or not system.form):
                     name = f"{system.name}-{os.getpid()}-{next(names)}"
                     runs.append(_Run(context, make(_FRAME_BYTES, _DEPTH, count, name, waiting=waiting)))
             for _ in range(rounds or ROUNDS):
