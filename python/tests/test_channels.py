@@ -20,8 +20,10 @@ from realservice import RealService, leases, publish, until
 
 import poolbridge
 from poolbridge._memory.mappings import MAPPINGS
-from poolbridge._session.consumer import claim
+from poolbridge._session import consumer as _consumer
+from poolbridge._session.consumer import Credit, claim
 from poolbridge._session.producer import Producer
+from poolbridge._sys.deferred import Flag
 from poolbridge._wire import messages as m
 
 
@@ -422,6 +424,39 @@ def test_a_thread_does_not_get_the_frame_that_another_thread_has_taken_and_not_y
     with ThreadPoolExecutor(1) as pool, pytest.raises(poolbridge.InvalidArgumentError, match="once for each thread"):
         pool.submit(lambda: claim(consumer, taken)).result()
     assert frames.receive(60).seq == 2
+
+
+def test_a_frame_that_was_taken_before_another_thread_closed_the_subscription_is_no_lease(client, other):
+    channel = client.create_channel("c", capacity=4)
+    frames = other.subscribe("c")
+    publish(client, channel, 1)
+    frames.receive(60).release()  # so that this session knows the producer
+    publish(client, channel, 2)
+    consumer = frames._consumer
+    taken = consumer.at_once()
+    frames.close()
+    with pytest.raises(poolbridge.ClosedError, match="this subscription was closed"):
+        claim(consumer, taken)
+    assert not consumer._frames
+    assert not any(block.leases for block in other._session.core.blocks.values())
+
+
+def test_the_end_of_a_wait_for_credit_does_not_keep_a_later_wait_from_being_woken(monkeypatch):
+    class FirstWait(Flag):
+        def wait(self, seconds):
+            monkeypatch.undo()
+            second.start()
+            return not until(lambda: credit._changed is not self)
+
+    credit = Credit(1)
+    credit.unsettled.add(1)
+    second = threading.Thread(target=credit.wait, args=(60,))
+    monkeypatch.setattr(_consumer, "Flag", FirstWait)
+    credit.wait(60)
+    credit.unsettled.clear()
+    credit.tell()
+    second.join(30)
+    assert not second.is_alive()
 
 
 def test_no_two_threads_get_the_same_frame_of_a_subscription(client, other):

@@ -57,8 +57,8 @@ class Source:
         The stream on which the data will be complete; None if the array names no stream.
     by_dlpack
         Whether the array has been read by DLPack, which can make a stream wait for the data.
-    lasting
-        Whether nobody writes the array after it was made, as with JAX's arrays.
+    unordered
+        Whether nothing says which streams write the array: a copy must wait for the whole GPU.
     capsule
         The capsule that the array has been read from, if it was read by DLPack. It may own the memory: some arrays make
         their elements only for the capsule.
@@ -72,7 +72,7 @@ class Source:
     ordinal: int | None = None
     stream: int | None = None
     by_dlpack: bool = False
-    lasting: bool = False
+    unordered: bool = False
     capsule: object = None
 
     @property
@@ -228,7 +228,13 @@ def _leased(lease: ArrayExports) -> Source:
         _fences.before_cpu(state)
     address = state.memory.address(write=state.write) + description.offset
     ordinal = pool.device[1] if on_gpu else None
-    return Source(view, address, description.shape, description.strides, description.element, ordinal, by_dlpack=True)
+    source = Source(view, address, description.shape, description.strides, description.element, ordinal, by_dlpack=True)
+    if on_gpu and state.write:  # DLPack makes a stream wait for other processes, but not for this process's own streams
+        streams = list(state.streams or ())
+        source.unordered = state.unordered or len(streams) > 1
+        if len(streams) == 1 and streams[0].reachable:
+            source.stream = streams[0].handle
+    return source
 
 
 def _exported(array: Any) -> Source:
@@ -237,9 +243,10 @@ def _exported(array: Any) -> Source:
     if ordinal is None and hasattr(array, "__arrow_c_array__"):  # it says more about nulls and other types
         return _from_arrow(array)
     # JAX passes -1 to CUDA as a handle of a stream. Without a stream, JAX waits on the CPU until the data is complete.
-    unordered = ordinal is not None and type(array).__module__.partition(".")[0] not in {"jax", "jaxlib"}
+    module = type(array).__module__
+    waits = ordinal is not None and module.partition(".")[0] not in {"jax", "jaxlib"}
     try:
-        capsule = _ask(array, lambda: _capsule(array, -1 if unordered else None))
+        capsule = _ask(array, lambda: _capsule(array, -1 if waits else None))
     except InvalidArgumentError:  # such as of CuPy, which has bfloat16 in its other interface only
         interface = None if ordinal is None else _cuda_array_interface(array)
         if interface is None:
@@ -250,10 +257,10 @@ def _exported(array: Any) -> Source:
     seen = _dlpack.read_tensor(capsule, getattr(array, "dtype", None))
     source = Source(array, seen.address, seen.shape, seen.strides, _tensor.element_type(seen.name), ordinal)
     source.by_dlpack, source.capsule = True, capsule
-    source.lasting = not unordered
-    if unordered and (interface := _cuda_array_interface(array)) is not None:
+    source.unordered = module.startswith("cuda.core")  # its buffers' DLPack ignores the stream
+    if waits and (interface := _cuda_array_interface(array)) is not None:
         source.stream = interface.get("stream")
-    if unordered and source.stream is None:
+    if waits and source.stream is None:
         source.stream = _stream_of_torch(array)
     return source
 

@@ -456,10 +456,11 @@ def _fill(state: LeaseState, parts: list[_Part], stream: Any) -> Flow[None]:
 def _copy_on_device(state: LeaseState, part: _Part, source: Source, stream: Any) -> int | Callable[[], None] | None:
     """Queue the copy. Return the stream that the caller must wait for; None: the caller need not wait.
 
-    If the driver refuses the copy because the array is in a pool of another GPU, return a function that copies.
+    If a copy must wait for the whole GPU, or the driver refuses it because the array is in a pool of another GPU,
+    return a function that copies.
 
     The program may write the array after the publication, on a stream of its own. So the caller must wait for the copy
-    unless the stream that writes the array copies it, too, or nobody writes the array.
+    unless the stream that writes the array copies it, too.
     """
     ordinal = state.memory.pool.device[1]
     own = None
@@ -468,18 +469,18 @@ def _copy_on_device(state: LeaseState, part: _Part, source: Source, stream: Any)
         # let the array's library make that stream wait for the array's data. Where no library does so, as with Numba's
         # arrays, copy on the legacy default stream, on which such libraries write: Numba's `to_device` returns before
         # the GPU has the last bytes.
+        if source.unordered:
+            return partial(copy_into, state, part.given, part.description)
         stream = source.stream
         if stream is None:
-            stream = _cuda.own_stream(ordinal) if source.by_dlpack else _sources.LEGACY_STREAM
-            own = None if source.lasting else stream
+            stream = own = _cuda.own_stream(ordinal) if source.by_dlpack else _sources.LEGACY_STREAM
             _sources.order(source, stream)
-    _fences.name_stream(state, stream)
-    key = next(reversed(state.streams or {}))
+    handle = _fences.stream_that_copies(state, stream)
     nbytes = part.description.nbytes
     if nbytes:
         to = state.address(write=True, part=part.description)
         try:
-            _cuda_stream.copy(ordinal, key.handle, to, source.address, nbytes)
+            _cuda_stream.copy(ordinal, handle, to, source.address, nbytes)
         except DriverError:
             if source.ordinal == ordinal:
                 raise

@@ -88,14 +88,13 @@ def _copy(state: LeaseState, source: LeaseState, stream: Any) -> Flow[None]:
         first, last = content.span
         whole = _tensor.describe(last - first, "uint8").at(first)
         home, from_ = (one.memory.pool.device for one in (state, source))
+        handle = None if stream is None or home != from_ else _fences.stream_that_copies(source, stream)
         if stream is not None:
             _fences.name_stream(state, stream)
-        if stream is not None and home == from_:
-            _fences.name_stream(source, stream)
-            key = next(reversed(source.streams or {}))
+        if handle is not None:
             to, address = state.address(write=True, part=whole), source.address(write=False, part=whole)
             if whole.nbytes:
-                _cuda_stream.copy(home[1], key.handle, to, address, whole.nbytes)
+                _cuda_stream.copy(home[1], handle, to, address, whole.nbytes)
         else:
             device = "cuda" if from_[0] == _dlpack.CUDA else None
             yield Do(partial(copy_into, state, LeaseView(source, part=whole, device=device), whole))

@@ -251,11 +251,14 @@ _THROUGH = 64 << 20  # bytes of the memory through which copies between GPUs go
 
 
 def copy_on_device(ordinal: int, destination: int, source: int, nbytes: int, owner: int | None = None) -> None:
-    """Wait until the primary context's work is done, and copy between device addresses. Return after the copy.
+    """Wait until the work of the primary contexts is done, and copy between device addresses. Return after the copy.
 
     The argument `owner` is the GPU that has `source`; None: the GPU `ordinal`. If `ordinal` has no access to `source`,
     as with pools of another GPU, the copy goes through plain memory of `owner`, which the driver copies to any GPU.
     """
+    if owner is not None and owner != ordinal:
+        with current(owner):
+            call("cuCtxSynchronize")
     with current(ordinal):
         call("cuCtxSynchronize")
         try:

@@ -33,6 +33,7 @@ from poolbridge._wire.messages import Fence
 from poolbridge.errors import (
     ContentFailedError,
     DriverError,
+    InvalidArgumentError,
     PoolLimitError,
     ProducerDiedError,
     StreamCaptureError,
@@ -145,6 +146,21 @@ def name_stream(state: Held, stream: Any) -> None:
     """Call `before_use` for a stream that the user named, and note that the user names all streams of the lease."""
     before_use(state, stream)
     state.named = True
+
+
+def stream_that_copies(state: Held, stream: Any) -> int:
+    """Call `name_stream` for the stream on which the caller queues a copy, and return the stream's handle.
+
+    Raises
+    ------
+    InvalidArgumentError
+        `stream` is -1, which asks for no order.
+    """
+    key = stream_key(state.memory.pool.device, stream)
+    if key is None:
+        raise InvalidArgumentError("stream -1 asks for no order: name the stream that copies the array")
+    name_stream(state, stream)
+    return key.handle
 
 
 def name_event(state: Held, event: Event) -> None:

@@ -144,7 +144,8 @@ class Credit:
             if not self.left and not self.over:
                 changed.wait(seconds)
         finally:
-            self._changed = None
+            if self._changed is changed:  # a thread of a later call may wait, too
+                self._changed = None
 
     def tell(self) -> None:
         """Wake the thread that waits, because a frame was settled or no frame will come any more."""
@@ -392,6 +393,8 @@ class Consumer(Membership):
         )
         session = self.session
         with session.lock:
+            if self.left:  # another thread has closed the subscription, which has released the frame
+                raise ClosedError("this subscription was closed")
             if grant.wait:
                 session.timelines.pin(grant.wait)
             self.granted = grant
@@ -477,12 +480,9 @@ class Consumer(Membership):
 
     def asks(self) -> None:
         """Note that the program asks for the next frame. Acknowledge all taken frames, except with ``ack="manual"``."""
-        if self.native.offered is not None:  # a call was interrupted before it returned this frame: forget its grant
+        if self.native.offered is not None:  # a call was interrupted before it returned this frame
             self.check_turn()
-            with self.session.lock:
-                granted = self.granted
-                if granted is not None and self._is_offered(granted):
-                    self._end(granted, (), back=False)
+            self.ungrant()
         if not self.auto or not (self.credit.unsettled or self._undecided):
             return
         if _process.pid != self.session.pid:
@@ -490,6 +490,13 @@ class Consumer(Membership):
         with self.session.lock:
             self.decide(back=False)
             self._settle_all(back=False)
+
+    def ungrant(self) -> None:
+        """Forget the grant of the offered frame, because a call was interrupted before it returned the frame."""
+        with self.session.lock:
+            granted = self.granted
+            if granted is not None and self._is_offered(granted):
+                self._end(granted, (), back=False)
 
     def _is_offered(self, grant: Grant) -> bool:
         """Whether a grant's frame is still in `offered`, so that the program does not have the frame yet."""
@@ -743,10 +750,18 @@ def claim(consumer: Consumer, frame: _native.Frame) -> LeaseState | None:
         The content will never be complete. When the program asks again, it gets the next frame.
     """
     consumer.check_turn()
-    state = mapped_state(consumer.session, consumer.grant(frame), consumer)
-    if state is not None and (state.lost or state.fences):
-        _check_content(consumer, frame, state)
-    return state
+    consumer.receiving = True  # because a finaliser or a signal handler may ask for a frame, too
+    try:
+        state = mapped_state(consumer.session, consumer.grant(frame), consumer)
+        if state is not None and (state.lost or state.fences):
+            _check_content(consumer, frame, state)
+    except BaseException:
+        consumer.ungrant()
+        raise
+    else:
+        return state
+    finally:
+        consumer.receiving = False
 
 
 def map_claimed(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
@@ -755,9 +770,14 @@ def map_claimed(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
 
 
 def _map_claimed(consumer: Consumer, frame: _native.Frame) -> Flow[LeaseState]:
-    state = yield from map_state(consumer.session, cast("Grant", consumer.granted), consumer)
-    _check_content(consumer, frame, state)
-    return state
+    try:
+        state = yield from map_state(consumer.session, cast("Grant", consumer.granted), consumer)
+        _check_content(consumer, frame, state)
+    except BaseException:
+        consumer.ungrant()
+        raise
+    else:
+        return state
 
 
 def _check_content(consumer: Consumer, frame: _native.Frame, state: LeaseState) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda.core import Buffer
 from gates import fill, finish, idle, new_stream, read
 from realservice import until
 from rig import CHANNELS, N, address, client, device_service, gate, other, use
@@ -98,6 +99,74 @@ def test_an_array_that_names_no_stream_is_copied_after_the_work_on_the_default_s
         copied = copying.result()
     found: Any = {"put": copied, "copy_from": lease}.get(way) or next(frames)
     assert ((found["a"] if way == "dict" else found).to_numpy() == 5).all()
+
+
+@pytest.mark.parametrize("source", ["several arrays", "in a dict", "of another pool"])
+@pytest.mark.parametrize("known", ["a stream", "two streams", "unknown"])
+def test_a_lease_is_copied_after_the_work_on_it(client, gate, source, known):
+    client.create_pool("other", kind="device", max_bytes=64 << 20)
+    channel = client.create_channel("c", pool="gpu", capacity=2, mode="queue")
+    frames, first, second = client.subscribe("c"), new_stream(), new_stream()
+    shape = {"a": (N, "uint8")} if source == "several arrays" else N
+    lease = client.allocate(shape, "uint8", pool="gpu" if source == "several arrays" else "other")
+    array = lease["a"] if source == "several arrays" else lease
+    given = {"a": lease} if source == "in a dict" else lease
+    channel.publish(given, timeout=60)  # so that later calls make no streams
+    next(frames).release()
+    streams = {"a stream": [first], "two streams": [second, first], "unknown": [-1]}[known]
+    for stream in streams:
+        array.__dlpack__(stream=stream, max_version=(1, 0))
+    gate.hold(first)
+    fill(address(lease), N, 5, first)
+    with ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(channel.publish, given, timeout=60)
+        futures.wait([copying], 0.2)  # a copy that does not wait for the stream is done now
+        gate.open()
+        copying.result()
+    with next(frames) as frame:
+        assert ((frame if source == "of another pool" else frame["a"]).to_numpy() == 5).all()
+
+
+def test_a_buffer_of_cuda_core_is_copied_after_the_work_on_it(client, mine, gate):
+    channel = client.create_channel("c", pool="gpu", capacity=2, mode="queue")
+    frames, stream, given = client.subscribe("c"), new_stream(), Buffer.from_handle(address(mine), N)
+    channel.publish(given, timeout=60)
+    next(frames).release()
+    gate.hold(stream)
+    fill(address(mine), N, 5, stream)
+    with ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(channel.publish, given, timeout=60)
+        futures.wait([copying], 0.2)  # a copy that does not wait for the stream is done now
+        gate.open()
+        copying.result()
+    with next(frames) as frame:
+        assert (frame.to_numpy() == 5).all()
+
+
+def test_each_array_of_a_dict_is_copied_on_its_own_stream(client, gate):
+    client.create_pool("other", kind="device", max_bytes=64 << 20)
+    channel = client.create_channel("c", pool="gpu", capacity=2, mode="queue")
+    frames, stream = client.subscribe("c"), new_stream()
+    one, two, three = (client.allocate(N, "uint8", pool="other") for _ in range(3))
+    given = {"one": OfAStream(one, 1), "two": OfAStream(two, stream), "three": OfAStream(three, 1)}
+    channel.publish(given, timeout=60)
+    next(frames).release()
+    gate.hold(1)
+    fill(address(three), N, 5, 1)
+    channel.publish(given, timeout=60)
+    gate.open()
+    with next(frames) as frame:
+        assert (frame["three"].to_numpy() == 5).all()
+
+
+def test_a_copy_needs_a_stream_that_has_an_order(client, mine):
+    channel = client.create_channel("c", pool="gpu", capacity=2, mode="queue")
+    with pytest.raises(poolbridge.InvalidArgumentError, match="stream -1 asks for no order"):
+        channel.publish(OfALibrary(mine), stream=-1)
+    mine.publish("it")
+    with pytest.raises(poolbridge.InvalidArgumentError, match="stream -1 asks for no order"):
+        client.get_copy("it", stream=-1)
+    assert client.stats().leases == 1
 
 
 @pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned", "host"])
