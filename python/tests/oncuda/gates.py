@@ -35,9 +35,9 @@ class Gate:
         self._words = memoryview(self._mapping).cast("Q")
         self._at = _cuda_stream.register(0, self._address, 4096, write=True)
 
-    def hold(self, stream: int) -> None:
-        """Make the stream wait until the gate opens."""
-        _cuda_stream.wait(0, stream, self._at, 1)
+    def hold(self, stream: int, ordinal: int = 0) -> None:
+        """Make a stream of a GPU wait until the gate opens."""
+        _cuda_stream.wait(ordinal, stream, self._at, 1)
         self.holding.add(id(self))
 
     def open(self) -> None:

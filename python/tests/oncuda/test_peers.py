@@ -8,6 +8,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 
 import kernels
 import numpy as np
@@ -125,6 +129,26 @@ def consume(service: str, *, device: int | str | None, ordinal: int = 1, **envir
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("way", ["put", "publish"])
+def test_an_array_of_another_gpu_is_copied_after_the_work_there(client, gate, way):
+    channel = client.create_channel("c", pool="device", capacity=2)
+    frames, memory, stream = client.subscribe("c"), _cuda.Allocation(1, N), stream_on(1)
+    interface = {"version": 3, "shape": (N,), "typestr": "|u1", "data": (memory.address, False), "stream": stream}
+    given = SimpleNamespace(__cuda_array_interface__=interface)
+    client.put(given, "before", pool="device").release()
+    gate.hold(stream, 1)
+    with current(1):
+        call("cuMemsetD8Async", memory.address, 5, N, stream)
+    with ThreadPoolExecutor(1) as pool:
+        copy = partial(client.put, given, "it", pool="device") if way == "put" else partial(channel.publish, given)
+        copying = pool.submit(copy)
+        futures.wait([copying], 0.2)  # a copy that does not wait for the stream is done now
+        gate.open()
+        copying.result()
+    with client.get("it") if way == "put" else next(frames) as found:
+        assert (found.to_numpy() == 5).all()
 
 
 @with_peers
