@@ -114,7 +114,7 @@ def watch(end: socket.socket, word: memoryview, count: int) -> None:
     """Poll a word that counts up, and say when each number came."""
     stamps, clock = [], time.monotonic_ns
     for number in range(1, count + 1):
-        while word[0] != number:
+        while word[0] < number:  # on a busy machine the word may be further
             pass
         stamps.append(clock())
     end.sendall(json.dumps(stamps).encode())
