@@ -1,8 +1,9 @@
 // Package bridge is the Go client of a poolbridge service: a program uses it to work with memory that the service owns, without copying the
 // memory. It speaks the protocol of docs/protocol.md over a Unix socket.
 //
-// [Dial] connects a program to a service and opens a session. The session ends with [Client.Close] or with the process. At that time the
-// session's leases end, and the service removes the session's names, except names that were published with Keep.
+// [Dial] connects a program to a service and opens a session. If the service dies and its guard starts the next one, the session goes on. It
+// ends with [Client.Close], with the process, or when the connection is lost for good: [ErrDisconnected]. At that time the session's leases
+// end, and the service removes the session's names, except names that were published with Keep.
 //
 //	client, err := bridge.Dial(ctx, bridge.DefaultSocket())
 //
@@ -23,10 +24,10 @@
 //
 // # Giving back
 //
-// A program gives back a [Client] and a [Publisher] by Close, and a [Lease], a [Frame] and an [Exported] by Release. Each of these returns an
-// error, can be deferred, and does nothing when it is called again, also after the client's end. A loop over [Channel.Frames] ends its
-// subscription when it ends. The methods that take a context act on the service and on all its clients, and are not for defer: a [Channel] and
-// a [Pool] stay for other programs until [Channel.Close] and [Pool.Destroy].
+// A program gives back a [Client], a [Publisher] and an [Arena] by Close, and a [Lease], a [Frame] and an [Exported] by Release. Each of these
+// returns an error, can be deferred, and a second call changes nothing, also after the client's end. A [Subscription] ends with its loop;
+// without a loop, call [Subscription.Close]. [Channel.Close] and [Pool.Destroy] take a context and act on all clients. Do not defer them: a
+// channel and a pool stay for other programs until somebody calls them.
 //
 //	client, err := bridge.Dial(ctx, bridge.DefaultSocket())
 //	if err != nil {
@@ -37,8 +38,8 @@
 // # Time
 //
 // Only the context limits how long a call waits. If the context has no deadline, the call waits without limit. A call whose name begins
-// with Try does not wait for other clients: it returns as soon as the service has answered. The context of such a call limits only the wait
-// for this answer. [Dial] waits for a service only with [Dialer.Wait].
+// with Try does not wait for other clients: it returns as soon as the service has answered. Only [Pool.TryAllocate] may wait some seconds, for
+// memory that the service is already taking back. The context of such a call limits only the wait for this answer. [Dial] waits for a service only with [Dialer.Wait].
 //
 //	lease, err := client.TryGet(ctx, "weights", bridge.LeaseOptions{}) // ErrNotFound, ErrBusy
 //

@@ -35,8 +35,8 @@ type Grant struct {
 	// Bytes is the size of the buffer, which begins at the byte Base of its block.
 	Bytes, Base uint64
 	Tensor      Tensor
-	// Wait has the fences that were not reached when the service granted the lease. All these fences must be reached before the session uses
-	// the memory.
+	// Wait has the fences that were not reached when the service granted the lease, and those that have failed. The client waits for them
+	// before it uses the memory, or makes the GPU's stream wait.
 	Wait []Fence
 	// Event is the handle of the interprocess event that came with the content, or nil.
 	Event []byte

@@ -33,9 +33,10 @@ const (
 type Config struct {
 	// Provider makes the spans. If Provider is nil, the tracer uses the program's global provider.
 	Provider trace.TracerProvider
-	// If Propagate is true, the tracer sends the ids of a publication's span with the frame, as the entry "traceparent" of the frame's Meta.
-	// If the span has a trace state, the tracer also adds the entry "tracestate". All subscribers see these entries. When a client receives
-	// the frame, the span of the receipt has a link to the span of the publication.
+	// If Propagate is true, the tracer sends the ids of a publication's span with the frame, as the entry "traceparent" of the frame's Meta,
+	// unless Meta has that entry already. If the span has a trace state, the tracer also adds the entry "tracestate". All subscribers see
+	// these entries. When a client with a tracer receives the frame, the tracer links the span of the receipt to that of the publication. The
+	// receiver needs no Propagate.
 	Propagate bool
 }
 

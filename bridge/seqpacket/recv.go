@@ -95,8 +95,8 @@ func (c *Conn) accept(n int, control []byte, flags int) (int, *FDs, error) {
 	return 0, nil, err
 }
 
-// end finds out why the kernel delivered no data. recvmsg returns the same result for an empty packet and for the end of the connection.
-// But poll reports that the peer has hung up only at the end of the connection.
+// end returns why recvmsg delivered no data: ErrEmptyPacket, ErrPeerClosed or io.EOF. recvmsg returns the same for an empty packet and for the
+// end of the connection, so end asks poll whether the peer has hung up. If so, an empty packet counts as the end, too.
 func (c *Conn) end() error {
 	var events int16
 	err := c.do(func(fd int) error {

@@ -78,9 +78,10 @@ type Server struct {
 	lists lists
 }
 
-// Listen serves svc on the socket at path until Close. If a dead service left a socket file behind, Listen replaces the file.
+// Listen starts a server for svc on a new socket at path, and returns at once. The server runs until Close. If a dead service left a socket
+// file behind, Listen replaces the file.
 //
-// Errors: [seqpacket.ErrInUse] if a live service listens at path, and errors of the file system.
+// Errors: [seqpacket.ErrInUse] if a live service listens at path, [seqpacket.ErrNotSocket], [seqpacket.ErrUnsafeDir], those of the system.
 func Listen(path string, svc *service.Service, c Config) (*Server, error) {
 	return begin(svc, c, func(config seqpacket.ListenConfig) (*seqpacket.Listener, error) {
 		return seqpacket.Listen(path, config)

@@ -39,7 +39,8 @@ func (t *timings) begin(q uint32, operation string) (returned func()) {
 }
 
 // end removes the record of request q. The caller calls end before it sends the answer, because the client may use the number q again
-// as soon as the client has the answer. When the answer is sent, the caller calls the function `sent` with the result.
+// as soon as the client has the answer. When the answer is sent, or could not be sent, the caller calls the function `sent`, which reports the
+// result and the duration to [Config.Answered].
 func (t *timings) end(q uint32) (sent func(result string)) {
 	if t.report == nil {
 		return func(string) {}

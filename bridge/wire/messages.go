@@ -223,8 +223,8 @@ type ChannelInfo struct {
 	// broadcast: number of frames that consumers missed; queue: number of frames that no consumer got, or that were delivered too often. The
 	// channel drops frames if consumers are too slow. In a broadcast, this is the sum of the frames that each consumer missed
 	Dropped uint64 `wire:"dr?"`
-	// whether nobody takes the frames of a queue that is full: it has no consumer, or they have taken none for 10 s and have none in hand.
-	// Producers wait, or the queue lost a frame in the last minute
+	// whether nobody takes the frames of a queue that is full, or lost one in the last minute: it has no consumer, or its consumers took none
+	// for 10 s and have none in hand
 	Untaken bool `wire:"ut?"`
 }
 

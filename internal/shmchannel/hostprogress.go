@@ -193,8 +193,8 @@ func (h *Host) countMissed(m *Member) {
 	}
 }
 
-// Blocks appends to the slice `to` the blocks of the frames that consumers may still take or have in hand. Blocks relies on what members
-// write, so a member that writes nonsense can make the result wrong. A block may be in the result twice.
+// Blocks appends to the slice `to` the blocks of the frames that consumers may still take or have in hand. A member that writes nonsense can
+// make the result wrong, so the service uses it only in lists and reports, and never to free memory. A block may be in it twice.
 func (h *Host) Blocks(to []uint64) []uint64 {
 	var tracks [MaxProducers]*track
 	for seat, m := range h.producers {

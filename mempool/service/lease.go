@@ -22,8 +22,8 @@ type GrantedLease struct {
 	Lease Lease
 	// Grant describes the lease. Other results may share its tensor, so the caller must not change the tensor.
 	Grant mempool.Grant
-	// Mapped says whether the session already has the export of the lease's block. If Mapped is false, the caller must send the session what
-	// [Lease.Export] returns.
+	// Mapped says whether the session had the export of the lease's block when the lease was granted. If Mapped is false, the caller calls
+	// [Lease.Export], and sends the session the export if the result `first` is true.
 	Mapped bool
 	// Version is the version of the content of a name, if [Session.Get] returns the lease.
 	Version uint64

@@ -3,7 +3,6 @@ package service
 import (
 	"cmp"
 	"context"
-	"reflect"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/typed"
@@ -81,26 +80,6 @@ func (s *Session) Allocate(ctx context.Context, pool uint64, t mempool.Tensor, w
 	}
 	b := svc.ledger.AddBuffer(block, account, s.rec.Describe(t), n, uint32(time.Since(svc.began)/time.Second))
 	return s.grant(ctx, b, true), nil
-}
-
-// Compare returns an error if the client describes one of its leases differently from the service. It does not compare what the client must
-// wait for. A lease that has ended has no description.
-//
-// Errors: [mempool.ErrInvalid].
-func (s *Session) Compare(seen mempool.Grant) error {
-	s.svc.mu.Lock()
-	defer s.svc.freeAndUnlock()
-	l := s.rec.Leases[seen.ID]
-	if l == nil {
-		return nil
-	}
-	have := s.svc.describe(l)
-	same := have.Tensor.Equal(seen.Tensor)
-	have.Tensor, have.Wait, have.Event = seen.Tensor, seen.Wait, seen.Event
-	if same && reflect.DeepEqual(have, seen) {
-		return nil
-	}
-	return typed.Errorf(mempool.ErrInvalid, "the client describes lease %d as %+v, the service as %+v", l.ID, seen, s.svc.describe(l))
 }
 
 // Release ends leases of the session. It ends every lease that it can end, and returns the error of the first lease that it cannot end. The

@@ -368,8 +368,8 @@ static struct pb_flight *find_flight(struct pb_producer *p, uint64_t number) {
     return low < p->in_flight && p->flights[low].number == number ? &p->flights[low] : NULL;
 }
 
-// Sets `back` to true for each frame in flight that the channel does not need any more, and to false for the other frames. Returns how many
-// frames have `back` true.
+// Sets `back` to true for each frame in flight that the channel does not keep any more, and to false for the others. Returns how many are
+// true. A consumer may still have such a frame in hand: the caller calls except_held next. In a broadcast, this function also sets `floor`.
 static size_t find_passed(struct pb_producer *p, uint64_t tail, uint64_t state) {
     struct pb_channel *ch = &p->ch;
     uint64_t last = pb_tail_number(tail), end = UINT64_MAX;

@@ -446,7 +446,8 @@ def test_the_end_of_a_wait_for_credit_does_not_keep_a_later_wait_from_being_woke
         def wait(self, seconds):
             monkeypatch.undo()
             second.start()
-            return not until(lambda: credit._changed is not self)
+            until(lambda: credit._changed is not self)
+            return False
 
     credit = Credit(1)
     credit.unsettled.add(1)

@@ -22,8 +22,9 @@ const (
 	absence = 500 * time.Millisecond
 )
 
-// unconfirmed are the packets that the service may not have carried out, or whose answers have not come. The service carries packets out in
-// their order, so an answer confirms all packets before its own that have no answer.
+// unconfirmed keeps the packets that the session may have to send again to a service that takes over: the service may not have carried them
+// out, or their answers have not come. The service carries packets out in their order, so an answer also confirms all earlier packets that
+// never get an answer.
 type unconfirmed struct {
 	mu     sync.Mutex
 	token  []byte // nil: the session ends with its connection

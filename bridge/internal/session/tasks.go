@@ -2,8 +2,9 @@ package session
 
 import "sync"
 
-// tasks is the work that a session does after notices and replies of the service. The tasks run one after another, and not in the receiving
-// goroutine: the receiving goroutine must never wait to send, because the service may be waiting until the client receives.
+// tasks is the work that a session does later: after notices and replies of the service, for requests whose callers have left, and for
+// streams. One goroutine runs the tasks, one after another. No goroutine that receives runs them: it must never wait to send, because the
+// service may be waiting until the client receives.
 type tasks struct {
 	mu   sync.Mutex
 	todo []func()

@@ -289,8 +289,8 @@ class ChannelInfo(Shown):
         delivered too often. The channel drops frames if consumers are too slow. In a broadcast, this is the sum of the
         frames that each consumer missed.
     untaken
-        Whether nobody takes the frames of a queue that is full: it has no consumer, or they have taken none for 10 s
-        and have none in hand. Producers wait, or the queue lost a frame in the last minute.
+        Whether nobody takes the frames of a queue that is full, or lost one in the last minute: it has no consumer, or
+        its consumers took none for 10 s and have none in hand.
     """
 
     id: int

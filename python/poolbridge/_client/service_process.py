@@ -112,8 +112,8 @@ class Process:
         if bounded or log is None:
             options = [*options, "--log-bytes", _MOST_LOG]
         LOG.debug("starting %s serve %s", program, " ".join(options))
-        # If the service does not become ready, the error text contains the service's output. The service writes its
-        # output to a file and not to a pipe: if this process closed its end of a pipe, the service would lose its log.
+        # If the service ends before it is ready, the error text contains what it wrote to stderr. The service writes to
+        # a file and not to a pipe: if this process closed its end of a pipe, the service would lose its log.
         with _open_log(log) as said:
             before = _end(said)
             ready, ready_end = map(beyond_standard, os.pipe())

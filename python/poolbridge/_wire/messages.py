@@ -210,8 +210,8 @@ class ChannelInfo(Struct, omit_defaults=True, gc=False, kw_only=True):
     # broadcast: number of frames that consumers missed; queue: number of frames that no consumer got, or that were
     # delivered too often
     dropped: U = field(default=0, name="dr")
-    # whether nobody takes the frames of a queue that is full: it has no consumer, or they have taken none for 10 s and
-    # have none in hand
+    # whether nobody takes the frames of a queue that is full, or lost one in the last minute: it has no consumer, or
+    # its consumers took none for 10 s and have none in hand
     untaken: bool = field(default=False, name="ut")
 
 

@@ -65,9 +65,12 @@ func (g *Guard) Take() {
 	}
 }
 
-// Run runs the service until it ends by itself, or dies again and again. It returns how the last service ended.
+// Run starts the service, and starts another one when it dies. Run returns how the last service ended: when a service ends by itself, when one
+// exits before any has served, or after maxDeaths quick deaths in a row. Run also returns when a signal, other than SIGHUP, tells the guard
+// to end.
 //
-// The guard starts a service only when it has reaped the one before: a service that was stopped (SIGSTOP) cannot run on beside its successor.
+// The guard starts a service only when the process of the one before has ended: a service that was stopped (SIGSTOP) cannot run on beside its
+// successor.
 func (g *Guard) Run(ctx context.Context) error {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP) // before anybody learns that this process is the guard
