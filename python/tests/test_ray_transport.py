@@ -7,6 +7,8 @@ import pickle
 import subprocess
 import sys
 import types
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -442,6 +444,25 @@ def test_a_mover_says_what_was_lost_with_its_service(services):
         mover.read(shared)
     for client in mover._clients.values():
         client.close()
+
+
+def test_a_mover_waits_for_content_that_was_promised(services):
+    services()
+    mover = _cluster.Mover()
+    made().extract_tensor_transport_metadata("first", [np.ones(3)])  # makes the pool
+    client = poolbridge.ray.client()
+    lease = client.allocate(3, "float64", pool=client.pools()[0].name)
+    array, promise = np.asarray(lease), lease.promise()
+    (shared,) = made().extract_tensor_transport_metadata("one", [array]).arrays
+    assert isinstance(shared, Shared)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(mover.read, shared)
+        assert futures.wait([reading], 0.2).not_done
+        array[:] = 5
+        promise.complete()
+        assert reading.result().tolist() == [5, 5, 5]
+    for one in mover._clients.values():
+        one.close()
 
 
 def test_a_receiver_whose_session_was_ended_connects_again(pool, sender):

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from poolbridge._session.session import Session
 
 LEGACY_STREAM: Final = 1
+# Where the arrays come from whose DLPack makes no stream wait.
+_IGNORE_STREAM: Final = ("cuda.core", "poolbridge._memory.legacyhandle")
 _ON_CPU: Final = (_dlpack.CPU, _dlpack.CUDA_HOST)
 _ON_GPU: Final = (_dlpack.CUDA, _dlpack.CUDA_MANAGED)
 _DIMENSIONS: Final = 64  # the most that NumPy has
@@ -231,8 +233,8 @@ def _leased(lease: ArrayExports) -> Source:
     source = Source(view, address, description.shape, description.strides, description.element, ordinal, by_dlpack=True)
     if on_gpu and state.write:  # DLPack makes a stream wait for other processes, but not for this process's own streams
         streams = list(state.streams or ())
-        source.unordered = state.unordered or len(streams) > 1
-        if len(streams) == 1 and streams[0].reachable:
+        source.unordered = state.unordered or len(streams) > 1 or not all(key.reachable for key in streams)
+        if streams and not source.unordered:
             source.stream = streams[0].handle
     return source
 
@@ -257,7 +259,7 @@ def _exported(array: Any) -> Source:
     seen = _dlpack.read_tensor(capsule, getattr(array, "dtype", None))
     source = Source(array, seen.address, seen.shape, seen.strides, _tensor.element_type(seen.name), ordinal)
     source.by_dlpack, source.capsule = True, capsule
-    source.unordered = module.startswith("cuda.core")  # its buffers' DLPack ignores the stream
+    source.unordered = module.startswith(_IGNORE_STREAM)
     if waits and (interface := _cuda_array_interface(array)) is not None:
         source.stream = interface.get("stream")
     if waits and source.stream is None:

@@ -215,12 +215,19 @@ class BaseBorrowedArrays(Uncopied):
 
     def _make(self, state: LeaseState) -> Any:
         twin = self._session.keep_mapped(state)
+        twin.fences = state.fences  # for the streams of a `wrap` that copies
         try:
             # For `wrap`, memory of kind `pinned` is the GPU's if a stream uses it.
             array, kept = wrapped(self._lease_type(self._run, twin), self._wrap, on_gpu=self._stream is not None)
         finally:
             twin.released = True
-        if kept:  # otherwise there is a copy of this frame, which cannot be used again
+            # The frame's release waits for the work that `wrap` has queued, and for unknown streams, such as those of
+            # PyTorch's copies between memory of kind `pinned` and a GPU.
+            unknown = twin.unordered and self._stream is None
+            state.unordered |= unknown
+            if twin.streams is not None:
+                state.streams = {**(state.streams or {}), **twin.streams}
+        if kept and not unknown:  # a copy cannot be used again, and a frame without a state does not wait
             with self._session.lock:
                 block = self._session.core.blocks.get(state.grant.block)
                 if block is not None:

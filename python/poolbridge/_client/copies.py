@@ -16,7 +16,7 @@ from weakref import ref
 import numpy as np
 
 from poolbridge._array import sources as _sources
-from poolbridge._array.arrays import description_of
+from poolbridge._array.arrays import ArrayExports, description_of, state_of
 from poolbridge._array.copies import copy_into
 from poolbridge._client import digests as _digests
 from poolbridge._client.arena import share
@@ -34,6 +34,7 @@ from poolbridge._client.publisher import COMPLETE, BasePublisher
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory import dlpack as _dlpack, layout as _layout, tensor as _tensor
 from poolbridge._order import fences as _fences
+from poolbridge._order.streams import PER_THREAD
 from poolbridge._session.flow import Do, Flow
 from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge._session.producer import send
@@ -469,12 +470,17 @@ def _copy_on_device(state: LeaseState, part: _Part, source: Source, stream: Any)
         # let the array's library make that stream wait for the array's data. Where no library does so, as with Numba's
         # arrays, copy on the legacy default stream, on which such libraries write: Numba's `to_device` returns before
         # the GPU has the last bytes.
-        if source.unordered:
+        far = source.ordinal != ordinal and (source.stream or 0) <= PER_THREAD  # default streams are of the other GPU
+        if source.unordered or far:
             return partial(copy_into, state, part.given, part.description)
         stream = source.stream
         if stream is None:
             stream = own = _cuda.own_stream(ordinal) if source.by_dlpack else _sources.LEGACY_STREAM
             _sources.order(source, stream)
+    elif isinstance(part.given, ArrayExports):  # the copy waits for its content, and its release for the copy
+        if source.ordinal != ordinal:
+            return partial(copy_into, state, part.given, part.description)
+        _fences.stream_that_copies(state_of(part.given), stream)
     handle = _fences.stream_that_copies(state, stream)
     nbytes = part.description.nbytes
     if nbytes:

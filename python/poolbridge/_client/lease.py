@@ -388,7 +388,8 @@ class Lease(BaseLease):
             content that is replaced. None: one more than that, or 1 if nothing is replaced.
         stream
             A stream that writes the content and for which no array was made by DLPack: a stream handle, or a stream
-            object of CuPy, PyTorch or cuda.core.
+            object of CuPy, PyTorch or cuda.core. If other programs used the memory before, name the stream by `used_on`
+            before it writes, so that it waits for them.
         event
             An interprocess event for readers that use such events. The program must have recorded the event after all
             work on the content. The event comes from ``client.event()``, cuda.core, CuPy or PyTorch. Do not destroy the

@@ -18,7 +18,7 @@ from poolbridge._memory import tensor as _tensor
 from poolbridge._order import fences as _fences
 from poolbridge._order.streams import stream_key
 from poolbridge._session.calls import Call
-from poolbridge._session.flow import Flow, Sleep
+from poolbridge._session.flow import Do, Flow, Sleep
 from poolbridge._session.grants import know_timeline, map_state, mapped_state
 from poolbridge._session.producer import Sending, deliver, producer_of
 from poolbridge._session.returns import Arena, Chunks
@@ -143,6 +143,7 @@ class BasePublisher(Uncopied):
         self._chunks = Chunks(channel.pool)
         self._stride = max(-(-description.nbytes // _ALIGNMENT), 1) * _ALIGNMENT
         self._written = False  # whether streams write the arrays
+        self._unknown = False  # whether streams that nobody names may write the arrays
         self._decided = False  # whether a loan has decided `_written`
         self._most = 1  # the greatest number of chunks for which the publisher has asked for an arena
         self._refused = 0.0  # until when the publisher does not ask for another arena
@@ -250,6 +251,8 @@ class BasePublisher(Uncopied):
             array, kept = wrapped(lease, self._wrap or np.asarray, on_gpu=on_gpu)
         finally:
             twin.released = True
+            if twin.unordered and not on_gpu:  # PyTorch's copies between memory of kind `pinned` and a GPU
+                self._unknown = True
             twin.streams, twin.unordered = None, False  # `loan` names the streams that write the array
         if not kept:
             raise InvalidArgumentError(
@@ -456,6 +459,10 @@ class BasePublisher(Uncopied):
         If the array is complete already, make no fence and return 0 and 0.
         """
         chunks, keeper = self._chunks, self._keeper()
+        if self._unknown and stream is None:
+            yield Do(keeper.memory.synchronize)
+            self._check_open()
+            return COMPLETE
         if stream is not None or (chunks.following is None and keeper.streams is None):
             yield from self._follow(stream)
         self._order_loan()
@@ -493,6 +500,8 @@ class BasePublisher(Uncopied):
         """
         chunks, valid = self._chunks, timeout is None or _is_time(timeout)
         if not self._written and stream is None:
+            if self._unknown:
+                return None
             return (chunks.send(packed) if valid else None) or COMPLETE
         sent = chunks.send_after(packed, stream) if valid else None
         if sent is not None:
@@ -621,7 +630,8 @@ class Publisher(BasePublisher):
             Seconds to wait for a free place in the channel; 0: do not wait; None, the default: no limit.
         stream
             Another stream that writes the array, besides the streams that the program passed to `loan`. Consumers wait
-            for the work that is queued on all these streams at the time of the call.
+            for the work that is queued on all these streams at the time of the call. Before it wrote, this stream must
+            have waited for one of the others: earlier readers may still use the memory. Better name it by `loan`.
 
         Returns
         -------

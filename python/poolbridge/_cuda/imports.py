@@ -305,14 +305,14 @@ def _own_context(ordinal: int) -> Any:
             f"own_context=True opens a handle in the current context, which is of GPU {device}: the memory is on GPU "
             f"{ordinal}; make a context of that GPU current, or leave own_context out"
         )
-    if _has_primary(ordinal):
+    if has_primary(ordinal):
         with _cuda.current(ordinal):
             if int(current) == int(_cuda.call("cuCtxGetCurrent")):
                 return None
     return current
 
 
-def _has_primary(ordinal: int) -> bool:
+def has_primary(ordinal: int) -> bool:
     """Whether the device's primary context exists in this process. This function does not create the context."""
     flags, active = c_int(), c_int()
     device = _cuda.call("cuDeviceGet", ordinal)
@@ -349,7 +349,7 @@ def _opens_in_primary(ordinal: int, handle: bytes) -> bool:
     If the driver does not open the handle in another context, the driver's error does not say why. The error is the
     same if the process that owns the memory is dead.
     """
-    if not _has_primary(ordinal):
+    if not has_primary(ordinal):
         return False
     try:
         address = _open_handle(ordinal, handle, None)

@@ -66,6 +66,12 @@ class PinnedPool(GPUPool):
         number, pool, blob = self.imports.import_for(export, descriptors)
         return PinnedBlock(self, number, pool, pool.import_block(blob))
 
+    def synchronize(self) -> None:
+        """Wait until all GPUs that this process uses have done its work so far: each of them reaches the memory."""
+        for ordinal in range(_cuda.call("cuDeviceGetCount")):
+            if _cuda_imports.has_primary(ordinal):
+                _cuda.synchronize(ordinal)
+
     def check_peer(self, ordinal: int) -> None:
         """Do nothing: a GPU needs no peer access to use host memory."""
 

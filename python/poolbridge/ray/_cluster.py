@@ -177,7 +177,9 @@ class Mover:
 
     def _lease(self, one: Shared) -> poolbridge.Lease:
         self._used = time.monotonic()
-        return _sharing.again(lambda: self._lease_now(one))
+        lease = _sharing.again(lambda: self._lease_now(one))
+        lease.wait()  # the content may not be complete: streams or a promise of the sender may still write it
+        return lease
 
     def _lease_now(self, one: Shared) -> poolbridge.Lease:
         try:

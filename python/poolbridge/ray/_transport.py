@@ -16,6 +16,7 @@ from poolbridge._array.arrays import state_of
 from poolbridge._client import makers as _makers
 from poolbridge._memory.kinds import ON_CPU
 from poolbridge._memory.tensor import ELEMENT_TYPES
+from poolbridge._order import fences as _fences
 from poolbridge._session.lease_state import LeaseState
 from poolbridge._sys.log import LOG
 from poolbridge.ray import _cluster, _nixl, _sharing
@@ -173,7 +174,9 @@ class Transport:
             state, description = found
             if state.write:
                 stream = _sharing.stream_of(array, self.options.library)
-                poolbridge.Lease(client._run, state).publish(name, stream=stream)  # noqa: SLF001
+                if stream is not None:  # the method of the actor may have used others, so this does not name all
+                    _fences.before_use(state, stream)
+                poolbridge.Lease(client._run, state).publish(name)  # noqa: SLF001
                 ends.append(partial(_unpublish, client, name))
             COUNTS.add("sent_in_place", description.nbytes, name)
         ends.append(partial(_let_go, state))

@@ -23,6 +23,7 @@ from test_gpu_channels import OfALibrary
 import poolbridge
 from poolbridge._client import copies as _copies
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
+from poolbridge._memory.legacyhandle import OpenedMemory
 from poolbridge._session import returns as _returns
 
 pytestmark = CHANNELS
@@ -102,22 +103,25 @@ def test_an_array_that_names_no_stream_is_copied_after_the_work_on_the_default_s
 
 
 @pytest.mark.parametrize("source", ["several arrays", "in a dict", "of another pool"])
-@pytest.mark.parametrize("known", ["a stream", "two streams", "unknown"])
+@pytest.mark.parametrize("known", ["a stream", "two streams", "unknown", "another thread's"])
 def test_a_lease_is_copied_after_the_work_on_it(client, gate, source, known):
     client.create_pool("other", kind="device", max_bytes=64 << 20)
     channel = client.create_channel("c", pool="gpu", capacity=2, mode="queue")
     frames, first, second = client.subscribe("c"), new_stream(), new_stream()
     shape = {"a": (N, "uint8")} if source == "several arrays" else N
-    lease = client.allocate(shape, "uint8", pool="gpu" if source == "several arrays" else "other")
+    pool_name = "gpu" if source == "several arrays" else "other"
+    before, lease = (client.allocate(shape, "uint8", pool=pool_name) for _ in range(2))
     array = lease["a"] if source == "several arrays" else lease
     given = {"a": lease} if source == "in a dict" else lease
-    channel.publish(given, timeout=60)  # so that later calls make no streams
+    channel.publish(
+        {"a": before} if source == "in a dict" else before, timeout=60
+    )  # so that later calls make no streams
     next(frames).release()
-    streams = {"a stream": [first], "two streams": [second, first], "unknown": [-1]}[known]
+    streams = {"a stream": [first], "two streams": [second, first], "unknown": [-1], "another thread's": [2]}[known]
     for stream in streams:
         array.__dlpack__(stream=stream, max_version=(1, 0))
-    gate.hold(first)
-    fill(address(lease), N, 5, first)
+    gate.hold(streams[-1] if known == "another thread's" else first)
+    fill(address(lease), N, 5, streams[-1] if known == "another thread's" else first)
     with ThreadPoolExecutor(1) as pool:
         copying = pool.submit(channel.publish, given, timeout=60)
         futures.wait([copying], 0.2)  # a copy that does not wait for the stream is done now
@@ -127,9 +131,15 @@ def test_a_lease_is_copied_after_the_work_on_it(client, gate, source, known):
         assert ((frame if source == "of another pool" else frame["a"]).to_numpy() == 5).all()
 
 
-def test_a_buffer_of_cuda_core_is_copied_after_the_work_on_it(client, mine, gate):
+class LikeOpenedMemory(OfALibrary):
+    __module__ = OpenedMemory.__module__
+
+
+@pytest.mark.parametrize("what", ["a buffer of cuda.core", "opened memory"])
+def test_an_array_whose_dlpack_makes_no_stream_wait_is_copied_after_the_work_on_it(client, mine, gate, what):
     channel = client.create_channel("c", pool="gpu", capacity=2, mode="queue")
-    frames, stream, given = client.subscribe("c"), new_stream(), Buffer.from_handle(address(mine), N)
+    frames, stream = client.subscribe("c"), new_stream()
+    given: Any = Buffer.from_handle(address(mine), N) if what == "a buffer of cuda.core" else LikeOpenedMemory(mine)
     channel.publish(given, timeout=60)
     next(frames).release()
     gate.hold(stream)
@@ -139,6 +149,91 @@ def test_a_buffer_of_cuda_core_is_copied_after_the_work_on_it(client, mine, gate
         futures.wait([copying], 0.2)  # a copy that does not wait for the stream is done now
         gate.open()
         copying.result()
+    with next(frames) as frame:
+        assert (frame.to_numpy() == 5).all()
+
+
+def test_a_named_stream_copies_a_frame_after_its_producers_work(client, other, mine, gate):
+    client.create_pool("onward", kind="device", max_bytes=64 << 20)
+    first = client.create_channel("first", pool="gpu", capacity=4)
+    onward = other.create_channel("onward", pool="onward", capacity=4)
+    frames, last = other.subscribe("first"), client.subscribe("onward")
+    producing, copying = new_stream(), new_stream()
+    for byte in range(3):
+        if byte == 2:
+            gate.hold(producing)
+        fill(address(mine), N, byte, producing)
+        first.publish(OfAStream(mine, producing), timeout=60)
+        with next(frames) as frame:
+            onward.publish(frame, timeout=60, stream=copying)
+        if byte == 2:
+            assert not idle(producing)
+            gate.open()
+        with next(last) as frame:
+            assert (frame.to_numpy() == byte).all()
+
+
+def test_a_lease_that_a_named_stream_copies_is_not_written_before_the_copy(client, other, gate):
+    client.create_pool("onward", kind="device", max_bytes=64 << 20)
+    onward = other.create_channel("onward", pool="onward", capacity=4)
+    last, stream, writing = client.subscribe("onward"), new_stream(), new_stream()
+    onward.publish(np.zeros(N, "uint8"), timeout=60)  # so that later calls make no streams
+    next(last).release()
+    lease = client.allocate(N, "uint8", pool="gpu")
+    lease.copy_from(np.full(N, 5, np.uint8))
+    lease.publish("it")
+    lease.release()
+    read_lease = other.get("it")
+    gate.hold(stream)
+    onward.publish(read_lease, timeout=60, stream=stream)
+    read_lease.release()
+    until(lambda: other.stats().leases == 1 or client.names()[0].session)  # the service has the release
+    again = client.get("it", write=True, timeout=60)
+    fill(use(again, writing), N, 7, writing)
+    gate.open()
+    with next(last) as frame:
+        assert (frame.to_numpy() == 5).all()
+    finish(writing)
+
+
+def wrapped_as_by_torch(lease):
+    """Keep a capsule of memory of kind `pinned`, which PyTorch may copy on any stream."""
+    return SimpleNamespace(capsule=lease.__dlpack__(max_version=(1, 0)), at=address(lease))
+
+
+def test_frames_of_pinned_memory_are_not_written_before_unknown_streams_have_read_them(client, other, gate):
+    client.create_pool("pinned", kind="pinned", max_bytes=64 << 20)
+    channel = client.create_channel("c", pool="pinned", capacity=2)
+    stream, got = new_stream(), other.subscribe("c").arrays(wrapped_as_by_torch)
+    for byte in range(4):
+        channel.publish(np.full(N, byte, np.uint8), timeout=60)
+        array = next(got)
+    gate.hold(stream)
+    seen = read(array.at, N, stream)
+    del array
+    for byte in range(4, 24):
+        channel.publish(np.full(N, byte, np.uint8), timeout=60)
+        next(got)
+    gate.open()
+    finish(stream)
+    assert (seen == 3).all()
+
+
+def test_a_loan_of_pinned_memory_is_published_after_the_work_of_unknown_streams(client, other, gate):
+    client.create_pool("pinned", kind="pinned", max_bytes=64 << 20)
+    channel = client.create_channel("c", pool="pinned", capacity=2)
+    frames, stream = other.subscribe("c"), new_stream()
+    with channel.publisher(N, "uint8", wrap=wrapped_as_by_torch) as publisher:
+        publisher.loan(60)
+        publisher.publish(timeout=60)
+        next(frames).release()
+        gate.hold(stream)
+        fill(publisher.loan(60).at, N, 5, stream)
+        with ThreadPoolExecutor(1) as pool:
+            publishing = pool.submit(publisher.publish, timeout=60)
+            assert futures.wait([publishing], 0.2).not_done
+            gate.open()
+            publishing.result()
     with next(frames) as frame:
         assert (frame.to_numpy() == 5).all()
 

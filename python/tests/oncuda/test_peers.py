@@ -132,10 +132,13 @@ def consume(service: str, *, device: int | str | None, ordinal: int = 1, **envir
 
 
 @pytest.mark.parametrize("way", ["put", "publish"])
-def test_an_array_of_another_gpu_is_copied_after_the_work_there(client, gate, way):
+@pytest.mark.parametrize("named", ["own", "legacy", "per thread", "none"])
+def test_an_array_of_another_gpu_is_copied_after_the_work_there(client, gate, way, named):
     channel = client.create_channel("c", pool="device", capacity=2)
-    frames, memory, stream = client.subscribe("c"), _cuda.Allocation(1, N), stream_on(1)
-    interface = {"version": 3, "shape": (N,), "typestr": "|u1", "data": (memory.address, False), "stream": stream}
+    frames, memory = client.subscribe("c"), _cuda.Allocation(1, N)
+    stream = {"own": stream_on(1), "per thread": 2}.get(named, 1)
+    interface = {"version": 3, "shape": (N,), "typestr": "|u1", "data": (memory.address, False)}
+    interface["stream"] = None if named == "none" else stream
     given = SimpleNamespace(__cuda_array_interface__=interface)
     client.put(given, "before", pool="device").release()
     gate.hold(stream, 1)
@@ -149,6 +152,20 @@ def test_an_array_of_another_gpu_is_copied_after_the_work_there(client, gate, wa
         copying.result()
     with client.get("it") if way == "put" else next(frames) as found:
         assert (found.to_numpy() == 5).all()
+
+
+def test_pinned_memory_is_given_back_after_the_work_of_all_gpus(client, gate):
+    lease, memory, stream = client.allocate(N, "uint8", pool="pinned"), _cuda.Allocation(1, N), stream_on(1)
+    lease.copy_from(PATTERN)
+    lease.__dlpack__(max_version=(1, 0))  # as PyTorch, which may copy the memory on any stream
+    gate.hold(stream, 1)
+    with current(1):
+        call("cuMemcpyAsync", memory.address, address(lease), N, stream)
+    with ThreadPoolExecutor(1) as pool:
+        releasing = pool.submit(lease.release)
+        assert futures.wait([releasing], 0.2).not_done
+        gate.open()
+        releasing.result()
 
 
 @with_peers
