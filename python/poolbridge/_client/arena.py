@@ -305,7 +305,8 @@ class Arena(BaseArena):
         Returns
         -------
         numpy.ndarray
-            A C-contiguous array. Its address is a multiple of 512.
+            A C-contiguous array. Its address is a multiple of 512. The arena uses its memory again when the array is
+            gone, so wait first for copies to a GPU that do not wait by themselves (``non_blocking=True`` in PyTorch).
 
         Raises
         ------
