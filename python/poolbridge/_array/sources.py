@@ -231,11 +231,10 @@ def _leased(lease: ArrayExports) -> Source:
     address = state.memory.address(write=state.write) + description.offset
     ordinal = pool.device[1] if on_gpu else None
     source = Source(view, address, description.shape, description.strides, description.element, ordinal, by_dlpack=True)
-    if on_gpu and state.write:  # DLPack makes a stream wait for other processes, but not for this process's own streams
-        streams = list(state.streams or ())
-        source.unordered = state.unordered or len(streams) > 1 or not all(key.reachable for key in streams)
-        if streams and not source.unordered:
-            source.stream = streams[0].handle
+    if on_gpu and state.write:
+        # DLPack makes a stream wait for other processes, but not for the streams of this process, which may be gone.
+        own = _cuda.own_stream(pool.device[1])
+        source.unordered = state.unordered or any(key.handle != own for key in state.streams or ())
     return source
 
 
@@ -245,7 +244,7 @@ def _exported(array: Any) -> Source:
     if ordinal is None and hasattr(array, "__arrow_c_array__"):  # it says more about nulls and other types
         return _from_arrow(array)
     # JAX passes -1 to CUDA as a handle of a stream. Without a stream, JAX waits on the CPU until the data is complete.
-    module = type(array).__module__
+    module = str(getattr(type(array), "__module__", ""))
     waits = ordinal is not None and module.partition(".")[0] not in {"jax", "jaxlib"}
     try:
         capsule = _ask(array, lambda: _capsule(array, -1 if waits else None))

@@ -477,11 +477,11 @@ def _copy_on_device(state: LeaseState, part: _Part, source: Source, stream: Any)
         if stream is None:
             stream = own = _cuda.own_stream(ordinal) if source.by_dlpack else _sources.LEGACY_STREAM
             _sources.order(source, stream)
-    elif isinstance(part.given, ArrayExports):  # the copy waits for its content, and its release for the copy
-        if source.ordinal != ordinal:
-            return partial(copy_into, state, part.given, part.description)
-        _fences.stream_that_copies(state_of(part.given), stream)
+    elif isinstance(part.given, ArrayExports) and source.ordinal != ordinal:
+        return partial(copy_into, state, part.given, part.description)
     handle = _fences.stream_that_copies(state, stream)
+    if isinstance(part.given, ArrayExports):  # the copy waits for the lease's content, and its release for the copy
+        _fences.before_use(state_of(part.given), stream)
     nbytes = part.description.nbytes
     if nbytes:
         to = state.address(write=True, part=part.description)

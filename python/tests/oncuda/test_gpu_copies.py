@@ -153,6 +153,25 @@ def test_an_array_whose_dlpack_makes_no_stream_wait_is_copied_after_the_work_on_
         assert (frame.to_numpy() == 5).all()
 
 
+def test_every_copy_of_a_lease_is_done_when_publish_returns(client, gate):
+    client.create_pool("pinned", kind="pinned", max_bytes=64 << 20)
+    channel = client.create_channel("c", pool="gpu", capacity=2, mode="queue")
+    frames, lease = client.subscribe("c"), client.allocate(N, "uint8", pool="pinned")
+    for byte in range(3):
+        np.asarray(lease)[:] = byte
+        if byte == 2:
+            gate.hold(_cuda.own_stream(0))
+        with ThreadPoolExecutor(1) as pool:
+            publishing = pool.submit(channel.publish, lease, timeout=60)
+            if byte == 2:
+                assert futures.wait([publishing], 0.2).not_done
+                gate.open()
+            publishing.result()
+        np.asarray(lease)[:] = 9
+        with next(frames) as frame:
+            assert (frame.to_numpy() == byte).all()
+
+
 def test_a_named_stream_copies_a_frame_after_its_producers_work(client, other, mine, gate):
     client.create_pool("onward", kind="device", max_bytes=64 << 20)
     first = client.create_channel("first", pool="gpu", capacity=4)
