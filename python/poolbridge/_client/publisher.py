@@ -651,6 +651,9 @@ class Publisher(BasePublisher):
             until the publisher is closed.
         InvalidArgumentError
             `meta` is too large, `timeout` is no number of seconds, or another call of this publisher waits.
+        StreamCaptureError
+            The program captures a CUDA graph, and the work on the array is captured, or the call has to wait for the
+            GPU: it does so if `wrap` gives memory of kind ``pinned`` to PyTorch or JAX. The array stays on loan.
         """
         if self._traced:
             return self._run(self._publish(meta=meta, timeout=timeout, stream=stream))

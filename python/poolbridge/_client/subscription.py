@@ -280,8 +280,10 @@ class Subscription(BaseSubscription):
         ----------
         wrap
             A function that makes an array from a lease, such as ``cupy.from_dlpack``; None: `numpy.asarray`, for memory
-            of the CPU. For a frame of several arrays, it is called for each, with a `LeaseView`, and the iterator
-            returns a dict.
+            of the CPU. PyTorch and JAX may copy memory of kind ``pinned`` on streams that they do not name: without
+            `stream`, each frame then has an array of its own, and goes back when the GPU has done all work so far. For
+            a frame of several arrays, the function is called for each, with a `LeaseView`, and the iterator returns a
+            dict.
         stream
             The stream on which the program uses the arrays, as in `BaseLease.used_on`; required for memory of a GPU.
             Before poolbridge returns an array, it makes the stream wait until the frame is complete. When the program
