@@ -110,7 +110,8 @@ static void produce(struct world *w, uint32_t seat, uint64_t member, uint64_t fr
     enum pb_result r = pb_producer_open(&p, w->roster, w->sequencer, w->tracks[seat], seat, member);
     CHECK(!r, "%s", p.ch.complaint);
     board->ready[member] = 1;
-    while (PB_LOAD(pb_at32(&w->ch.roster, seat_at(true, seat))) != PB_ACTIVE) sched_yield();
+    // The state of the seat is not enough: a consumer may not know the producer before the roster has its new version.
+    while (board->ready[member] != 2) sched_yield();
     uint64_t unused[BLOCKS], free = 0, sent[BLOCKS] = {0}; // `sent`: the buffer of each block's frame
     // Use as few blocks as possible, so that blocks are soon reused.
     for (uint64_t i = 0; i < w->ch.capacity + 2; i++) unused[free++] = group * 64 + i + 1;
