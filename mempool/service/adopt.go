@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -158,6 +159,30 @@ func (a *adoption) adoptPools() error {
 	return nil
 }
 
+// inheritBlocks takes over the blocks of a pool of a kind that a process cannot adopt as a whole.
+func (a *adoption) inheritBlocks(rec *ledger.Pool, blocks []*ledger.Block) {
+	p := a.pools.add(rec, nil)
+	p.aged, p.files = true, make(map[uint64]*inheritedFile)
+	rec.File = 0
+	for _, b := range blocks {
+		memory := &inheritedMemory{}
+		a.blocks.Set(b.ID, &blockMemory{Allocation: memory})
+		k := p.files[b.Place]
+		if k == nil {
+			f, err := a.file(cmp.Or(b.Place, ledger.PlaceLost), "block", b.ID)
+			if err != nil {
+				b.Place, p.lost = ledger.PlaceLost, true
+				continue
+			}
+			k = &inheritedFile{file: f}
+			p.files[b.Place] = k
+		}
+		k.blocks++
+		k.bytes += b.Size
+		memory.export = exportOf(a.ledger.Exports[b.ID], b.Place, k.file)
+	}
+}
+
 func (a *adoption) adoptTimelines() error {
 	for id, t := range a.ledger.Timelines {
 		f, err := a.file(t.File, "timeline", id)
@@ -245,6 +270,23 @@ func (a *adoption) adoptBlocks() {
 			p.closeIfEmpty()
 		}
 	}
+}
+
+// loseLocked ends what was in the memory that a predecessor's process took with it.
+func (p *Pool) loseLocked() {
+	svc, n := p.svc, 0
+	for b := range svc.ledger.Buffers.All() {
+		if b.Block.Pool == p.rec && b.Block.Place == ledger.PlaceLost && !b.Failed {
+			n++
+			b.Fail("") // a client hears of it when it takes its session up
+		}
+	}
+	if n > 0 {
+		svc.mu.note(mempool.HistoryEvent{Kind: mempool.DriverError, Count: n, Text: fmt.Sprintf(
+			"%d buffers of pool %q are lost: memory of kind %s ends with the process of the service", n, p.rec.Info.Name, p.rec.Info.Kind)}, p.rec)
+	}
+	svc.channels.endLocked(p.rec, "its memory ended with the process of the service")
+	p.retireLost()
 }
 
 // end ends the session if its client does not come back.

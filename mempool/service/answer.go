@@ -1,40 +1,8 @@
 package service
 
-import (
-	"context"
-
-	"github.com/poolbridge/poolbridge/mempool"
-)
+import "github.com/poolbridge/poolbridge/mempool"
 
 // This file carries out each request once, also if the service dies meanwhile: the books have the answers that a client may lack.
-
-// Request says which request of its client a session carries out.
-type Request struct {
-	Packet uint64 // its number among the packets of the session, from 1
-	Query  uint32 // the number that the client gave the request; 0: the client wants no answer
-}
-
-type requestKey struct{}
-
-// BeginRequest says which request the calling goroutine, the only one of the session that does not wait, carries out now.
-func (s *Session) BeginRequest(r Request) { s.request = r }
-
-// WithQuery returns a context for a request that waits in a goroutine of its own.
-func WithQuery(ctx context.Context, q uint32) context.Context {
-	return context.WithValue(ctx, requestKey{}, Request{Query: q})
-}
-
-// keepAnswerLocked notes that the request of ctx, or without ctx that of BeginRequest, has changed something, and from what its answer is made again.
-func (s *Session) keepAnswerLocked(ctx context.Context, answer uint64) {
-	if s.svc.books == nil {
-		return
-	}
-	r := s.request
-	if waits, ok := ctx.Value(requestKey{}).(Request); ok {
-		r = waits
-	}
-	s.rec.Did(r.Packet, r.Query, answer)
-}
 
 // Answer is an answer that the session's client may lack. It is made again.
 type Answer struct {
@@ -102,11 +70,6 @@ func (a Answer) Granted() (g GrantedLease, err error) {
 	g.Lease, g.Grant, g.Mapped = Lease{s, l}, s.svc.describe(l), false
 	return g, nil
 }
-
-// memberBits is how many bits of the number from which an answer is made again are the id of a member. The rest is the id of its channel.
-const memberBits = 32
-
-func answerOf(j Joined) uint64 { return j.Channel.ID<<memberBits | j.ID }
 
 // Joined returns again what Join has returned.
 //

@@ -58,9 +58,7 @@ func (s *Service) recycleUnused(b *ledger.Buffer) {
 		return
 	}
 	b.Block.SetFences(s.timelines.Pending(b.Block.Fences.Union(b.Ready)))
-	if s.view != nil {
-		s.view.end(b)
-	}
+	s.viewed.end(b)
 	if whole := s.ledger.RemoveBuffer(b); whole != nil {
 		s.recycleUnused(whole)
 		return

@@ -25,6 +25,9 @@ type Channel struct {
 // Channel names a channel by id.
 func (s *Session) Channel(id uint64) Channel { return Channel{s, id} }
 
+// Member names a member of the channel by id.
+func (c Channel) Member(id uint64) Member { return Member{c.session, c.id, id} }
+
 // MakeChannel makes a channel. If a channel with the same spec, and so with the same name, already exists, MakeChannel returns the existing
 // channel.
 //
@@ -96,6 +99,35 @@ func (s *Session) FindChannel(ctx context.Context, name string, wait time.Durati
 		return ch != nil, err
 	})
 	return found, err
+}
+
+// Join makes a new member of the channel. The session's process must then map the member's files and call [Member.Enter]. If
+// the session's timeline is already sealed, the member's fences belong to this timeline. Otherwise the member has no fences.
+//
+// Errors: [mempool.ErrNotFound], [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory],
+// [mempool.ErrClosed] for a channel that is closed; a consumer can join a closed queue as long as not all of its frames are acknowledged.
+func (c Channel) Join(spec MemberSpec) (Joined, error) {
+	s := c.session
+	svc := s.svc
+	svc.mu.Lock()
+	defer svc.freeAndUnlock()
+	if _, err := svc.ledger.Channel(s.rec, c.id); err != nil { // the caller gets this error without waiting for the store
+		return Joined{}, err
+	}
+	file, err := svc.descriptors.sparesLocked(memberFile(spec.Role))
+	defer svc.descriptors.giveBack(file)
+	if err != nil {
+		return Joined{}, err
+	}
+	rec, err := svc.ledger.Channel(s.rec, c.id)
+	if err != nil {
+		return Joined{}, err
+	}
+	j, err := svc.channels.of(rec).joinLocked(s, spec, file[0])
+	if err == nil {
+		s.keepAnswerLocked(context.Background(), answerOf(j))
+	}
+	return j, err
 }
 
 // JoinChannel makes a new consumer of the channel with this name, as [Channel.Join] does. It waits until the channel exists, but not longer

@@ -3,8 +3,6 @@ package service
 import (
 	"fmt"
 	"os"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/poolbridge/poolbridge/internal/failpoint"
@@ -12,28 +10,8 @@ import (
 	"github.com/poolbridge/poolbridge/mempool"
 )
 
-// Store keeps descriptors for a successor of this process.
-type Store interface {
-	// Keep keeps a descriptor under a name. It returns when a successor will have it.
-	Keep(name string, f *os.File) error
-	// Drop closes a descriptor of the store. It waits for a store that is stopped.
-	Drop(name string)
-}
-
 // BooksName is the name of the books in a [Store].
 const BooksName = "books"
-
-// descriptors are the descriptors of the service that its Store has. They have numbers, which are also in the records of the ledger.
-type descriptors struct {
-	svc     *Service
-	store   Store // nil: there is none
-	last    atomic.Uint64
-	held    atomic.Int64 // how many descriptors the store has
-	dropped []uint64     // descriptors that the records do not name any more; guarded by Service.mu
-
-	mu   sync.Mutex
-	told chan struct{} // closed when the store has heard of all that it is to close; nil: there was nothing yet
-}
 
 // maxHeld is how many descriptors a service gives to the store: their names must fit into a variable of the environment of its successor.
 const maxHeld = 8000
@@ -53,7 +31,7 @@ func (d *descriptors) put(f *os.File) uint64 {
 	number := d.last.Add(1)
 	if d.held.Add(1) > maxHeld { // a successor would lack it
 		d.svc.mu.Lock()
-		defer d.svc.freeAndUnlock()
+		defer d.svc.mu.Unlock()
 		if !d.svc.guard.useless {
 			d.svc.guard.giveUp(fmt.Sprintf("its guard would have to keep more than %d descriptors; make fewer channels, members and pools, and restart the service", maxHeld), &d.svc.mu)
 		}

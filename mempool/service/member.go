@@ -3,7 +3,6 @@ package service
 import (
 	"context"
 	"maps"
-	"os"
 	"slices"
 
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
@@ -13,74 +12,17 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service/streams"
 )
 
-// Joined is what a session needs to take part in a channel.
-type Joined struct {
-	Channel mempool.ChannelIdentity
-	// Seat is the member's index in the roster. ID is a number that no other member of the channel has or gets later.
-	Seat int
-	ID   uint64
-	// Export has three files: the roster, the sequencer, and the member's own file. The service closes these files, so the caller must not
-	// close them.
-	Export mempool.Export
-}
-
-// MemberCame gives a session the file of a new member of a channel. If the new member is a producer, the session's consumers in the channel
-// need this file. If the new member is a consumer, the session's producers need it. The service closes the file when it frees the new
-// member's seat. File is nil for a consumer that has left before it entered: producers may wait for its file.
-type MemberCame struct {
-	Channel uint64
-	Role    MemberRole
-	Seat    int
-	Member  uint64
-	File    *os.File
-}
-
-func (MemberCame) notice() {}
-
 // Member is a member of a channel as a session names it: by id. If the session has no such member, the methods return errors.
 type Member struct {
-	channel Channel
-	id      uint64
+	session     *Session
+	channel, id uint64
 }
-
-// Member names a member of the channel by id.
-func (c Channel) Member(id uint64) Member { return Member{c, id} }
 
 // findLocked finds the member.
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrDenied], [mempool.ErrClosed].
 func (of Member) findLocked() (*ledger.Member, error) {
-	s := of.channel.session
-	return s.svc.ledger.Member(s.rec, of.channel.id, of.id)
-}
-
-// Join makes a new member of the channel. The session's process must then map the member's files and call [Member.Enter]. If
-// the session's timeline is already sealed, the member's fences belong to this timeline. Otherwise the member has no fences.
-//
-// Errors: [mempool.ErrNotFound], [mempool.ErrInvalid], [mempool.ErrDenied], [mempool.ErrLimit], [mempool.ErrOutOfMemory],
-// [mempool.ErrClosed] for a channel that is closed; a consumer can join a closed queue as long as not all of its frames are acknowledged.
-func (c Channel) Join(spec MemberSpec) (Joined, error) {
-	s := c.session
-	svc := s.svc
-	svc.mu.Lock()
-	defer svc.freeAndUnlock()
-	if _, err := svc.ledger.Channel(s.rec, c.id); err != nil { // the caller gets this error without waiting for the store
-		return Joined{}, err
-	}
-	file, err := svc.descriptors.sparesLocked(memberFile(spec.Role))
-	defer svc.descriptors.giveBack(file)
-	if err != nil {
-		return Joined{}, err
-	}
-	rec, err := svc.ledger.Channel(s.rec, c.id)
-	if err != nil {
-		return Joined{}, err
-	}
-	j, err := svc.channels.of(rec).joinLocked(s, spec, file[0])
-	if err == nil {
-		s.keepAnswerLocked(context.Background(), answerOf(j))
-	}
-	return j, err
+	return of.session.svc.ledger.Member(of.session.rec, of.channel, of.id)
 }
 
 // memberFile returns the name of the file of a member.
@@ -115,6 +57,11 @@ func (ch *channel) describeJoined(m *ledger.Member) Joined {
 	return Joined{Channel: ch.Info, Seat: m.Seat, ID: m.ID, Export: mempool.Export{Files: ch.Files(m)}}
 }
 
+// memberBits is how many bits of the number from which an answer is made again are the id of a member. The rest is the id of its channel.
+const memberBits = 32
+
+func answerOf(j Joined) uint64 { return j.Channel.ID<<memberBits | j.ID }
+
 // Enter activates the member. The member's process must have mapped the member's files before. Enter first announces the new
 // member to all sessions that have members of the other role. It then returns the members of the other role, including producers that left
 // but whose frames consumers still need. The caller must send the files of the returned members to the session before it answers the
@@ -123,7 +70,7 @@ func (ch *channel) describeJoined(m *ledger.Member) Joined {
 // Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] if the member has entered before, or if the client itself has sealed the member's
 // file, [mempool.ErrClosed].
 func (of Member) Enter() ([]MemberCame, error) {
-	svc := of.channel.session.svc
+	svc := of.session.svc
 	svc.mu.Lock()
 	defer svc.freeAndUnlock()
 	m, err := of.findLocked()
@@ -148,7 +95,7 @@ func (of Member) Enter() ([]MemberCame, error) {
 	if m.Role == Consumer {
 		ch.joined.broadcast()
 	}
-	of.channel.session.keepAnswerLocked(context.Background(), 0)
+	of.session.keepAnswerLocked(context.Background(), 0)
 	return others, nil
 }
 
@@ -181,20 +128,6 @@ func (ch *channel) came(m *ledger.Member) MemberCame {
 	return MemberCame{Channel: ch.Info.ID, Role: m.Role, Seat: m.Seat, Member: m.ID, File: ch.File(m)}
 }
 
-// leaveLocked removes a member, as [streams.Stream.Leave] does. If producers may wait for the member's file, leaveLocked tells them that the
-// member has left.
-func (ch *channel) leaveLocked(m *ledger.Member, how mempool.SessionEnding) {
-	ch.Leave(m, how)
-	if !m.Reserved {
-		return
-	}
-	for _, p := range ch.MembersOf(Producer) {
-		if p.Entered && !p.Left {
-			ch.svc.sessionOf(p.Session).tellLocked(MemberCame{Channel: ch.Info.ID, Role: Consumer, Seat: m.Seat, Member: m.ID})
-		}
-	}
-}
-
 // Leave removes the member from its channel. Before a consumer calls Leave, the consumer must store in the channel's shared
 // memory that it has left. When the last producer of the session in this channel leaves, the service ends the session's write leases on
 // buffers that the channel or its consumers still need. The channel retains these buffers until nothing needs them.
@@ -202,7 +135,7 @@ func (ch *channel) leaveLocked(m *ledger.Member, how mempool.SessionEnding) {
 // Errors: [mempool.ErrNotFound], [mempool.ErrClosed]; [mempool.ErrBusy] for a producer if a consumer takes or releases a frame at that
 // moment, because the service then does not know which buffers the channel needs.
 func (of Member) Leave() error {
-	svc := of.channel.session.svc
+	svc := of.session.svc
 	svc.mu.Lock()
 	defer svc.freeAndUnlock()
 	m, err := of.findLocked()
@@ -216,7 +149,7 @@ func (of Member) Leave() error {
 		}
 	}
 	ch.leaveLocked(m, "")
-	of.channel.session.keepAnswerLocked(context.Background(), 0)
+	of.session.keepAnswerLocked(context.Background(), 0)
 	ch.tidyLocked()
 	return nil
 }
@@ -260,7 +193,7 @@ func (ch *channel) endLendingLocked(m *ledger.Member) error {
 //
 // Errors: [mempool.ErrNotFound], [mempool.ErrInvalid] for a member that is no consumer, [mempool.ErrClosed].
 func (of Member) Doubt(number, deliveries uint64) error {
-	svc := of.channel.session.svc
+	svc := of.session.svc
 	svc.mu.Lock()
 	defer svc.freeAndUnlock()
 	m, err := of.findLocked()

@@ -21,44 +21,38 @@ type mutex struct {
 }
 
 // wake makes the next Unlock close ch. The caller holds the lock.
-func (b *mutex) wake(ch chan struct{}) { b.woken = append(b.woken, ch) }
+func (m *mutex) wake(ch chan struct{}) { m.woken = append(m.woken, ch) }
 
 // note adds an event to the event log, which the next Unlock logs. The parameter `pool` is the pool that the event concerns, or nil. The
 // caller holds the lock.
-func (b *mutex) note(e mempool.HistoryEvent, pool *ledger.Pool) {
+func (m *mutex) note(e mempool.HistoryEvent, pool *ledger.Pool) {
 	one := eventlog.Entry{HistoryEvent: e}
 	if pool != nil {
 		one.Pool, one.Maker, one.Access = pool.Info.Name, pool.Maker, pool.Access
 	}
-	b.eventLog.Note(one)
-	b.noted = true
+	m.eventLog.Note(one)
+	m.noted = true
 }
 
 // Unlock unlocks the mutex, and then closes the channels that callers have passed to the method wake, and has the event log log the noted events.
-func (b *mutex) Unlock() {
-	if b.commit != nil {
-		b.commit() // before anybody can see the changes
+func (m *mutex) Unlock() {
+	if m.commit != nil {
+		m.commit() // before anybody can see the changes
 	}
-	if b.check != nil {
-		if fault := b.check(); fault != "" {
-			b.check = nil // those who unlock the mutex while the panic unwinds shall not panic again
-			b.Mutex.Unlock()
+	if m.check != nil {
+		if fault := m.check(); fault != "" {
+			m.check = nil // those who unlock the mutex while the panic unwinds shall not panic again
+			m.Mutex.Unlock()
 			panic(fault)
 		}
 	}
-	woken, noted := b.woken, b.noted
-	b.woken, b.noted = nil, false
-	b.Mutex.Unlock()
+	woken, noted := m.woken, m.noted
+	m.woken, m.noted = nil, false
+	m.Mutex.Unlock()
 	for _, ch := range woken {
 		close(ch)
 	}
 	if noted {
-		b.eventLog.Log()
+		m.eventLog.Log()
 	}
-}
-
-// freeAndUnlock frees the memory that waits for it, and unlocks s.mu, which writes the changes to the books.
-func (s *Service) freeAndUnlock() {
-	s.reclaim.flushLogged()
-	s.mu.Unlock()
 }

@@ -32,24 +32,6 @@ type PoolMap struct {
 	Rest []BlockGroup
 }
 
-// BlockUse is what a block is used for.
-type BlockUse uint8
-
-// These are the uses of a block.
-const (
-	BlockWritten   BlockUse = iota // leased to be written
-	BlockRead                      // leased to be read
-	BlockNamed                     // published under a name, without a lease
-	BlockInChannel                 // in a channel, or used by the channel's consumers
-	BlockFree                      // no buffer uses the block
-	BlockHeld                      // the process of an ended session may still touch the block
-	BlockReturning                 // being allocated or freed
-)
-
-func (u BlockUse) String() string {
-	return [...]string{"written", "read", "named", "channel", "free", "held", "returning"}[u]
-}
-
 // BlockInfo describes a block and the buffer that uses it.
 type BlockInfo struct {
 	ID, Bytes uint64
@@ -122,10 +104,9 @@ type view struct {
 	*Service
 	mappers map[*ledger.Pool]*mapper
 	moving  map[uint64]struct{} // blocks in channels
-	passed  uint64              // the buffers up to this id are counted
-	counted []uint64            // the ids of the counted buffers, in order
-	uses    []BlockUse          // the uses of the counted buffers
-	ended   []*ledger.Buffer    // buffers that have ended since the view counted them
+	counted countedBuffers
+	ids     []uint64   // the ids of the counted buffers, in order
+	uses    []BlockUse // the uses of the counted buffers
 	steps   int
 }
 
@@ -193,13 +174,13 @@ func (v *view) countBuffers(most int) {
 		v.giveWay()
 	}
 	last := v.ledger.Last.Buffer
-	v.view = v
+	v.viewed = &v.counted
 	for id, b := range v.ledger.Buffers.After(0) {
 		if id > last {
 			break
 		}
-		if v.passed = id; b.Whole() == nil {
-			v.counted, v.uses = append(v.counted, id), append(v.uses, v.mapper(b.Block.Pool).lent(b, v.moving))
+		if v.counted.last = id; b.Whole() == nil {
+			v.ids, v.uses = append(v.ids, id), append(v.uses, v.mapper(b.Block.Pool).lent(b, v.moving))
 		}
 		v.giveWay()
 	}
@@ -208,10 +189,10 @@ func (v *view) countBuffers(most int) {
 // recount corrects the counts of countBuffers, and adds the blocks without a buffer. The caller holds Service.mu, and recount does not
 // release the mutex.
 func (v *view) recount() {
-	v.view = nil
-	gone := make(map[*ledger.Buffer]struct{}, len(v.ended))
-	for _, b := range v.ended {
-		at, _ := slices.BinarySearch(v.counted, b.ID)
+	v.viewed = nil
+	gone := make(map[*ledger.Buffer]struct{}, len(v.counted.ended))
+	for _, b := range v.counted.ended {
+		at, _ := slices.BinarySearch(v.ids, b.ID)
 		v.mapper(b.Block.Pool).uncount(b, v.uses[at])
 		gone[b] = struct{}{}
 	}
@@ -219,20 +200,13 @@ func (v *view) recount() {
 		m.all = slices.DeleteFunc(m.all, func(one drawn) bool { _, ended := gone[one.buffer]; return ended })
 		heap.Init(&m.largest)
 	}
-	for _, b := range v.ledger.Buffers.After(v.passed) {
+	for _, b := range v.ledger.Buffers.After(v.counted.last) {
 		if b.Whole() == nil {
 			v.mapper(b.Block.Pool).lent(b, v.moving)
 		}
 	}
 	for _, p := range v.ledger.Pools {
 		v.mapper(p).free()
-	}
-}
-
-// end notes that a buffer ends. The caller holds Service.mu.
-func (v *view) end(b *ledger.Buffer) {
-	if b.ID <= v.passed && b.Whole() == nil {
-		v.ended = append(v.ended, b)
 	}
 }
 
@@ -394,22 +368,6 @@ func (m *mapper) uncount(b *ledger.Buffer, counted BlockUse) {
 	g := m.group(counted, b.Account.Session())
 	g.Blocks--
 	g.Bytes -= b.Block.Size
-}
-
-// useOf says what the block of a buffer is used for. moving has the ids of blocks in channels. The caller holds Service.mu.
-func useOf(b *ledger.Buffer, moving map[uint64]struct{}) BlockUse {
-	switch {
-	case b.Frames > 0:
-		return BlockInChannel
-	case b.Writer != nil:
-		if _, moves := moving[b.Block.ID]; moves {
-			return BlockInChannel
-		}
-		return BlockWritten
-	case b.Readers.Len() > 0:
-		return BlockRead
-	}
-	return BlockNamed
 }
 
 // free counts the blocks that no buffer uses. The caller holds Service.mu.

@@ -237,7 +237,7 @@ func TestRequestsAreServedWhileAnOverviewIsMade(t *testing.T) {
 			default:
 			}
 			svc.mu.Lock()
-			between := svc.view != nil && svc.view.passed < svc.ledger.Last.Buffer
+			between := svc.viewed != nil && svc.viewed.last < svc.ledger.Last.Buffer
 			svc.mu.Unlock()
 			if between {
 				close(served)
@@ -280,7 +280,7 @@ func TestAnOverviewCountsEachBlockOnceThoughItIsReleasedAndAllocatedMeanwhile(t 
 	assert.Equal(t, p.rec.Reserved, total(o))
 	assert.Equal(t, map[BlockUse]int{BlockWritten: 1, BlockRead: 1, BlockFree: 1}, uses(o))
 	assert.Equal(t, again.rec.Buffer.ID, m.Blocks[0].Buffer)
-	assert.Nil(t, svc.view)
+	assert.Nil(t, svc.viewed)
 }
 
 // crowd makes a service whose 1,000 sessions have 100,000 buffers, half of which have a name.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service/eventlog"
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
@@ -69,6 +70,26 @@ func (p *Pool) DriverInUse() (n uint64, err error) {
 	return n + more, err
 }
 
+// ensureBacking returns the backing from which the pool allocates, and the number of its descriptor. It makes the backing if there is none.
+func (p *Pool) ensureBacking() (mempool.Backing, uint64, error) {
+	p.making.Lock()
+	defer p.making.Unlock()
+	if p.backing != nil {
+		return p.backing, p.rec.File, nil
+	}
+	svc, of := p.svc, p.rec.Info
+	backing, err := mempool.NewBacking(mempool.PoolSpec{Name: of.Name, Kind: of.Kind, Device: of.Device.UUID, MaxBytes: of.MaxBytes}, svc.memory)
+	if svc.eventLog.Called(eventlog.CreateBacking, err) != nil {
+		return nil, 0, err
+	}
+	number := svc.descriptors.putBacking(backing)
+	svc.mu.Lock()
+	defer svc.mu.Unlock()
+	p.backing, p.rec.File = backing, number
+	svc.ledger.Touch(p.rec)
+	return backing, number, nil
+}
+
 // Export returns what another process needs to map the pool. The service closes the files of the export.
 func (p *Pool) Export() (x mempool.Export) {
 	p.svc.mu.Lock()
@@ -81,4 +102,28 @@ func (p *Pool) Export() (x mempool.Export) {
 		x.Data = binary.LittleEndian.AppendUint64(nil, p.rec.File)
 	}
 	return x
+}
+
+// storeBlock gives the store what a successor needs to have the memory, and says where the memory is.
+func (p *Pool) storeBlock(mem mempool.Allocation, backing mempool.Backing, number uint64) newBlock {
+	b := newBlock{memory: &blockMemory{Allocation: mem}}
+	if a, ok := mem.(mempool.Adoptable); ok {
+		b.place = a.Place()
+		return b
+	}
+	if p.svc.descriptors.store == nil {
+		return b
+	}
+	x, err := mem.Export()
+	switch {
+	case err != nil: // the session that leases the block gets the error
+	case len(x.Files) > 0:
+		b.place = p.svc.descriptors.put(x.Files[0])
+	case number != 0:
+		b.place, b.export = number, x.Data
+		if p.aged {
+			b.memory.exported, b.memory.export = true, exportOf(x.Data, number, backing.Export().Files[0])
+		}
+	}
+	return b
 }

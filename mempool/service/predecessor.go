@@ -1,10 +1,7 @@
 package service
 
 import (
-	"cmp"
-	"fmt"
 	"math"
-	"os"
 
 	"github.com/poolbridge/poolbridge/internal/typed"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -16,13 +13,6 @@ import (
 // clients. It calls the driver only when it needs a new block: then it makes a pool of its own, from which it allocates. In an old pool it can
 // neither allocate nor free: it uses the pool's blocks again, and the memory goes when no block of the old pool is left. The service works in no
 // stream besides allocating and freeing, which it awaits, so that nobody can wait for work of a service that died.
-
-// inheritedFile is a descriptor of a predecessor, with memory of blocks.
-type inheritedFile struct {
-	file   *os.File
-	blocks int
-	bytes  uint64
-}
 
 // inheritedMemory is the memory of a block that a predecessor has allocated, which this process does not access. The descriptor keeps it.
 type inheritedMemory struct {
@@ -73,53 +63,5 @@ func (p *Pool) mayRetire(n *uint64) func(*ledger.Block) bool {
 	return func(b *ledger.Block) bool {
 		k := p.files[b.Place]
 		return k == nil || free[b.Place] == k.blocks
-	}
-}
-
-// inheritBlocks takes over the blocks of a pool of a kind that a process cannot adopt as a whole.
-func (a *adoption) inheritBlocks(rec *ledger.Pool, blocks []*ledger.Block) {
-	p := a.pools.add(rec, nil)
-	p.aged, p.files = true, make(map[uint64]*inheritedFile)
-	rec.File = 0
-	for _, b := range blocks {
-		memory := &inheritedMemory{}
-		a.blocks.Set(b.ID, &blockMemory{Allocation: memory})
-		k := p.files[b.Place]
-		if k == nil {
-			f, err := a.file(cmp.Or(b.Place, ledger.PlaceLost), "block", b.ID)
-			if err != nil {
-				b.Place, p.lost = ledger.PlaceLost, true
-				continue
-			}
-			k = &inheritedFile{file: f}
-			p.files[b.Place] = k
-		}
-		k.blocks++
-		k.bytes += b.Size
-		memory.export = exportOf(a.ledger.Exports[b.ID], b.Place, k.file)
-	}
-}
-
-// loseLocked ends what was in the memory that a predecessor's process took with it.
-func (p *Pool) loseLocked() {
-	svc, n := p.svc, 0
-	for b := range svc.ledger.Buffers.All() {
-		if b.Block.Pool == p.rec && b.Block.Place == ledger.PlaceLost && !b.Failed {
-			n++
-			b.Fail("") // a client hears of it when it takes its session up
-		}
-	}
-	if n > 0 {
-		svc.mu.note(mempool.HistoryEvent{Kind: mempool.DriverError, Count: n, Text: fmt.Sprintf(
-			"%d buffers of pool %q are lost: memory of kind %s ends with the process of the service", n, p.rec.Info.Name, p.rec.Info.Kind)}, p.rec)
-	}
-	svc.channels.endLocked(p.rec, "its memory ended with the process of the service")
-	p.retireLost()
-}
-
-// retireLost frees the lost blocks that nobody uses.
-func (p *Pool) retireLost() {
-	if p.lost {
-		p.choose(math.MaxUint64, false, func(b *ledger.Block) bool { return b.Place == ledger.PlaceLost })
 	}
 }

@@ -1,6 +1,10 @@
 package service
 
-import "github.com/poolbridge/poolbridge/mempool/service/ledger"
+import (
+	"math"
+
+	"github.com/poolbridge/poolbridge/mempool/service/ledger"
+)
 
 // retire chooses cached blocks that are to be freed and that together have at least n bytes. It adds the chosen blocks that no session maps
 // to the reclaim queue, and returns them. It recalls the chosen blocks that sessions map: these blocks come into the queue when the
@@ -34,6 +38,20 @@ func (p *Pool) choose(n uint64, quiet bool, may func(*ledger.Block) bool) (idle 
 	}
 	p.recall(recalled)
 	return idle
+}
+
+// become gives a block that counts as held another state. The result `fewer` is true if fewer processes keep the block than before. The
+// caller holds Service.mu.
+func (p *Pool) become(b *ledger.Block, state ledger.BlockState) (fewer bool) {
+	b.SetFences(p.svc.timelines.Pending(b.Fences))
+	return b.Become(state)
+}
+
+// retireLost frees the lost blocks that nobody uses.
+func (p *Pool) retireLost() {
+	if p.lost {
+		p.choose(math.MaxUint64, false, func(b *ledger.Block) bool { return b.Place == ledger.PlaceLost })
+	}
 }
 
 // Recall asks a session to unmap blocks as soon as none of the session's leases needs them, and then to call [Session.Dropped].

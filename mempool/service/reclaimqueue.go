@@ -10,6 +10,12 @@ import (
 	"github.com/poolbridge/poolbridge/mempool/service/ledger"
 )
 
+// freeAndUnlock frees the memory that waits for it, and unlocks s.mu, which writes the changes to the books.
+func (s *Service) freeAndUnlock() {
+	s.reclaim.flushLogged()
+	s.mu.Unlock()
+}
+
 // flushLogged calls flush. It notes an error as an event, because no caller gets the error.
 func (q *reclaimQueue) flushLogged() {
 	if err := q.flush(); err != nil {

@@ -63,13 +63,6 @@ func (p *Pool) freeCached(n uint64, quiet bool) (given uint64, err error) {
 	return given, err
 }
 
-// become gives a block that counts as held another state. The result `fewer` is true if fewer processes keep the block than before. The
-// caller holds Service.mu.
-func (p *Pool) become(b *ledger.Block, state ledger.BlockState) (fewer bool) {
-	b.SetFences(p.svc.timelines.Pending(b.Fences))
-	return b.Become(state)
-}
-
 // unmapLocked notes that a session no longer maps b.
 func (p *Pool) unmapLocked(of *ledger.Session, b *ledger.Block) {
 	last, recalling := of.Unmap(b), b.State == ledger.BlockRecalling

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,9 +39,9 @@ type Service struct {
 	awaited     awaitedNames
 	reclaim     reclaimQueue
 	draining    draining
-	view        *view      // the view that is being made; nil: none
-	viewing     sync.Mutex // held while a view is made; locked before mu
-	most        int        // the greatest length of sessions
+	viewed      *countedBuffers // those that a view has counted; nil: no view counts buffers
+	viewing     sync.Mutex      // held while a view is made; locked before mu
+	most        int             // the greatest length of sessions
 
 	eventLog   *eventlog.Events
 	waiting    map[string]int // how many requests wait, for each kind of thing that they wait for
@@ -80,11 +81,24 @@ type Session struct {
 	blocking eventlog.Gap // long waits of other sessions for leases of this session
 }
 
-// guard says whether another process takes over when this one dies. Service.mu guards it.
-type guard struct {
-	state   string // see mempool.ServiceStats
-	pid     int32
-	useless bool // the books or a descriptor could not be kept
+// Store keeps descriptors for a successor of this process.
+type Store interface {
+	// Keep keeps a descriptor under a name. It returns when a successor will have it.
+	Keep(name string, f *os.File) error
+	// Drop closes a descriptor of the store. It waits for a store that is stopped.
+	Drop(name string)
+}
+
+// descriptors are the descriptors of the service that its Store has. They have numbers, which are also in the records of the ledger.
+type descriptors struct {
+	svc     *Service
+	store   Store // nil: there is none
+	last    atomic.Uint64
+	held    atomic.Int64 // how many descriptors the store has
+	dropped []uint64     // descriptors that the records do not name any more; guarded by Service.mu
+
+	mu   sync.Mutex
+	told chan struct{} // closed when the store has heard of all that it is to close; nil: there was nothing yet
 }
 
 // sessionOf returns the service's state of a session that has not ended, or of an ended session for whose process something is still held.
@@ -93,6 +107,25 @@ func (s *Service) sessionOf(of *ledger.Session) *Session { return s.sessions[of.
 
 // Notice is a message that the service sends to a session without a request.
 type Notice interface{ notice() }
+
+// Request says which request of its client a session carries out.
+type Request struct {
+	Packet uint64 // its number among the packets of the session, from 1
+	Query  uint32 // the number that the client gave the request; 0: the client wants no answer
+}
+
+// MemberCame gives a session the file of a new member of a channel. If the new member is a producer, the session's consumers in the channel
+// need this file. If the new member is a consumer, the session's producers need it. The service closes the file when it frees the new
+// member's seat. File is nil for a consumer that has left before it entered: producers may wait for its file.
+type MemberCame struct {
+	Channel uint64
+	Role    MemberRole
+	Seat    int
+	Member  uint64
+	File    *os.File
+}
+
+func (MemberCame) notice() {}
 
 // tellLocked sends a notice to the session, if the session gets notices and has not ended.
 func (s *Session) tellLocked(n Notice) {
@@ -150,6 +183,13 @@ type Pool struct {
 	demand          demand
 }
 
+// inheritedFile is a descriptor of a predecessor, with memory of blocks.
+type inheritedFile struct {
+	file   *os.File
+	blocks int
+	bytes  uint64
+}
+
 // demand has the allocations that find no room in a pool, and the sessions that may have memory of the pool to release. Service.mu guards it.
 type demand struct {
 	pool     *Pool
@@ -194,6 +234,17 @@ type channel struct {
 	joined signal    // a consumer has joined, or the channel is closed
 	tended bool      // the goroutine of tendLocked runs
 	rests  time.Time // the goroutine of tendLocked does not call tidyLocked before this time
+}
+
+// Joined is what a session needs to take part in a channel.
+type Joined struct {
+	Channel mempool.ChannelIdentity
+	// Seat is the member's index in the roster. ID is a number that no other member of the channel has or gets later.
+	Seat int
+	ID   uint64
+	// Export has three files: the roster, the sequencer, and the member's own file. The service closes these files, so the caller must not
+	// close them.
+	Export mempool.Export
 }
 
 // channels has the channels that are not freed, and the requests that wait for a channel. Service.mu guards it.
@@ -271,4 +322,17 @@ type reclaimQueue struct {
 type draining struct {
 	svc  *Service
 	next map[*ledger.Block]func()
+}
+
+// countedBuffers has the buffers that a view has counted, so that the view can correct its counts at the end: see overview.go. Service.mu guards it.
+type countedBuffers struct {
+	last  uint64           // the buffers up to this id are counted
+	ended []*ledger.Buffer // buffers that have ended since they were counted
+}
+
+// end notes that a buffer ends.
+func (c *countedBuffers) end(b *ledger.Buffer) {
+	if c != nil && b.ID <= c.last && b.Whole() == nil {
+		c.ended = append(c.ended, b)
+	}
 }

@@ -53,6 +53,20 @@ func (ch *channel) forgetLocked(m *ledger.Member) {
 	}
 }
 
+// leaveLocked removes a member, as [streams.Stream.Leave] does. If producers may wait for the member's file, leaveLocked tells them that the
+// member has left.
+func (ch *channel) leaveLocked(m *ledger.Member, how mempool.SessionEnding) {
+	ch.Leave(m, how)
+	if !m.Reserved {
+		return
+	}
+	for _, p := range ch.MembersOf(Producer) {
+		if p.Entered && !p.Left {
+			ch.svc.sessionOf(p.Session).tellLocked(MemberCame{Channel: ch.Info.ID, Role: Consumer, Seat: m.Seat, Member: m.ID})
+		}
+	}
+}
+
 // releaseRetainedLocked frees the buffers that the channel retains, and that neither the channel nor its consumers need any more.
 func (ch *channel) releaseRetainedLocked() {
 	svc := ch.svc

@@ -12,7 +12,7 @@ import (
 )
 
 // This file notes events on which an operator may have to act: refusals, long waits, and slow subscribers. Those of
-// incomplete content are in sessionevents.go, those of lost memory in predecessor.go.
+// incomplete content are in sessionevents.go, those of lost memory in adopt.go.
 
 // usualPatience is the default of [Config].Patience.
 const usualPatience = 10 * time.Second
