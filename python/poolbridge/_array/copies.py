@@ -102,6 +102,7 @@ def _on_host(state: LeaseState, source: Any, description: Description) -> np.nda
             token = Token(state)
             _sources.order(found, _sources.LEGACY_STREAM)
             address = state.memory.address(write=True) + description.offset
+            state.memory.synchronize()  # other GPUs may use the memory, too
             _cuda.copy_on_device(state.memory.pool.device[1], address, found.address, description.nbytes, found.ordinal)
             del token
             return None

@@ -566,6 +566,7 @@ def ready(state: Held) -> Fence | None:
         # promise. So the CPU waits until the streams have done their work.
         if state.streams is not None or state.unordered:
             _fall_back(state)
+            state.streams = None  # later work of the same streams must wait for the promise
         return promise
     if state.streams is None and not state.unordered:
         if not _unreached(state):
@@ -581,8 +582,10 @@ def ready(state: Held) -> Fence | None:
         _fall_back(state)
         return None
     if fence is not None:
-        # Later work of this process on the buffer must wait for this fence, too.
+        # Later work of this process on the buffer must wait for this fence, too. The fence covers the streams that have
+        # used the memory, and only the last of them has waited for the others.
         state.fences = (*state.fences, fence)
+        state.streams = {_streams(state)[-1]: None}
     return fence
 
 

@@ -7,8 +7,11 @@ import mmap
 import os
 import struct
 import time
+from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from cuda.bindings import driver
@@ -74,6 +77,22 @@ def gets_idle(stream: int) -> bool:
 def finish(stream: int) -> None:
     with current(0):
         call("cuStreamSynchronize", stream)
+
+
+T = TypeVar("T")
+
+
+def waits_until(opened: Callable[[], None], work: Callable[[], T], *, must: bool = True) -> T:
+    """Call `work` in a thread, then `opened`, and return what `work` returns.
+
+    Work that does not wait has time to end before the call of `opened`. If `must` is true, `work` must still wait then.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        done = futures.wait([working], 0.2).done
+        opened()
+        assert not (must and done), "it has not waited"
+        return working.result()
 
 
 def fill(address: int, nbytes: int, byte: int, stream: int) -> None:

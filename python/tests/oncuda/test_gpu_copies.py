@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from concurrent import futures
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from cuda.core import Buffer
-from gates import fill, finish, idle, new_stream, read
+from gates import fill, finish, idle, new_stream, read, waits_until
 from realservice import until
 from rig import CHANNELS, N, address, client, device_service, gate, other, use
 from test_gpu_channels import OfALibrary
@@ -93,11 +91,7 @@ def test_an_array_that_names_no_stream_is_copied_after_the_work_on_the_default_s
         "put": lambda: client.put(given, "copy", pool=kind),
         "copy_from": lambda: lease.copy_from(given),
     }
-    with ThreadPoolExecutor(1) as pool:
-        copying = pool.submit(ways[way])
-        futures.wait([copying], 0.2)  # a copy that does not wait for the default stream is done now
-        gate.open()
-        copied = copying.result()
+    copied = waits_until(gate.open, ways[way], must=False)
     found: Any = {"put": copied, "copy_from": lease}.get(way) or next(frames)
     assert ((found["a"] if way == "dict" else found).to_numpy() == 5).all()
 
@@ -122,11 +116,7 @@ def test_a_lease_is_copied_after_the_work_on_it(client, gate, source, known):
         array.__dlpack__(stream=stream, max_version=(1, 0))
     gate.hold(streams[-1] if known == "another thread's" else first)
     fill(address(lease), N, 5, streams[-1] if known == "another thread's" else first)
-    with ThreadPoolExecutor(1) as pool:
-        copying = pool.submit(channel.publish, given, timeout=60)
-        futures.wait([copying], 0.2)  # a copy that does not wait for the stream is done now
-        gate.open()
-        copying.result()
+    waits_until(gate.open, lambda: channel.publish(given, timeout=60), must=False)
     with next(frames) as frame:
         assert ((frame if source == "of another pool" else frame["a"]).to_numpy() == 5).all()
 
@@ -144,11 +134,7 @@ def test_an_array_whose_dlpack_makes_no_stream_wait_is_copied_after_the_work_on_
     next(frames).release()
     gate.hold(stream)
     fill(address(mine), N, 5, stream)
-    with ThreadPoolExecutor(1) as pool:
-        copying = pool.submit(channel.publish, given, timeout=60)
-        futures.wait([copying], 0.2)  # a copy that does not wait for the stream is done now
-        gate.open()
-        copying.result()
+    waits_until(gate.open, lambda: channel.publish(given, timeout=60), must=False)
     with next(frames) as frame:
         assert (frame.to_numpy() == 5).all()
 
@@ -161,12 +147,9 @@ def test_every_copy_of_a_lease_is_done_when_publish_returns(client, gate):
         np.asarray(lease)[:] = byte
         if byte == 2:
             gate.hold(_cuda.own_stream(0))
-        with ThreadPoolExecutor(1) as pool:
-            publishing = pool.submit(channel.publish, lease, timeout=60)
-            if byte == 2:
-                assert futures.wait([publishing], 0.2).not_done
-                gate.open()
-            publishing.result()
+            waits_until(gate.open, lambda: channel.publish(lease, timeout=60))
+        else:
+            channel.publish(lease, timeout=60)
         np.asarray(lease)[:] = 9
         with next(frames) as frame:
             assert (frame.to_numpy() == byte).all()
@@ -248,11 +231,7 @@ def test_a_loan_of_pinned_memory_is_published_after_the_work_of_unknown_streams(
         next(frames).release()
         gate.hold(stream)
         fill(publisher.loan(60).at, N, 5, stream)
-        with ThreadPoolExecutor(1) as pool:
-            publishing = pool.submit(publisher.publish, timeout=60)
-            assert futures.wait([publishing], 0.2).not_done
-            gate.open()
-            publishing.result()
+        waits_until(gate.open, lambda: publisher.publish(timeout=60))
     with next(frames) as frame:
         assert (frame.to_numpy() == 5).all()
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from gates import Gate, counts, fill, finish, gets_idle, idle, new_stream, read
+from gates import Gate, counts, fill, finish, gets_idle, idle, new_stream, read, waits_until
 from realservice import until
 from rig import CHANNELS, ENVIRONMENT, HERE, ONE_BLOCK, N, address, client, device_service, gate, other, use
 
@@ -297,6 +297,21 @@ def test_several_streams_are_one_fence(client, other, gate):
     assert seen.tolist() == [1] * (N // 2) + [2] * (N // 2)
 
 
+def test_a_stream_that_has_used_a_lease_waits_for_the_other_streams_once_it_is_published(client, gate):
+    reader, writer = new_stream(), new_stream()
+    lease = client.allocate(N, "uint8")
+    use(lease, reader)
+    at = use(lease, writer)
+    gate.hold(writer)
+    fill(at, N, 7, writer)
+    lease.publish("x")
+    seen = read(use(lease, reader), N, reader)
+    waits_until(gate.open, lambda: finish(reader))
+    assert (seen == 7).all()
+    lease.release()
+    assert client.get("x", write=True, timeout=60)._lease_state.grant.wait == ()
+
+
 @CHANNELS
 def test_an_array_that_is_copied_is_copied_in_order(client, other, gate):
     channel = client.create_channel("c", capacity=4)
@@ -502,6 +517,16 @@ def test_a_stream_waits_for_what_the_cpu_has_promised(client, other):
     promise.complete()
     finish(consumer)
     assert (seen == 6).all()
+
+
+def test_a_stream_that_has_used_a_lease_waits_for_the_promise_too(client):
+    stream = new_stream()
+    lease = client.allocate(N, "uint8")
+    use(lease, stream)
+    promise = lease.promise()
+    lease.publish("x")
+    read(use(lease, stream), N, stream)
+    waits_until(promise.complete, lambda: finish(stream))
 
 
 def test_a_stream_that_waits_for_a_promise_goes_on_when_it_fails(client, other):

@@ -8,15 +8,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent import futures
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
 import kernels
 import numpy as np
 import pytest
-from gates import fill, finish, idle
+from gates import fill, finish, idle, waits_until
 from rig import ENVIRONMENT, HERE, POOLSVC, N, address, gate, has_poolsvc
 
 import poolbridge
@@ -144,12 +142,8 @@ def test_an_array_of_another_gpu_is_copied_after_the_work_there(client, gate, wa
     gate.hold(stream, 1)
     with current(1):
         call("cuMemsetD8Async", memory.address, 5, N, stream)
-    with ThreadPoolExecutor(1) as pool:
-        copy = partial(client.put, given, "it", pool="device") if way == "put" else partial(channel.publish, given)
-        copying = pool.submit(copy)
-        futures.wait([copying], 0.2)  # a copy that does not wait for the stream is done now
-        gate.open()
-        copying.result()
+    copy = partial(client.put, given, "it", pool="device") if way == "put" else partial(channel.publish, given)
+    waits_until(gate.open, copy, must=False)
     with client.get("it") if way == "put" else next(frames) as found:
         assert (found.to_numpy() == 5).all()
 
@@ -161,11 +155,23 @@ def test_pinned_memory_is_given_back_after_the_work_of_all_gpus(client, gate):
     gate.hold(stream, 1)
     with current(1):
         call("cuMemcpyAsync", memory.address, address(lease), N, stream)
-    with ThreadPoolExecutor(1) as pool:
-        releasing = pool.submit(lease.release)
-        assert futures.wait([releasing], 0.2).not_done
-        gate.open()
-        releasing.result()
+    waits_until(gate.open, lease.release)
+
+
+@with_peers
+@pytest.mark.parametrize("kind", ["device", "vmm", "legacy"])
+def test_a_lease_is_copied_into_after_the_work_of_another_gpu_on_it(service, client, gate, kind):
+    with poolbridge.connect(service, timeout=60, device=1) as other:
+        stream, memory = stream_on(1), _cuda.Allocation(0, N)
+        lease = other.allocate(N, "uint8", pool=kind)
+        lease.used_on(stream)
+        _cuda.copy_from_host(0, memory.address, np.full(N, 5, np.uint8))
+        interface = {"version": 3, "shape": (N,), "typestr": "|u1", "data": (memory.address, False), "stream": 1}
+        gate.hold(stream, 1)
+        with current(1):
+            call("cuMemsetD8Async", address(lease), 9, N, stream)
+        waits_until(gate.open, lambda: lease.copy_from(SimpleNamespace(__cuda_array_interface__=interface)))
+        assert (lease.to_numpy() == 5).all()
 
 
 @with_peers
