@@ -450,7 +450,7 @@ def must_wait(state: Held) -> bool:
     """Whether `ready` or `done` must wait: on the CPU for fences, or in `_fall_back` for the device."""
     if state.memory.pool.device[0] == _dlpack.CPU:
         return bool(state.fences)
-    used = state.streams is not None or state.unordered
+    used = bool(state.streams) or state.unordered
     return used and (state.promise is not None or _own(state) is None)
 
 
@@ -472,7 +472,7 @@ def done(state: Held, end_lease: EndLease) -> None:
         The program is capturing the work of a stream into a graph. `done` has not called `end_lease`: call `done` again
         later.
     """
-    if state.streams is None and not state.unordered:
+    if not state.streams and not state.unordered:
         end_lease(())
         return
     own, streams = _own(state), _streams(state)
@@ -529,7 +529,7 @@ def _written(own: Timeline, streams: Iterable[StreamKey], *, wait: bool = True) 
 def _single(state: Held, own: Timeline) -> tuple[Fence, ...]:
     """Return one fence that covers the work of all the lease's streams; return an empty tuple if this fails."""
     try:
-        fence = _joined(state, own)
+        fence = _joined(state, own, _streams(state))
     except (DriverError, PoolLimitError):
         return ()
     return () if fence is None else (fence,)
@@ -540,7 +540,7 @@ def done_at_once(state: Held) -> tuple[Fence, ...] | None:
 
     This function never waits, because finalisers call it.
     """
-    if state.streams is None and not state.unordered:
+    if not state.streams and not state.unordered:
         return ()
     own, streams = _own(state), _streams(state)
     if own is None or (state.single and len(streams) > 1):
@@ -564,11 +564,11 @@ def ready(state: Held) -> Fence | None:
         # The fence of the promise is the only fence for the content, so this fence must cover the work of the streams
         # too. A stream of this process must not wait for this fence, because this process may never complete the
         # promise. So the CPU waits until the streams have done their work.
-        if state.streams is not None or state.unordered:
-            _fall_back(state)
-            state.streams = None  # later work of the same streams must wait for the promise
+        if state.streams or state.unordered:
+            with _Covered(state, _streams(state)):
+                _fall_back(state)
         return promise
-    if state.streams is None and not state.unordered:
+    if not state.streams and not state.unordered:
         if not _unreached(state):
             return None
         before_use(state, _cuda.own_stream(device[1]))
@@ -576,25 +576,45 @@ def ready(state: Held) -> Fence | None:
     if own is None:
         _fall_back(state)
         return None
+    streams = _streams(state)
     try:
-        fence = _joined(state, own)
+        with _Covered(state, streams[:-1]):
+            fence = _joined(state, own, streams)
     except (DriverError, PoolLimitError):
         _fall_back(state)
         return None
     if fence is not None:
-        # Later work of this process on the buffer must wait for this fence, too. The fence covers the streams that have
-        # used the memory, and only the last of them has waited for the others.
+        # Later work of this process on the buffer must wait for this fence, too.
         state.fences = (*state.fences, fence)
-        state.streams = {_streams(state)[-1]: None}
     return fence
 
 
-def _joined(state: Held, own: Timeline) -> Fence | None:
-    """Make the lease's last stream wait for the lease's other streams, and then write a fence. Return the fence.
+class _Covered:
+    """Within this block, a fence is made that covers the work of streams: the lease forgets these streams.
+
+    If they use the memory again, they wait for the fence. So the lease forgets them before the block, and not after it:
+    another thread may queue more work meanwhile. If the block raises, the lease knows the streams again.
+    """
+
+    def __init__(self, state: Held, streams: Sequence[StreamKey]) -> None:
+        self._known = state.streams if state.streams is not None else {}
+        self._streams = streams
+
+    def __enter__(self) -> None:
+        for key in self._streams:
+            self._known.pop(key, None)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._known.update(dict.fromkeys(self._streams))
+
+
+def _joined(state: Held, own: Timeline, streams: Sequence[StreamKey]) -> Fence | None:
+    """Make the last of the lease's streams wait for the others, and then write a fence. Return the fence.
 
     Return None if the timeline is closed.
     """
-    *others, last = _streams(state)
+    *others, last = streams
     for key in others:
         fence = own.write(key)
         if fence is not None:
