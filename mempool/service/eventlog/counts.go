@@ -37,17 +37,17 @@ func newCounts() counts {
 }
 
 // CountEnding counts a session that has ended, even if no event is noted for this end. The parameter `how` says how the session ended.
-func (j *Events) CountEnding(how mempool.SessionEnding) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.counts.endings[how]++
+func (ev *Events) CountEnding(how mempool.SessionEnding) {
+	ev.mu.Lock()
+	defer ev.mu.Unlock()
+	ev.counts.endings[how]++
 }
 
 // CountReclaim counts how long the service held memory, a timeline or a seat for the process of an ended session.
-func (j *Events) CountReclaim(took time.Duration) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	c := &j.counts.reclaims
+func (ev *Events) CountReclaim(took time.Duration) {
+	ev.mu.Lock()
+	defer ev.mu.Unlock()
+	c := &ev.counts.reclaims
 	c.Count++
 	c.Sum += took
 	for _, most := range reclaimBuckets {
@@ -73,23 +73,23 @@ const (
 var callNames = [calls]string{"create", "allocate", "export", "free", "close"}
 
 // Called counts a call with the result err, and returns err.
-func (j *Events) Called(what Call, err error) error {
-	j.calls[what].made.Add(1)
+func (ev *Events) Called(what Call, err error) error {
+	ev.calls[what].made.Add(1)
 	if err != nil {
-		j.calls[what].failed.Add(1)
+		ev.calls[what].failed.Add(1)
 	}
 	return err
 }
 
 // Counts returns the numbers of events and of driver calls so far.
-func (j *Events) Counts() mempool.Counts {
+func (ev *Events) Counts() mempool.Counts {
 	c := mempool.Counts{DriverCalls: make(map[string]uint64), DriverErrors: make(map[string]uint64)}
-	j.mu.Lock()
-	c.Events, c.Endings, c.Reclaims = maps.Clone(j.counts.kinds), maps.Clone(j.counts.endings), j.counts.reclaims
+	ev.mu.Lock()
+	c.Events, c.Endings, c.Reclaims = maps.Clone(ev.counts.kinds), maps.Clone(ev.counts.endings), ev.counts.reclaims
 	c.Reclaims.Buckets = maps.Clone(c.Reclaims.Buckets)
-	j.mu.Unlock()
+	ev.mu.Unlock()
 	for i, name := range callNames {
-		c.DriverCalls[name], c.DriverErrors[name] = j.calls[i].made.Load(), j.calls[i].failed.Load()
+		c.DriverCalls[name], c.DriverErrors[name] = ev.calls[i].made.Load(), ev.calls[i].failed.Load()
 	}
 	return c
 }

@@ -51,31 +51,31 @@ func New(log *slog.Logger) *Events {
 }
 
 // Continue makes the numbers of events go on after `last`. The event log has no event yet.
-func (j *Events) Continue(last uint64) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.before, j.last = last, last
+func (ev *Events) Continue(last uint64) {
+	ev.mu.Lock()
+	defer ev.mu.Unlock()
+	ev.before, ev.last = last, last
 }
 
 // Note adds an event. The next call of Log logs the event: as a warning if [mempool.EventKind].Trouble returns true for its kind. The
 // event's time is when the event log records it, so events are in the order of their times. If too many events of this kind come from one
 // user, Note counts the event instead.
-func (j *Events) Note(one Entry) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
+func (ev *Events) Note(one Entry) {
+	ev.mu.Lock()
+	defer ev.mu.Unlock()
 	one.Count = max(one.Count, 1)
 	key := cause{one.UID, one.Session != 0, one.Kind}
-	if j.rations.Take(key, time.Now()) {
-		j.record(one)
+	if ev.rations.Take(key, time.Now()) {
+		ev.record(one)
 		return
 	}
-	out := j.leftOut[key]
+	out := ev.leftOut[key]
 	if out == nil {
 		out = new(leftOut)
-		j.leftOut[key] = out
+		ev.leftOut[key] = out
 		out.timer = time.AfterFunc(Rest, func() {
-			j.recordLeftOut(key)
-			j.Log()
+			ev.recordLeftOut(key)
+			ev.Log()
 		})
 	}
 	out.events++
@@ -100,65 +100,65 @@ type leftOut struct {
 }
 
 // recordLeftOut records one event for all events that were left out for a cause.
-func (j *Events) recordLeftOut(key cause) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	out := j.leftOut[key]
+func (ev *Events) recordLeftOut(key cause) {
+	ev.mu.Lock()
+	defer ev.mu.Unlock()
+	out := ev.leftOut[key]
 	if out == nil {
 		return
 	}
-	delete(j.leftOut, key)
+	delete(ev.leftOut, key)
 	out.timer.Stop()
 	one := out.last
 	one.Count = out.count
 	if out.events > 1 {
 		one.Text = fmt.Sprintf("%s (the last of %d such events, which came too fast to note each)", Cut(one.Text, maxText/2), out.events)
 	}
-	j.record(one)
+	ev.record(one)
 }
 
 // Close records and logs the events that were left out.
-func (j *Events) Close() {
-	j.mu.Lock()
-	keys := make([]cause, 0, len(j.leftOut))
-	for key := range j.leftOut {
+func (ev *Events) Close() {
+	ev.mu.Lock()
+	keys := make([]cause, 0, len(ev.leftOut))
+	for key := range ev.leftOut {
 		keys = append(keys, key)
 	}
-	j.mu.Unlock()
+	ev.mu.Unlock()
 	for _, key := range keys {
-		j.recordLeftOut(key)
+		ev.recordLeftOut(key)
 	}
-	j.Log()
+	ev.Log()
 }
 
-// record adds an event to the ring, counts it, and wakes the callers that wait for it. The caller holds j.mu.
-func (j *Events) record(one Entry) {
-	j.last++
-	one.Number, one.At = j.last, time.Now()
-	j.unlogged = append(j.unlogged, one)
+// record adds an event to the ring, counts it, and wakes the callers that wait for it. The caller holds ev.mu.
+func (ev *Events) record(one Entry) {
+	ev.last++
+	one.Number, one.At = ev.last, time.Now()
+	ev.unlogged = append(ev.unlogged, one)
 	one.Text = Cut(one.Text, maxText)
-	if len(j.ring) < Capacity {
-		j.ring = append(j.ring, one)
+	if len(ev.ring) < Capacity {
+		ev.ring = append(ev.ring, one)
 	} else {
-		j.ring[(j.last-1-j.before)%Capacity] = one
+		ev.ring[(ev.last-1-ev.before)%Capacity] = one
 	}
-	j.counts.kinds[one.Kind] += uint64(one.Count)
-	for w := range j.watchers {
+	ev.counts.kinds[one.Kind] += uint64(one.Count)
+	for w := range ev.watchers {
 		if w.may(&one) {
 			close(w.told)
-			delete(j.watchers, w)
+			delete(ev.watchers, w)
 		}
 	}
 }
 
 // Log logs the events that were noted since the last call. The caller holds no lock, because the log may block.
-func (j *Events) Log() {
-	j.mu.Lock()
-	unlogged := j.unlogged
-	j.unlogged = nil
-	j.mu.Unlock()
+func (ev *Events) Log() {
+	ev.mu.Lock()
+	unlogged := ev.unlogged
+	ev.unlogged = nil
+	ev.mu.Unlock()
 	for i := range unlogged {
-		unlogged[i].log(j.log)
+		unlogged[i].log(ev.log)
 	}
 }
 

@@ -27,13 +27,13 @@ func (g *Gap) Tell() (count int, now bool) {
 }
 
 // Refused does the same as [Gap.Tell], for a request that exceeded a limit. The parameter `limit` is the limit's name, or "" if it has none.
-func (j *Events) Refused(limit string) (count int, now bool) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	g := j.refused[limit]
+func (ev *Events) Refused(limit string) (count int, now bool) {
+	ev.mu.Lock()
+	defer ev.mu.Unlock()
+	g := ev.refused[limit]
 	if g == nil {
 		g = new(Gap)
-		j.refused[limit] = g
+		ev.refused[limit] = g
 	}
 	return g.Tell()
 }

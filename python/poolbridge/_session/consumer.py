@@ -553,7 +553,7 @@ class Consumer(Membership):
         or, with ``ack="auto"``, when the subscription ends. If the program asks for another frame before the
         subscription ends, the dropped frame is acknowledged instead.
         """
-        if alone and self.queue and self.goes_back(grant) and not self._is_offered(grant):
+        if alone and self.goes_back(grant) and not self._is_offered(grant):
             if self.auto and not self.left and self.session.ended is None:
                 self._undecided.append((grant, fences))
                 return
