@@ -15,7 +15,7 @@ from faketimelines import TimelineService
 from nativeworld import Interrupted, interrupt
 
 import poolbridge
-from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
+from poolbridge._cuda import stream as _cuda_stream
 from poolbridge._memory.session_blocks import SessionBlock
 from poolbridge._order import fences as _fences
 from poolbridge._order.page import FILE_BYTES, PAGES, TOMBSTONE, Page
@@ -367,9 +367,11 @@ def test_a_stream_that_takes_no_work_is_waited_for_though_its_memory_is_mapped_n
     timelines.own = Timeline(1, page)
     monkeypatch.setattr(_cuda_stream, "write", refuse)
     monkeypatch.setattr(_cuda_stream, "write_functions", lambda stream: (0, 0))
-    monkeypatch.setattr(_cuda, "synchronize", lambda ordinal: happened.append((ordinal, page.words[0])))
-    _fences.Follower(timelines.own, StreamKey(1, 10), timelines, None).done(happened.append)
-    assert happened == [(m.Fence(1, 0, 1),), (1, 0)]
+    follower = _fences.Follower(
+        timelines.own, StreamKey(1, 10), timelines, None, lambda: happened.append(page.words[0])
+    )
+    follower.done(happened.append)
+    assert happened == [(m.Fence(1, 0, 1),), 0]
     assert page.words[0] == 1
 
 
@@ -403,7 +405,7 @@ def following(page, monkeypatch):
     key = StreamKey(0, 10)
     assert own.write(key) == m.Fence(1, 1, 1)
     return SimpleNamespace(
-        follower=_fences.Follower(own, key, timelines, None),
+        follower=_fences.Follower(own, key, timelines, None, lambda: None),
         calls=calls,
         answers=answers,
         captures=captures,

@@ -316,8 +316,7 @@ class ArrayExports(NoBuffer):
         check_one(description)
         if not state.memory.pool.on_cpu:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
-        if state.fences:
-            _fences.before_cpu(state)
+        _fences.before_cpu(state)
         if dtype is None and not copy and description.element.in_numpy:
             return _given(state, description)
         wanted = self.dtype if dtype is None else np.dtype(dtype)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from poolbridge._array import sources as _sources
-from poolbridge._array.arrays import check_shape, dtype_of
+from poolbridge._array.arrays import ArrayExports, check_shape, dtype_of, state_of
 from poolbridge._array.sources import Source
 from poolbridge._cuda import cuda as _cuda
 from poolbridge._memory import dlpack as _dlpack
@@ -92,6 +92,8 @@ def _on_host(state: LeaseState, source: Any, description: Description) -> np.nda
         return _converted(source, element)
     if _sources.on_device(source):
         found = _sources.source_of(source)
+        if found.unordered and isinstance(source, ArrayExports):
+            state_of(source).memory.synchronize()  # other GPUs may write it
         if (
             found.contiguous
             and found.shape == description.shape

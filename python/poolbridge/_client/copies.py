@@ -34,7 +34,7 @@ from poolbridge._client.publisher import COMPLETE, BasePublisher
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory import dlpack as _dlpack, layout as _layout, tensor as _tensor
 from poolbridge._order import fences as _fences
-from poolbridge._order.streams import PER_THREAD
+from poolbridge._order.streams import PER_THREAD, stream_key
 from poolbridge._session.flow import Do, Flow
 from poolbridge._session.lease_state import LeaseState, Token
 from poolbridge._session.producer import send
@@ -83,6 +83,11 @@ class _Part(NamedTuple):
     def on_gpu(self) -> bool:
         """Whether a stream can copy the array."""
         return self.source is not None and self.source.ordinal is not None and self.source.contiguous
+
+    @property
+    def owner(self) -> Any:
+        """What has to live until a stream has copied the array. Of a lazy array, only the source has the elements."""
+        return self.given if isinstance(self.given, ArrayExports) else (self.given, self.source)
 
 
 @lru_cache(maxsize=256)
@@ -320,7 +325,7 @@ class Copies:
                 state.end()
             raise
         if fence is not None:
-            self._session.returns.keep([part.given for part in parts], fence)
+            self._session.returns.keep([part.owner for part in parts], fence)
         return number
 
     def _take(self, form: _Form, now: float) -> _CopyPublisher | None:
@@ -386,6 +391,7 @@ class _CopyPublisher(BasePublisher):
                 yield from _fill(keeper, parts or [_Part(self._description, given, None)], stream)
                 if keeper.streams is not None:
                     mark = yield from self._complete(keeper)
+                    keeper.streams = None
             elif self.small:
                 _copy(array, given, parts)
             else:
@@ -399,7 +405,7 @@ class _CopyPublisher(BasePublisher):
             raise
         own = self._session.timelines.own
         if mark is not COMPLETE and own is not None:
-            self._session.returns.keep([part.given for part in parts or ()] or given, Fence(own.id, *mark))
+            self._session.returns.keep([part.owner for part in parts or ()] or given, Fence(own.id, *mark))
         return number
 
     def _has_chunk(self, timeout: float | None) -> Flow[bool]:
@@ -477,8 +483,11 @@ def _copy_on_device(state: LeaseState, part: _Part, source: Source, stream: Any)
         if stream is None:
             stream = own = _cuda.own_stream(ordinal) if source.by_dlpack else _sources.LEGACY_STREAM
             _sources.order(source, stream)
-    elif isinstance(part.given, ArrayExports) and source.ordinal != ordinal:
-        return partial(copy_into, state, part.given, part.description)
+    elif source.ordinal != ordinal:
+        key = stream_key(state.memory.pool.device, stream)
+        default = key is not None and key.handle <= PER_THREAD  # of which GPU, the caller does not say
+        if default or isinstance(part.given, ArrayExports):
+            return partial(copy_into, state, part.given, part.description)
     handle = _fences.stream_that_copies(state, stream)
     if isinstance(part.given, ArrayExports):  # the copy waits for the lease's content, and its release for the copy
         _fences.before_use(state_of(part.given), stream)

@@ -553,7 +553,7 @@ def publish(
     state.unsure = False
     if state.promise is not None:
         # If this process uses the buffer through this lease, this process also has to wait for the promise.
-        state.fences = (*state.fences, state.promise)
+        _fences.add_fence(state, state.promise)
     state.seal()
     state.name, state.version, state.copied = name, reply.version, None
     if mark is not None:

@@ -90,7 +90,8 @@ def _copy(state: LeaseState, source: LeaseState, stream: Any) -> Flow[None]:
         home, from_ = (one.memory.pool.device for one in (state, source))
         handle = None if stream is None or home != from_ else _fences.stream_that_copies(source, stream)
         if stream is not None:
-            _fences.name_stream(state, stream)
+            _fences.before_use(state, stream)
+            yield Do(partial(_fences.await_streams, state, stream))
         if handle is not None:
             to, address = state.address(write=True, part=whole), source.address(write=False, part=whole)
             if whole.nbytes:

@@ -253,7 +253,8 @@ class BasePublisher(Uncopied):
             twin.released = True
             if twin.unordered and not on_gpu:  # PyTorch's copies between memory of kind `pinned` and a GPU
                 self._unknown = True
-            twin.streams, twin.unordered = None, False  # `loan` names the streams that write the array
+            twin.streams = None  # `loan` names the streams that write the array
+            twin.unordered = twin.unordered and not on_gpu
         if not kept:
             raise InvalidArgumentError(
                 "wrap= returned no array of the lease's memory: expected an array that keeps the lease, not a copy"
@@ -392,7 +393,7 @@ class BasePublisher(Uncopied):
         keeper, chunks = self._keeper(), self._chunks
         keeper.fences = tuple([Fence(*fence) for fence in chunks.fences])
         if chunks.following is not None and keeper.streams is None:
-            keeper.streams, keeper.named = {chunks.following.key: None}, True
+            keeper.streams, keeper.named = {chunks.following.key: True}, True
         chunks.following = None
         return keeper
 
@@ -469,11 +470,14 @@ class BasePublisher(Uncopied):
         return (yield from self._complete(keeper))
 
     def _complete(self, keeper: LeaseState) -> Flow[tuple[int, int]]:
-        """Make the fence of the work of the streams of `keeper` on the array on loan. Return the same as `_fence`."""
+        """Make the fence of the work of the streams of `keeper` on the array on loan. Return the same as `_fence`.
+
+        When the frame is sent, the caller sets `keeper.streams` to None: the chunk's next loan has streams of its own.
+        """
         fence = yield from ready(keeper, None)
         self._check_open()
         self._chunks.fences = [] if fence is None else [(fence.timeline, fence.word, fence.value)]
-        keeper.fences, keeper.streams = (), None
+        keeper.fences = ()
         return COMPLETE if fence is None else (fence.word, fence.value)
 
     # Publishing
@@ -489,7 +493,14 @@ class BasePublisher(Uncopied):
         self._check_free(timeout)
         if mark is None:
             mark = yield from self._alone(self._fence(stream))
-        number: int = self._chunks.send(packed, *mark) or (yield from self._alone(self._deliver(packed, mark, timeout)))
+        chunks, keeper = self._chunks, self._keeper()
+        streams, keeper.streams = keeper.streams, None
+        try:
+            number: int = chunks.send(packed, *mark) or (yield from self._alone(self._deliver(packed, mark, timeout)))
+        except BaseException:
+            if chunks.loan is not None and chunks.loan[2] is keeper:  # the same streams may write the array again
+                keeper.streams = streams
+            raise
         return number
 
     def _send(self, packed: bytes, timeout: float | None, stream: Any) -> Any:

@@ -32,10 +32,6 @@ class DeviceBlock(BlockMemory):
         """Return the block's address for reading and for writing: CUDA cannot map a block of a pool read-only."""
         return self._block.address
 
-    def synchronize(self) -> None:
-        """Wait until the device has done its work."""
-        self.pool.synchronize()
-
     def close(self) -> None:
         """Free this process's import of the block."""
         self._block.close()

@@ -93,7 +93,7 @@ class GPUPool(PoolMemory):
 
     def duplicate(self, address: int, nbytes: int) -> tuple[int, object]:
         """Copy the bytes at `address` into new memory of this process on the same GPU; see `PoolMemory.duplicate`."""
-        self._await_others()
+        self.synchronize()
         copy = _cuda.Allocation(self.device[1], max(nbytes, 1))
         if nbytes:
             _cuda.copy_on_device(self.device[1], copy.address, address, nbytes)

@@ -31,9 +31,6 @@ class HostBlock(BlockMemory):
         """Return the block's address: in the writable mapping if `write` is True, else in the read-only mapping."""
         return (self.pool.writable if write else self.pool.readable) + self.offset
 
-    def synchronize(self) -> None:
-        """Do nothing: the CPU has no queued work."""
-
     def close(self) -> None:
         """Do nothing: the block has no mapping of its own, and the pool keeps its mappings."""
 
@@ -68,6 +65,9 @@ class HostPool(PoolMemory):
         except BaseException:
             self.close()
             raise
+
+    def synchronize(self) -> None:
+        """Do nothing: the CPU has no queued work."""
 
     def _map(self, fd: int, *, write: bool) -> int:
         mapping = FileMapping(fd, self.size, write=write)

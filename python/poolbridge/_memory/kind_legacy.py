@@ -32,10 +32,6 @@ class LegacyBlock(BlockMemory):
         """Return the block's address for reading and for writing: CUDA cannot open a legacy handle read-only."""
         return self._address
 
-    def synchronize(self) -> None:
-        """Wait until the device has done its work."""
-        self.pool.synchronize()
-
     def close(self) -> None:
         """Close the opened handle."""
         self._block.close()

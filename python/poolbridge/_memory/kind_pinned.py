@@ -32,10 +32,6 @@ class PinnedBlock(BlockMemory):
         """Return the block's address for reading and for writing: CUDA cannot map a block of a pool read-only."""
         return self._address
 
-    def synchronize(self) -> None:
-        """Wait until the device has done its work."""
-        self.pool.synchronize()
-
     def close(self) -> None:
         """Free this process's import of the block."""
         self._of.release_block(self._address)

@@ -41,10 +41,6 @@ class VMMBlock(BlockMemory):
         """Return the block's address for writing if `write` is True, else the address for reading."""
         return self._block.address(write=write or not self._protected)
 
-    def synchronize(self) -> None:
-        """Wait until the device has done its work."""
-        self.pool.synchronize()
-
     def close(self) -> None:
         """Unmap the block."""
         self._block.close()

@@ -42,9 +42,9 @@ class BlockMemory(ABC):
     def address(self, *, write: bool) -> int:
         """Return the address of the block's first byte. The addresses for writing and for reading may be different."""
 
-    @abstractmethod
     def synchronize(self) -> None:
-        """Wait until the device has done the work that this process queued on the block."""
+        """Wait until the devices that may use the block have done the work that this process queued on them."""
+        self.pool.synchronize()
 
     @abstractmethod
     def close(self) -> None:
@@ -66,10 +66,6 @@ class BlockPart(BlockMemory):
     def address(self, *, write: bool) -> int:
         """See `BlockMemory.address`."""
         return self._block.address(write=write) + self.base
-
-    def synchronize(self) -> None:
-        """See `BlockMemory.synchronize`."""
-        self._block.synchronize()
 
     def close(self) -> None:
         """Do nothing: the block has the mapping."""
@@ -128,6 +124,10 @@ class PoolMemory(ABC):
     @abstractmethod
     def close(self) -> None:
         """Unmap the pool, whose blocks the caller has closed before. After an error, the caller tries again."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until the devices that may use the memory have done the work that this process queued on them."""
 
     @abstractmethod
     def read(self, address: int, out: np.ndarray[Any, Any]) -> None:

@@ -82,9 +82,10 @@ class Held(Protocol):
     memory: BlockMemory
     fences: tuple[Fence, ...]
     event: Event | None
-    streams: dict[StreamKey, None] | None
+    streams: dict[StreamKey, bool] | None
     unordered: bool
     named: bool
+    write: bool
     promise: Fence | None
     lost: bool
 
@@ -129,17 +130,49 @@ def before_use(state: Held, stream: Any) -> None:
     elif state.streams is None:
         if state.fences:
             _make_wait(state, key)
-        state.streams = {key: None}
-    elif key not in state.streams:
+        state.streams = {key: True}
+    elif not state.streams.get(key):
         if state.fences:
             _make_wait(state, key)
-        state.streams[key] = None
+        state.streams[key] = True
 
 
 def before_cpu(state: Held) -> None:
-    """Wait until the CPU may use the memory. Raises the errors of `wait`."""
+    """Wait until the CPU may use the memory. Raises the errors of `wait`.
+
+    If the CPU can access the memory, and streams of this process may write it, wait for them, too.
+    """
     if state.fences:
         wait(state)
+    if state.write and (state.streams or state.unordered) and state.memory.pool.on_cpu:
+        state.memory.synchronize()
+
+
+def add_fence(state: Held, fence: Fence, by: StreamKey | None = None) -> None:
+    """Let later work of this process on the memory wait for a fence, also on streams that have used the memory.
+
+    The stream `by` need not wait, because it writes the fence.
+    """
+    state.fences = (*state.fences, fence)
+    streams = state.streams or {}
+    for key in list(streams):
+        streams[key] = key == by
+
+
+def await_streams(state: Held, stream: Any) -> None:
+    """Make a stream wait for the other streams that have used the memory. Where it cannot, the CPU waits."""
+    key = stream_key(state.memory.pool.device, stream)
+    others = [other for other in _streams(state) if other != key]
+    if not others:
+        return
+    own = state.session.timelines.streams_of(state.memory.pool.device[1])
+    if key is None or own is None or not all(one.reachable for one in others):
+        _fall_back(state)
+        return
+    try:
+        _join(state, own, others, key)
+    except (DriverError, PoolLimitError):
+        _fall_back(state)
 
 
 def name_stream(state: Held, stream: Any) -> None:
@@ -333,6 +366,9 @@ class Follower(_NativeFollower):
         The timelines of the session whose frames the stream uses.
     stream
         The user's stream object. The follower keeps a reference to this object, so that the stream is not destroyed.
+    synchronize
+        A function that waits for all GPUs that may use the memory. It does not use the memory object of a block: the
+        block may be unmapped before the follower calls the function.
 
     Attributes
     ----------
@@ -346,7 +382,9 @@ class Follower(_NativeFollower):
     own: Timeline
     timelines: Timelines
 
-    def __init__(self, own: Timeline, key: StreamKey, timelines: Timelines, stream: Any) -> None:
+    def __init__(
+        self, own: Timeline, key: StreamKey, timelines: Timelines, stream: Any, synchronize: Callable[[], None]
+    ) -> None:
         self.own, self.id, self.words = own, own.id, own.words
         self.is_owned, self.acquire, self.release = own.lock.owned, own.lock.acquire, own.lock.release
         self.key = key
@@ -359,9 +397,7 @@ class Follower(_NativeFollower):
         self.fence = Fence
         self.patience = self.shortest = _POLL_SECONDS
         self.longest = _LONGEST_POLL_SECONDS
-        # `_synchronize` waits for the whole GPU of the stream. It does not use the memory object of a block, because
-        # the block may be unmapped before `_synchronize` is called.
-        self._synchronize = partial(_cuda.synchronize, key.ordinal)
+        self._synchronize = synchronize
 
     def before(
         self,
@@ -440,7 +476,7 @@ def follower(state: Held, stream: Any) -> Follower | None:
     own = _own(state)
     if own is None or state.streams is None or len(state.streams) != 1:
         return None
-    return Follower(own, next(iter(state.streams)), state.session.timelines, stream)
+    return Follower(own, next(iter(state.streams)), state.session.timelines, stream, state.memory.pool.synchronize)
 
 
 # After the memory was used
@@ -565,8 +601,7 @@ def ready(state: Held) -> Fence | None:
         # too. A stream of this process must not wait for this fence, because this process may never complete the
         # promise. So the CPU waits until the streams have done their work.
         if state.streams or state.unordered:
-            with _Covered(state, _streams(state)):
-                _fall_back(state)
+            _fall_back(state)
         return promise
     if not state.streams and not state.unordered:
         if not _unreached(state):
@@ -578,35 +613,13 @@ def ready(state: Held) -> Fence | None:
         return None
     streams = _streams(state)
     try:
-        with _Covered(state, streams[:-1]):
-            fence = _joined(state, own, streams)
+        fence = _joined(state, own, streams)
     except (DriverError, PoolLimitError):
         _fall_back(state)
         return None
     if fence is not None:
-        # Later work of this process on the buffer must wait for this fence, too.
-        state.fences = (*state.fences, fence)
+        add_fence(state, fence, by=streams[-1])
     return fence
-
-
-class _Covered:
-    """Within this block, a fence is made that covers the work of streams: the lease forgets these streams.
-
-    If they use the memory again, they wait for the fence. So the lease forgets them before the block, and not after it:
-    another thread may queue more work meanwhile. If the block raises, the lease knows the streams again.
-    """
-
-    def __init__(self, state: Held, streams: Sequence[StreamKey]) -> None:
-        self._known = state.streams if state.streams is not None else {}
-        self._streams = streams
-
-    def __enter__(self) -> None:
-        for key in self._streams:
-            self._known.pop(key, None)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._known.update(dict.fromkeys(self._streams))
 
 
 def _joined(state: Held, own: Timeline, streams: Sequence[StreamKey]) -> Fence | None:
@@ -615,13 +628,18 @@ def _joined(state: Held, own: Timeline, streams: Sequence[StreamKey]) -> Fence |
     Return None if the timeline is closed.
     """
     *others, last = streams
+    _join(state, own, others, last)
+    return own.write(last)
+
+
+def _join(state: Held, own: Timeline, others: Sequence[StreamKey], last: StreamKey) -> None:
+    """Make a stream wait for the present work of other streams."""
     for key in others:
         fence = own.write(key)
         if fence is not None:
             state.session.timelines.waits(own, last, [own.id])
             address = own.page.on_device(key.ordinal) + 8 * fence.word
             _cuda_stream.wait(last.ordinal, last.handle, address, fence.value)
-    return own.write(last)
 
 
 def _own(state: Held) -> Timeline | None:

@@ -45,15 +45,27 @@ def stream_key(device: tuple[int, int], stream: Any) -> StreamKey | None:
     if stream is None:
         return StreamKey(device[1], _LEGACY)
     number = stream if type(stream) is int else _handle(stream)
-    if number > PER_THREAD or number == _LEGACY:
+    if number > PER_THREAD:
         return StreamKey(device[1], number)
+    if number == _LEGACY:
+        return StreamKey(_gpu_of(stream, device[1]), number)
     if number == PER_THREAD:
-        return StreamKey(device[1], number, this_thread())
+        return StreamKey(_gpu_of(stream, device[1]), number, this_thread())
     if number == -1:
         return None
     if number == 0:
         raise ValueError("stream 0 is ambiguous: pass 1 for the legacy default stream, 2 for the per-thread one")
     raise ValueError(f"stream {number} is no stream: pass None, -1, 1, 2 or a stream handle")
+
+
+def _gpu_of(stream: Any, ordinal: int) -> int:
+    """Return the GPU that a library's object for a default stream names; `ordinal` if it names none."""
+    for found in (stream, getattr(stream, "device", None)):
+        for name in ("device_index", "device_id"):
+            number = getattr(found, name, None)
+            if isinstance(number, int) and number >= 0:
+                return number
+    return ordinal
 
 
 def _handle(stream: Any) -> int:

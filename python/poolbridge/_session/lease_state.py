@@ -128,9 +128,9 @@ class LeaseState(Uncopied):
     unaccounted = False
     failed = False
     event: Event | None = None  # that the producer published with the content
-    # The streams that used the memory. `unordered`: unknown streams may have used the memory, too. `named`: the user
-    # has named streams, and thereby says that no unknown stream uses the memory.
-    streams: dict[StreamKey, None] | None = None
+    # The streams that used the memory, each with whether it waits for `fences`. `unordered`: unknown streams may have
+    # used the memory, too. `named`: the user has named streams, and so says that no unknown stream uses the memory.
+    streams: dict[StreamKey, bool] | None = None
     unordered = False
     named = False
     promise: Fence | None = None  # the fence of the promise, if this process has promised the content

@@ -344,12 +344,12 @@ class Returns:
         arena, keeper, loan = loan[0], loan[2], None  # `loan` has the array, which only the program may keep now
         following = chunks.following
         if following is not None and keeper.streams is None:
-            keeper.streams, keeper.named = {following.key: None}, True
+            keeper.streams, keeper.named = {following.key: True}, True
         chunks.fit(None, keeper)  # only arrays that the program uses are left
         if (
             arena.left_to_arrays
             or self._over
-            or not (keeper.tokens or keeper.unaccounted or keeper.streams is not None)
+            or not (keeper.tokens or keeper.unaccounted or keeper.unordered or keeper.streams is not None)
         ):
             return
         keeper.fences = tuple([Fence(*fence) for fence in chunks.fences])

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from types import SimpleNamespace
@@ -21,7 +22,9 @@ from test_gpu_channels import OfALibrary
 import poolbridge
 from poolbridge._client import copies as _copies
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
+from poolbridge._memory import dlpack as _dlpack
 from poolbridge._memory.legacyhandle import OpenedMemory
+from poolbridge._memory.tensor import ELEMENT_TYPES
 from poolbridge._session import returns as _returns
 
 pytestmark = CHANNELS
@@ -250,6 +253,91 @@ def test_each_array_of_a_dict_is_copied_on_its_own_stream(client, gate):
     gate.open()
     with next(frames) as frame:
         assert (frame["three"].to_numpy() == 5).all()
+
+
+class OfALazyLibrary:
+    """An array whose elements are made for the capsule, which owns them."""
+
+    shape, dtype = (N,), np.dtype("uint8")
+
+    def __init__(self, stream, free):
+        self.stream, self.free = stream, free
+
+    def __dlpack_device__(self):
+        return (2, 0)
+
+    def __dlpack__(self, *, stream=None, max_version=None, **_):
+        memory, free = self.free.pop(), self.free
+        fill(memory.address, N, 5, self.stream)
+
+        class Elements:
+            __array_interface__ = {"version": 3, "shape": (N,), "typestr": "|u1", "data": (memory.address, False)}  # noqa: RUF012
+
+            def __del__(self):
+                free.append(memory)
+
+        return _dlpack.make_capsule(np.asarray(Elements()), ELEMENT_TYPES["uint8"], (2, 0), versioned=True)
+
+
+def test_what_owns_the_elements_of_an_array_lives_until_its_stream_has_copied_them(client, gate):
+    stream, free = new_stream(), [_cuda.Allocation(0, N)]
+    channel = client.create_channel("c", pool="gpu", capacity=4)
+    frames = client.subscribe("c")
+    for _ in range(3):  # the last copies are a publisher's
+        channel.publish(OfALazyLibrary(stream, free), stream=stream)
+        next(frames).release()
+        until(lambda: free)
+    gate.hold(stream)
+    channel.publish(OfALazyLibrary(stream, free), stream=stream)
+    gc.collect()
+    assert not free
+    gate.open()
+    assert (next(frames).to_numpy() == 5).all()
+
+
+@pytest.mark.parametrize("kind", ["device", "pinned"])
+def test_a_stream_refreshes_a_copy_after_the_other_streams_that_read_it(client, gate, kind):
+    client.create_pool("of this kind", kind=kind, max_bytes=64 << 20)
+    client.create_pool("host", max_bytes=1 << 20)
+    client.put(np.full(N, 1, np.uint8), "x", pool="of this kind", keep=True).release()
+    stream, reader = new_stream(), new_stream()
+    copy = client.get_copy("x", pool="of this kind", stream=stream)
+    at = use(copy, reader)
+    client.put(np.full(N, 2, np.uint8), "x", pool="of this kind", keep=True, replace=True).release()
+    gate.hold(reader)
+    seen = read(at, N, reader)
+    assert copy.refresh(stream=stream)
+    waits_until(gate.open, lambda: finish(stream))
+    finish(reader)
+    assert (seen == 1).all()
+    assert (copy.to_numpy() == 2).all()
+
+
+@pytest.mark.parametrize("kind", ["device", "pinned"])
+def test_a_stream_refreshes_a_copy_from_memory_of_the_cpu_after_its_earlier_work(client, gate, kind):
+    client.create_pool("of this kind", kind=kind, max_bytes=64 << 20)
+    client.create_pool("host", max_bytes=1 << 20)
+    client.put(np.full(N, 1, np.uint8), "x", pool="host", keep=True).release()
+    stream = new_stream()
+    copy = client.get_copy("x", pool="of this kind", stream=stream)
+    client.put(np.full(N, 2, np.uint8), "x", pool="host", keep=True, replace=True).release()
+    gate.hold(stream)
+    seen = read(address(copy), N, stream)
+    waits_until(gate.open, lambda: copy.refresh(stream=stream))
+    finish(stream)
+    assert (seen == 1).all()
+
+
+def test_a_stream_that_made_a_copy_is_not_the_only_one_that_uses_it(client, gate):
+    client.put(np.full(N, 1, np.uint8), "x", pool="gpu", keep=True).release()
+    stream, unknown = new_stream(), new_stream()
+    copy = client.get_copy("x", pool="gpu", stream=stream)
+    finish(stream)
+    assert copy.view().__cuda_array_interface__["stream"] is None
+    gate.hold(unknown)
+    seen = read(address(copy), N, unknown)
+    waits_until(gate.open, copy.release)
+    assert (seen == 1).all()
 
 
 def test_a_copy_needs_a_stream_that_has_an_order(client, mine):

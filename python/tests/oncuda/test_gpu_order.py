@@ -12,6 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from rig import CHANNELS, ENVIRONMENT, HERE, ONE_BLOCK, N, address, client, devi
 import poolbridge
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._memory.mappings import MAPPINGS
+from poolbridge._order import fences as _fences
 
 __all__ = ["client", "device_service", "gate", "other"]  # fixtures
 
@@ -310,6 +312,94 @@ def test_a_stream_that_has_used_a_lease_waits_for_the_other_streams_once_it_is_p
     assert (seen == 7).all()
     lease.release()
     assert client.get("x", write=True, timeout=60)._lease_state.grant.wait == ()
+
+
+@ONE_BLOCK
+@pytest.mark.parametrize("promised", [False, True])
+def test_the_next_writer_waits_for_streams_that_had_a_lease_before_it_was_published(client, other, gate, promised):
+    reader, last, writer = new_stream(), new_stream(), new_stream()
+    lease = client.allocate(N, "uint8")
+    at = use(lease, reader)
+    use(lease, last)
+    fill(at, N, 1, last)
+    promise = lease.promise() if promised else None
+    lease.publish("x")
+    if promise is not None:
+        promise.complete()
+    finish(last)
+    gate.hold(reader)
+    seen = read(at, N, reader)
+    client.unpublish("x")
+    lease.release()
+    other.stats()
+    fill(use(client.allocate(N, "uint8", timeout=60), writer), N, 2, writer)
+    waits_until(gate.open, lambda: finish(writer))
+    finish(reader)
+    assert (seen == 1).all()
+
+
+@pytest.mark.parametrize("promised", [False, True])
+def test_streams_that_write_again_after_a_refused_publication_are_waited_for(client, other, gate, promised):
+    stream, last, reader = new_stream(), new_stream(), new_stream()
+    client.allocate(N, "uint8").publish("taken", keep=True)
+    lease = client.allocate(N, "uint8")
+    at = use(lease, stream)
+    if not promised:
+        use(lease, last)
+    promise = lease.promise() if promised else None
+    with pytest.raises(poolbridge.AlreadyExistsError):
+        lease.publish("taken")
+    if promise is not None:
+        promise.complete()
+    gate.hold(stream)
+    fill(at, N, 7, stream)
+    lease.publish("free")
+    seen = read(use(other.get("free"), reader), N, reader)
+    waits_until(gate.open, lambda: finish(reader))
+    assert (seen == 7).all()
+
+
+def test_a_stream_that_another_thread_names_during_a_publication_waits_for_the_content(client, gate, monkeypatch):
+    writer, late, joined = new_stream(), new_stream(), _fences._joined
+    lease = client.allocate(N, "uint8")
+    at = use(lease, writer)
+
+    def interrupted(*arguments):
+        fence = joined(*arguments)
+        thread = threading.Thread(target=use, args=(lease, late))
+        thread.start()
+        thread.join()
+        return fence
+
+    monkeypatch.setattr(_fences, "_joined", interrupted)
+    gate.hold(writer)
+    fill(at, N, 7, writer)
+    lease.publish("x")
+    seen = read(use(lease, late), N, late)
+    waits_until(gate.open, lambda: finish(late))
+    assert (seen == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [("device", "copy_from"), *(("pinned", way) for way in ("copy_from", "array", "another dtype", "bytes"))],
+)
+def test_the_cpu_copies_after_the_streams_that_write_the_memory(client, gate, kind, way):
+    client.create_pool("p", kind=kind, max_bytes=64 << 20)
+    stream, lease = new_stream(), client.allocate(N, "uint8", pool="p")
+    lease.used_on(stream)
+    gate.hold(stream)
+    fill(address(lease), N, 9, stream)
+    ways: dict[str, Callable[[], Any]] = {
+        "copy_from": lambda: lease.copy_from(np.full(N, 5, np.uint8)),
+        "array": lambda: np.array(lease),
+        "another dtype": lambda: np.asarray(lease, "int32"),
+        "bytes": lambda: list(bytes(lease)),
+    }
+    copied = waits_until(gate.open, ways[way])
+    assert (lease.to_numpy() if way == "copy_from" else np.asarray(copied)).tolist() == [
+        5 if way == "copy_from" else 9
+    ] * N
 
 
 @CHANNELS

@@ -13,11 +13,12 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
-from gates import Gate, counts, fill, finish, idle, new_stream, read
+from gates import Gate, counts, fill, finish, idle, new_stream, read, waits_until
 from realservice import until
-from rig import CHANNELS, ENVIRONMENT, HERE, N, client, device_service, gate, other
+from rig import CHANNELS, ENVIRONMENT, HERE, N, address, client, device_service, gate, other, use
 from test_interrupts import Interrupter, at_every_step
 
 import poolbridge
@@ -381,6 +382,51 @@ def test_a_full_channel_leaves_the_array_on_loan_and_no_order_is_lost(client, ot
         gate.open()
         finish(consumer)
         assert (seen == 3).all()
+
+
+@pytest.mark.parametrize("loaned", [True, False], ids=["loaned again", "as it is"])
+def test_the_streams_of_a_loan_that_a_full_channel_refused_may_write_it_again(client, other, gate, loaned):
+    first, second, reader = new_stream(), new_stream(), new_stream()
+    frames = other.subscribe(client.create_channel("c", capacity=1), credit=1)
+    with client.open_channel("c").publisher(N, "uint8", wrap=wrap) as publisher:
+        send(publisher, 1, first)
+        at = publisher.loan(60, stream=first).ptr
+        publisher.loan(60, stream=second)
+        with pytest.raises(poolbridge.WaitTimeoutError, match="stayed full"):
+            publisher.publish(timeout=0.01)
+        gate.hold(first)
+        if loaned:
+            publisher.loan(60, stream=second)
+        fill(at, N, 7, first)
+        next(frames).release()
+        assert publisher.publish(timeout=60) == 2
+        frame = next(frames)
+        seen = read(use(frame, reader), N, reader)
+        waits_until(gate.open, lambda: finish(reader))
+        assert (seen == 7).all()
+        frame.release()
+        send(publisher, 3, second)  # the next loans have streams of their own
+        assert (next(frames).to_numpy() == 3).all()
+
+
+def test_a_loan_of_pinned_memory_goes_back_after_the_work_of_unknown_streams(client, other, gate):
+    client.create_pool("pinned", kind="pinned", max_bytes="1MiB")
+    stream, channel = new_stream(), client.create_channel("c", pool="pinned")
+
+    def as_pytorch(lease):  # which copies to memory of a GPU, and back, on streams that nobody names
+        return SimpleNamespace(capsule=lease.__dlpack__(max_version=(1, 0)), at=address(lease))
+
+    publisher = channel.publisher(N, "uint8", wrap=as_pytorch)
+    at = publisher.loan(60).at
+    gate.hold(stream)
+    fill(at, N, 9, stream)
+
+    def leave():
+        publisher.close()
+        gc.collect()
+        until(lambda: other.stats().leases == 0)
+
+    waits_until(gate.open, leave)
 
 
 def test_what_names_no_stream_or_makes_no_array_is_refused(client):

@@ -14,12 +14,14 @@ from types import SimpleNamespace
 import kernels
 import numpy as np
 import pytest
-from gates import fill, finish, idle, waits_until
-from rig import ENVIRONMENT, HERE, POOLSVC, N, address, gate, has_poolsvc
+from cuda.core.utils import StridedMemoryView
+from gates import fill, finish, idle, read, waits_until
+from rig import ENVIRONMENT, HERE, POOLSVC, N, address, gate, has_poolsvc, use
 
 import poolbridge
-from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._cuda.cuda import call, current
+from poolbridge._memory import dlpack as _dlpack
 
 __all__ = ["gate"]  # a fixture
 
@@ -58,6 +60,11 @@ def stream_on(ordinal: int) -> int:
         return int(call("cuStreamCreate", 1))
 
 
+def fill_there(at: int, byte: int, stream: int) -> None:
+    with current(1):
+        call("cuMemsetD8Async", at, byte, N, stream)
+
+
 def published(client: poolbridge.Client, kind: str) -> poolbridge.Lease:
     lease = client.allocate(N, "uint8", pool=kind)
     lease.copy_from(PATTERN)
@@ -72,8 +79,9 @@ import sys, poolbridge
 sys.path[:0] = [{here!r}]
 import kernels
 import numpy as np
-from poolbridge._cuda import cuda as _cuda
+from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
 from poolbridge._cuda.cuda import call, current
+from poolbridge._memory import dlpack as _dlpack
 class Copy:
     "A copy, which is memory of the GPU that it says."
     def __init__(self, lease):
@@ -140,8 +148,7 @@ def test_an_array_of_another_gpu_is_copied_after_the_work_there(client, gate, wa
     given = SimpleNamespace(__cuda_array_interface__=interface)
     client.put(given, "before", pool="device").release()
     gate.hold(stream, 1)
-    with current(1):
-        call("cuMemsetD8Async", memory.address, 5, N, stream)
+    fill_there(memory.address, 5, stream)
     copy = partial(client.put, given, "it", pool="device") if way == "put" else partial(channel.publish, given)
     waits_until(gate.open, copy, must=False)
     with client.get("it") if way == "put" else next(frames) as found:
@@ -168,10 +175,123 @@ def test_a_lease_is_copied_into_after_the_work_of_another_gpu_on_it(service, cli
         _cuda.copy_from_host(0, memory.address, np.full(N, 5, np.uint8))
         interface = {"version": 3, "shape": (N,), "typestr": "|u1", "data": (memory.address, False), "stream": 1}
         gate.hold(stream, 1)
-        with current(1):
-            call("cuMemsetD8Async", address(lease), 9, N, stream)
+        fill_there(address(lease), 9, stream)
         waits_until(gate.open, lambda: lease.copy_from(SimpleNamespace(__cuda_array_interface__=interface)))
         assert (lease.to_numpy() == 5).all()
+
+
+@pytest.mark.parametrize("to", ["device", "vmm", "pinned", "host"])
+@pytest.mark.parametrize("way", ["put", "copy_from", "publish", "copy=True"])
+def test_pinned_memory_is_copied_after_the_work_of_another_gpu_on_it(client, gate, to, way):
+    if way == "copy=True" and to != "device":
+        pytest.skip("a copy for DLPack is memory of the GPU")
+    client.create_pool("host", max_bytes=1 << 20)
+    client.create_pool("source", kind="pinned", max_bytes=4 << 20)
+    stream, channel = stream_on(1), client.create_channel("c", pool=to, capacity=2)
+    frames, lease = client.subscribe("c"), client.allocate(N, "uint8", pool="source")
+    copy = client.put(lease, "before", pool=to, keep=True)
+    target = client.allocate(N, "uint8", pool=to)
+    lease.used_on(stream)
+    gate.hold(stream, 1)
+    fill_there(address(lease), 5, stream)
+    ways = {
+        "put": lambda: client.put(lease, "it", pool=to, keep=True),
+        "copy_from": lambda: target.copy_from(lease),
+        "publish": lambda: channel.publish(lease),
+        "copy=True": lambda: lease.view(device="cuda").__dlpack__(copy=True, max_version=(1, 0), stream=1),
+    }
+    copied = waits_until(gate.open, ways[way])
+    if way == "copy=True":
+        out = np.empty(N, np.uint8)
+        _cuda.copy_to_host(0, out, _dlpack.read_tensor(copied).address)
+        assert (out == 5).all()
+    else:
+        found = {"put": copied, "copy_from": target}.get(way) or next(frames)
+        assert (found.to_numpy() == 5).all()
+    copy.release()
+
+
+@with_peers
+@pytest.mark.parametrize("to", ["host", "vmm", "pinned"])
+@pytest.mark.parametrize("kind", ["device", "legacy"])
+@pytest.mark.parametrize("dtype", ["uint8", "int32"])
+def test_memory_is_copied_after_the_work_of_another_gpu_on_it(service, client, gate, to, kind, dtype):
+    with poolbridge.connect(service, timeout=60, device=1) as other:
+        client.create_pool("host", max_bytes=1 << 20)
+        stream = stream_on(1)
+        lease, target = other.allocate(N, "uint8", pool=kind), client.allocate(N, dtype, pool=to)
+        target.copy_from(lease)
+        lease.used_on(stream)
+        gate.hold(stream, 1)
+        fill_there(address(lease), 5, stream)
+        waits_until(gate.open, lambda: target.copy_from(lease))
+        assert (target.to_numpy() == 5).all()
+
+
+class DefaultStreamThere:
+    """The default stream of the second GPU, as PyTorch's object."""
+
+    cuda_stream = 0
+    device_index = 1
+
+
+@with_peers
+@pytest.mark.parametrize("kind", ["device", "pinned"])
+def test_a_default_stream_is_that_of_the_gpu_that_its_object_names(service, client, gate, kind):
+    with poolbridge.connect(service, timeout=60, device=1) as other:
+        reader, lease = stream_on(0), other.allocate(N, "uint8", pool=kind)
+        lease.used_on(DefaultStreamThere())
+        gate.hold(1, 1)
+        fill_there(address(lease), 5, 1)
+        lease.publish("x")
+        seen = read(use(client.get("x"), reader), N, reader)
+        waits_until(gate.open, lambda: finish(reader))
+        assert (seen == 5).all()
+
+
+@pytest.mark.parametrize("stream", [1, 2, DefaultStreamThere()], ids=["legacy", "per thread", "an object"])
+def test_an_array_of_another_gpu_is_copied_after_its_default_stream(client, gate, stream):
+    channel, memory = client.create_channel("c", pool="device", capacity=2), _cuda.Allocation(1, N)
+    frames, handle = client.subscribe("c"), stream if isinstance(stream, int) else 1
+    interface = {"version": 3, "shape": (N,), "typestr": "|u1", "data": (memory.address, False), "stream": 1}
+    given = SimpleNamespace(__cuda_array_interface__=interface)
+    channel.publish(given, stream=stream)
+    next(frames).release()
+
+    def publish():
+        gate.hold(handle, 1)  # a per-thread default stream is this thread's
+        fill_there(memory.address, 5, handle)
+        channel.publish(given, stream=stream)
+
+    waits_until(gate.open, publish)
+    assert (next(frames).to_numpy() == 5).all()
+
+
+@with_peers
+def test_a_frame_goes_back_after_the_other_gpu_when_its_stream_cannot_write(service, client, gate, monkeypatch):
+    def wrap(lease):
+        return StridedMemoryView.from_dlpack(lease, stream_ptr=reader)
+
+    def refuse(ordinal, stream, *arguments):
+        if stream == reader:
+            raise poolbridge.DriverError("refused")
+        return write(ordinal, stream, *arguments)
+
+    writer, reader, seen, write = stream_on(0), stream_on(1), _cuda.Allocation(1, N), _cuda_stream.write
+    with poolbridge.connect(service, timeout=60, device=1) as other:
+        channel = client.create_channel("c", mode="queue", pool="device")
+        arrays = other.subscribe("c", credit=1).arrays(wrap, stream=reader)
+        for byte in range(3):
+            lease = client.allocate(N, "uint8", pool="device")
+            fill(use(lease, writer), N, byte, writer)
+            channel.publish(lease)
+            array = next(arrays)
+        finish(writer)
+        gate.hold(reader, 1)
+        with current(1):
+            call("cuMemcpyAsync", seen.address, array.ptr, N, reader)
+        monkeypatch.setattr(_cuda_stream, "write", refuse)
+        waits_until(gate.open, arrays.release)
 
 
 @with_peers
