@@ -300,6 +300,7 @@ func (p *Part) Lease(ctx context.Context, t Tensor) (*Lease, error) {
 	if err != nil {
 		return nil, errors.Join(err, p.drop())
 	}
+	made.held.Used() // copies of the part's earlier leases may be on their way
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p.block.ranges[made.held.Info().Buffer] = p

@@ -3,6 +3,7 @@ package mempool
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 )
 
@@ -17,10 +18,13 @@ type Order struct {
 	mu     sync.Mutex
 	wait   []Fence          // fences that must be reached before the memory is used
 	strict bool             // a fence that will never be reached is an error; otherwise it counts as reached
+	older  []Fence          // fences of those who used the memory before this process wrote it: they are never an error
 	told   map[any]struct{} // keys of the queues that wait for the fences in wait
+	named  bool             // the caller has made one of its queues wait for them
 	ready  readyEvent
 	opened []*Event         // events that Close must close
 	used   bool             // work of this package on the memory may be running
+	uses   uint64           // how often such work began or ended
 	given  map[any]struct{} // keys of the queues that wait for this work
 }
 
@@ -76,7 +80,7 @@ func (o *Order) one(ctx context.Context, q Queue, t Fence) (over bool, err error
 		err = q.wait(ctx, page, t)
 		over = err == nil && q.orderKey() == nil
 	}
-	if errors.Is(err, ErrContentFailed) && !o.strict {
+	if errors.Is(err, ErrContentFailed) && (!o.strict || slices.Contains(o.older, t)) {
 		return true, nil // a lease for writing needs no complete content
 	}
 	return over, err
@@ -97,7 +101,7 @@ func (o *Order) Check(ctx context.Context) error {
 		if err == nil {
 			_, err = page.seen(t)
 		}
-		if err != nil {
+		if err != nil && !slices.Contains(o.older, t) {
 			return err
 		}
 	}
@@ -114,6 +118,8 @@ func (o *Order) Give(ctx context.Context, own, q Queue) error {
 	}
 	o.mu.Lock()
 	_, given := o.given[q.orderKey()]
+	uses := o.uses
+	o.named = o.named || q.orderKey() != nil
 	nothing := !o.used || given || own.orderKey() == q.orderKey()
 	o.mu.Unlock()
 	if nothing {
@@ -133,18 +139,20 @@ func (o *Order) Give(ctx context.Context, own, q Queue) error {
 		if o.given == nil {
 			o.given = make(map[any]struct{})
 		}
-		o.given[q.orderKey()] = struct{}{}
+		if o.uses == uses { // otherwise there is more work, for which q does not wait
+			o.given[q.orderKey()] = struct{}{}
+		}
 	}
 	return err
 }
 
-// AwaitAccess waits until the caller may access the memory by its address. If a call of [Order.Before] or [Order.Give] has already made a
-// queue wait for something, AwaitAccess does not wait for the same thing.
+// AwaitAccess waits until the caller may access the memory by its address. If [Order.Give] has made a queue of the caller wait for something,
+// AwaitAccess does not wait for the same thing.
 //
 // Errors: as [Order.Before].
 func (o *Order) AwaitAccess(ctx context.Context, m Memory) error {
 	o.mu.Lock()
-	told, unsaid := len(o.wait) == 0 || len(o.told) > 0, o.used && len(o.given) == 0
+	told, unsaid := len(o.wait) == 0 || o.named, o.used && len(o.given) == 0
 	o.mu.Unlock()
 	if !told {
 		if err := o.Before(ctx, CPU); err != nil {
@@ -157,11 +165,12 @@ func (o *Order) AwaitAccess(ctx context.Context, m Memory) error {
 	return nil
 }
 
-// Use notes that this package has begun work on the memory in the memory's own queue.
+// Use notes that this package has begun, or ended, work on the memory in the memory's own queue.
 func (o *Order) Use() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.used = true
+	o.uses++
 	clear(o.given)
 }
 
@@ -242,7 +251,10 @@ func (o *Order) queues(own Queue, named []Queue) (queues []Queue) {
 func (o *Order) Ended(ready *Fence, c Completion) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.strict, o.told = true, nil
+	if !o.strict {
+		o.older = slices.Clone(o.wait)
+	}
+	o.strict, o.told, o.named = true, nil, false
 	if c.Event != nil {
 		o.ready = readyEvent{handle: c.Event.Handle(), event: c.Event}
 	}
@@ -266,7 +278,7 @@ func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Fence,
 	for _, q := range queues {
 		t, err := clock.Signal(q)
 		if err != nil {
-			return nil, err
+			return nil, finish(queues)
 		}
 		if t != nil {
 			done = append(done, *t)
@@ -282,5 +294,18 @@ func (o *Order) AfterOne(ctx context.Context, own Queue, others ...Queue) (*Fenc
 	if len(queues) == 0 {
 		return nil, nil
 	}
-	return o.joined(ctx, queues)
+	t, err := o.joined(ctx, queues)
+	if err != nil {
+		return nil, finish(queues)
+	}
+	return t, nil
+}
+
+// finish waits for the work of queues for which no fences could be made: without fences, the memory's next user waits for nothing.
+func finish(queues []Queue) error {
+	var errs []error
+	for _, q := range queues {
+		errs = append(errs, insist(q.synchronize))
+	}
+	return errors.Join(errs...)
 }

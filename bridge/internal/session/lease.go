@@ -289,7 +289,9 @@ func (l *Lease) With(ctx context.Context, off, n uint64, write bool, f func(memp
 		if _, err := l.session.Timelines.Clock(ctx); err != nil && ctx.Err() != nil { // make the timeline now, so that Release need not ask for it
 			return err
 		}
-		l.ordering().Use()
+		o := l.ordering()
+		o.Use()
+		defer o.Use() // a queue that Order.Give makes wait meanwhile does not wait for all of it
 	}
 	return f(m)
 }
@@ -312,6 +314,13 @@ func (l *Lease) ordering() *mempool.Order {
 		l.order.CompareAndSwap(nil, l.session.Timelines.Order())
 	}
 	return l.order.Load()
+}
+
+// Used notes that this client may have begun work on the memory by another lease.
+func (l *Lease) Used() {
+	if m, err := l.reachLocked(); err == nil && m.Queue() != mempool.CPU {
+		l.ordering().Use()
+	}
 }
 
 // Order returns the lease's order, or nil if the lease has none.

@@ -51,7 +51,7 @@ func (l *Lease) workLocked(ctx context.Context, own mempool.Queue, queues ...mem
 	if l.order.Load() == nil && len(queues) == 0 {
 		return nil, nil
 	}
-	if !l.frame {
+	if !l.frame && len(queues) < mempool.MaxDone { // one more for this client's own work
 		return l.ordering().After(ctx, own, queues...)
 	}
 	t, err := l.ordering().AfterOne(ctx, own, queues...)

@@ -1,7 +1,6 @@
 package stream
 
 import (
-	"context"
 	"errors"
 	"sync"
 
@@ -90,9 +89,8 @@ func (t *Hand) End(_ *session.Lease, incomplete bool, done []mempool.Fence) erro
 	}
 	released := s.shm.Release(&t.hand, fence)
 	if errors.Is(released, shmchannel.ErrUnfinished) { // the frame's slot still has the fence of another frame
-		if released = finish(s.session, done[0]); released == nil {
-			released = s.shm.Release(&t.hand, shmchannel.Fence{})
-		}
+		s.session.Background(func() { t.releaseAfter(done[0]) })
+		return err
 	}
 	s.dropUser()
 	if errors.Is(released, shmchannel.ErrReleased) {
@@ -101,13 +99,18 @@ func (t *Hand) End(_ *session.Lease, incomplete bool, done []mempool.Fence) erro
 	return errors.Join(err, released)
 }
 
-// finish waits for a fence of the client's own work.
-func finish(s *session.Session, t mempool.Fence) error {
-	page, err := s.Timelines.Page(s.Linked(), t.Timeline)
-	if err != nil {
-		return err
+// releaseAfter releases the frame without a fence, after it has waited for the client's own work on the frame. If the session ends before, the
+// frame stays in hand until the client's process ends.
+func (t *Hand) releaseAfter(work mempool.Fence) {
+	s := t.by
+	page, err := s.session.Timelines.Page(s.session.Linked(), work.Timeline)
+	if err == nil {
+		err = page.Await(s.session.Linked(), work)
 	}
-	ctx, cancel := context.WithTimeout(s.Linked(), session.WorkLimit)
-	defer cancel()
-	return page.Await(ctx, t)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err == nil {
+		_ = s.shm.Release(&t.hand, shmchannel.Fence{}) // fails only if the service has removed the consumer
+	}
+	s.dropUser()
 }
