@@ -52,8 +52,9 @@ type Part struct {
 	arena *Arena
 	block *arenaBlock
 	span
-	uses  int // ranges that may still exist, and one for the program until it frees the part
-	freed bool
+	uses   int // ranges that may still exist, and one for the program until it frees the part
+	freed  bool
+	leased bool // Lease was called before
 }
 
 // Arena leases a block of n bytes of the pool for an arena. When it is full, the arena leases further blocks, each of n bytes or more, and
@@ -286,9 +287,10 @@ func (p *Part) Lease(ctx context.Context, t Tensor) (*Lease, error) {
 	}
 	a, c := p.arena, p.arena.pool.client
 	a.mu.Lock()
-	freed := p.freed
+	freed, again := p.freed, p.leased
 	if !freed {
 		p.uses++ // so that Free keeps the memory meanwhile
+		p.leased = true
 	}
 	a.mu.Unlock()
 	if freed {
@@ -300,7 +302,9 @@ func (p *Part) Lease(ctx context.Context, t Tensor) (*Lease, error) {
 	if err != nil {
 		return nil, errors.Join(err, p.drop())
 	}
-	made.held.Used() // copies of the part's earlier leases may be on their way
+	if again {
+		made.held.Used(ctx) // copies of the part's earlier leases may be on their way
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p.block.ranges[made.held.Info().Buffer] = p

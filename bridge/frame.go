@@ -67,9 +67,9 @@ func (f *Frame) Release() error { return f.ReleaseAfter(session.Unasked) }
 
 // ReleaseAfter releases the frame while work in the caller's queues still uses the memory. The producer can use the memory again only when
 // the work that is in these queues now has ended. If there are several queues, the first queue waits for the other queues. If the first
-// queue cannot wait, ReleaseAfter itself waits for the work in the queues; the end of `ctx` stops this wait.
+// queue cannot wait, or no fence can be made, ReleaseAfter itself waits for the work in the queues.
 //
-// Errors: those of Release; the context's error if ReleaseAfter had to wait.
+// Errors: those of Release.
 func (f *Frame) ReleaseAfter(ctx context.Context, queues ...Queue) error {
 	if f.Lease == nil {
 		return nil

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/poolbridge/poolbridge/bridge/internal/session"
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -115,6 +116,25 @@ func TestReadersOfASecondLeaseOfAPartWaitForCopiesOfTheFirst(t *testing.T) {
 	require.NoError(t, a.Close())
 }
 
+func TestAPartOnWhichNothingWorkedIsReleasedAtOnce(t *testing.T) {
+	_, path := serve(t, server.Config{})
+	c, other := dial(t, path), dial(t, path)
+	ctx := t.Context()
+	clock, stuck := unreached(t, other)
+	a, err := gpuPool(t, c).Arena(ctx, 1<<20)
+	require.NoError(t, err)
+	part, err := a.Allocate(ctx, 4096)
+	require.NoError(t, err)
+	l, err := part.Lease(ctx, mempool.Bytes(4096))
+	require.NoError(t, err)
+	stopped(t, l, clock, stuck)
+	release(t, l)
+	again, err := part.Lease(ctx, mempool.Bytes(4096))
+	require.NoError(t, err)
+	release(t, again)
+	require.NoError(t, clock.Reach(stuck))
+}
+
 func TestALeaseIsReleasedAfterMoreQueuesThanARequestHasFences(t *testing.T) {
 	svc, path := serve(t, server.Config{})
 	c := dial(t, path)
@@ -141,6 +161,9 @@ func TestALeaseIsReleasedAfterMoreQueuesThanARequestHasFences(t *testing.T) {
 func TestAFrameWhoseSlotHasAnotherQueuesFenceGoesBackWhenItsWorkIsDone(t *testing.T) {
 	s := pair(t, mempool.PoolSpec{Name: "p", Kind: mempool.Device, MaxBytes: 64 << 20}, mempool.ChannelSpec{Capacity: 1})
 	ctx, from, p := t.Context(), s.follow(t, mempool.SubscribeOptions{}), publisher(t, s.from, 4096)
+	limit := session.WorkLimit
+	session.WorkLimit = 50 * time.Millisecond
+	t.Cleanup(func() { session.WorkLimit = limit })
 	first, second := gpus.NewStream(t), gpus.NewStream(t)
 	clock, stuck := unreached(t, s.consumer)
 	stop(t, first, clock, stuck)
@@ -156,7 +179,7 @@ func TestAFrameWhoseSlotHasAnotherQueuesFenceGoesBackWhenItsWorkIsDone(t *testin
 	for range shmchannel.MinSlots - 1 {
 		require.NoError(t, next().Release())
 	}
-	require.NoError(t, next().ReleaseAfter(ctx, second)) // does not wait
+	require.NoError(t, next().ReleaseAfter(ctx, second)) // waits for a while only
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	l := loan(t, p)

@@ -288,10 +288,11 @@ func (l *Lease) Release(incomplete bool) error {
 }
 
 // ReleaseAfter is like [Lease.Release], for memory that queues of the caller still use: the next user of the memory waits for the present
-// work of these queues. If the client has no timeline of its own yet, ReleaseAfter asks the service for the timeline. If ctx ends before
-// the service answers, ReleaseAfter waits for the work of the queues instead.
+// work of these queues; of 16 queues or more, the first queue waits for the others. If the client has no timeline of its own yet, ReleaseAfter
+// asks the service for the timeline. If ctx ends before the service answers, or if no fence can be made, ReleaseAfter waits for the work of the
+// queues instead.
 //
-// Errors: those of Release; the context's error if ReleaseAfter had to wait.
+// Errors: those of Release.
 func (l *Lease) ReleaseAfter(ctx context.Context, queues ...Queue) error {
 	return l.client.traceRelease(ctx, &l.held, false, queues...)
 }

@@ -264,7 +264,8 @@ func (o *Order) Ended(ready *Fence, c Completion) {
 }
 
 // After makes fences: when all of them are reached, this process does not use the memory any more. It makes one fence for this package's
-// work in the memory's own queue, and one fence for each queue in `others`.
+// work in the memory's own queue, and one fence for each queue in `others`. If it cannot make one, it waits for all these queues, also after
+// the end of ctx.
 func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Fence, error) {
 	queues := o.queues(own, others)
 	if len(queues) == 0 {
@@ -288,7 +289,7 @@ func (o *Order) After(ctx context.Context, own Queue, others ...Queue) ([]Fence,
 }
 
 // AfterOne is like [Order.After], but makes only one fence. It returns nil if no work is left to wait for. If there are several queues,
-// AfterOne makes the first queue wait for the other queues.
+// AfterOne makes the first queue wait for the other queues, or waits for all of them itself.
 func (o *Order) AfterOne(ctx context.Context, own Queue, others ...Queue) (*Fence, error) {
 	queues := o.queues(own, others)
 	if len(queues) == 0 {

@@ -2,8 +2,6 @@ package service
 
 import "github.com/poolbridge/poolbridge/mempool"
 
-// This file carries out each request once, also if the service dies meanwhile: the books have the answers that a client may lack.
-
 // Answer is an answer that the session's client may lack. It is made again.
 type Answer struct {
 	session *Session

@@ -12,7 +12,8 @@ import (
 // that of a CUDA memory pool all memory of the pool, that of a block of kind vmm, or of a large block of kind device, the block. A successor only holds the descriptor and sends it to
 // clients. It calls the driver only when it needs a new block: then it makes a pool of its own, from which it allocates. In an old pool it can
 // neither allocate nor free: it uses the pool's blocks again, and the memory goes when no block of the old pool is left. The service works in no
-// stream besides allocating and freeing, which it awaits, so that nobody can wait for work of a service that died.
+// stream besides allocating and freeing, which it awaits, so that nobody can wait for work of a service that died. The methods of adoption in
+// adopt.go take the memory over.
 
 // inheritedMemory is the memory of a block that a predecessor has allocated, which this process does not access. The descriptor keeps it.
 type inheritedMemory struct {

@@ -2,6 +2,9 @@ package service
 
 import "context"
 
+// This file, with answer.go, carries out each request once, also if the service dies meanwhile: the books have the answers that a client may
+// lack.
+
 type requestKey struct{}
 
 // BeginRequest says which request the calling goroutine, the only one of the session that does not wait, carries out now.

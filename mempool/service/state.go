@@ -330,7 +330,7 @@ type countedBuffers struct {
 	ended []*ledger.Buffer // buffers that have ended since they were counted
 }
 
-// end notes that a buffer ends.
+// end notes that a buffer ends; c is nil if no view counts buffers. The caller holds Service.mu.
 func (c *countedBuffers) end(b *ledger.Buffer) {
 	if c != nil && b.ID <= c.last && b.Whole() == nil {
 		c.ended = append(c.ended, b)

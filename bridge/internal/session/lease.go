@@ -316,9 +316,10 @@ func (l *Lease) ordering() *mempool.Order {
 	return l.order.Load()
 }
 
-// Used notes that this client may have begun work on the memory by another lease.
-func (l *Lease) Used() {
+// Used notes that this client may have begun work on the memory by another lease. Nobody else knows the lease yet.
+func (l *Lease) Used(ctx context.Context) {
 	if m, err := l.reachLocked(); err == nil && m.Queue() != mempool.CPU {
+		_, _ = l.session.Timelines.Clock(ctx) // make the timeline now, so that Release need not ask for it
 		l.ordering().Use()
 	}
 }

@@ -25,12 +25,11 @@ var ErrDisconnected = errors.New("disconnected from the service")
 // ErrClientClosed is the error of every call after [Session.BeginClose].
 var ErrClientClosed = typed.Errorf(mempool.ErrClosed, "the client was closed")
 
-const (
-	// closeGrace is how long a session that is being closed waits for a service that does not answer.
-	closeGrace = 2 * time.Second
-	// WorkLimit is how long a call without a context waits for this client's own work.
-	WorkLimit = 30 * time.Second
-)
+// closeGrace is how long a session that is being closed waits for a service that does not answer.
+const closeGrace = 2 * time.Second
+
+// WorkLimit is how long closing a session, and the release of a frame, wait for this client's own work. It changes only in tests.
+var WorkLimit = 30 * time.Second
 
 // Session is a connection with a service. Several goroutines may call its methods.
 type Session struct {
@@ -292,7 +291,7 @@ func (s *Session) tasksDone() <-chan struct{} {
 }
 
 // HangUp ends the connection. It waits until the service has ended the session and closed the service's end of the connection, and until the
-// goroutines of [Session.Go] have ended.
+// goroutines of [Session.Go] and [Session.Background] have ended.
 func (s *Session) HangUp() error {
 	grace := time.After(closeGrace)
 	s.bye(grace)

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"context"
 	"errors"
 	"sync"
 
@@ -74,7 +75,8 @@ func (st *Streams) requeueAll() {
 }
 
 // End releases the frame. The consumer's work on the frame is done when the fences in `done` are reached. If a frame of a queue is not
-// settled yet, End requeues the frame if `incomplete` is true, and acknowledges it otherwise.
+// settled yet, End requeues the frame if `incomplete` is true, and acknowledges it otherwise. If the frame's slot still has the fence of
+// another frame, End first waits for the work, but not longer than [session.WorkLimit]: then a goroutine waits on, and releases the frame.
 func (t *Hand) End(_ *session.Lease, incomplete bool, done []mempool.Fence) error {
 	s := t.by
 	t.mu.Lock()
@@ -88,9 +90,17 @@ func (t *Hand) End(_ *session.Lease, incomplete bool, done []mempool.Fence) erro
 		fence = shmchannel.Fence{Timeline: s.timeline, Word: done[0].Word, Value: done[0].Value}
 	}
 	released := s.shm.Release(&t.hand, fence)
-	if errors.Is(released, shmchannel.ErrUnfinished) { // the frame's slot still has the fence of another frame
-		s.session.Background(func() { t.releaseAfter(done[0]) })
-		return err
+	if errors.Is(released, shmchannel.ErrUnfinished) {
+		limited, cancel := context.WithTimeout(s.session.Linked(), session.WorkLimit)
+		released = finish(limited, s.session, done[0])
+		cancel()
+		if errors.Is(released, context.DeadlineExceeded) {
+			s.session.Background(func() { t.releaseAfter(done[0]) })
+			return err
+		}
+		if released == nil {
+			released = s.shm.Release(&t.hand, shmchannel.Fence{})
+		}
 	}
 	s.dropUser()
 	if errors.Is(released, shmchannel.ErrReleased) {
@@ -99,18 +109,24 @@ func (t *Hand) End(_ *session.Lease, incomplete bool, done []mempool.Fence) erro
 	return errors.Join(err, released)
 }
 
-// releaseAfter releases the frame without a fence, after it has waited for the client's own work on the frame. If the session ends before, the
-// frame stays in hand until the client's process ends.
+// releaseAfter releases the frame when the client's own work on it is done. If the connection is lost before, the frame stays in hand until
+// the process ends.
 func (t *Hand) releaseAfter(work mempool.Fence) {
 	s := t.by
-	page, err := s.session.Timelines.Page(s.session.Linked(), work.Timeline)
-	if err == nil {
-		err = page.Await(s.session.Linked(), work)
-	}
+	err := finish(s.session.Linked(), s.session, work)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err == nil {
 		_ = s.shm.Release(&t.hand, shmchannel.Fence{}) // fails only if the service has removed the consumer
 	}
 	s.dropUser()
+}
+
+// finish waits for a fence of the client's own work.
+func finish(ctx context.Context, s *session.Session, t mempool.Fence) error {
+	page, err := s.Timelines.Page(ctx, t.Timeline)
+	if err != nil {
+		return err
+	}
+	return page.Await(ctx, t)
 }

@@ -316,7 +316,8 @@ class ArrayExports(NoBuffer):
         check_one(description)
         if not state.memory.pool.on_cpu:
             raise TypeError(f"this memory is on {self.device}: use DLPack, or copy it with to_numpy()")
-        _fences.before_cpu(state)
+        if state.fences:
+            _fences.before_cpu(state)
         if dtype is None and not copy and description.element.in_numpy:
             return _given(state, description)
         wanted = self.dtype if dtype is None else np.dtype(dtype)
@@ -325,6 +326,7 @@ class ArrayExports(NoBuffer):
         array = state.array(part=description)
         if copy is False:
             raise ValueError(f"elements of {array.dtype} cannot become {wanted} without a copy")
+        _fences.before_copy(state)
         return array.astype(wanted)
 
     def memoryview(self) -> memoryview:
@@ -438,7 +440,9 @@ class ArrayExports(NoBuffer):
 
     def __bytes__(self) -> bytes:
         """Return a copy of the elements' bytes, in C order; only for memory of the CPU."""
-        return self.memoryview().tobytes()
+        elements = self.memoryview()
+        _fences.before_copy(self._lease_state)
+        return elements.tobytes()
 
 
 def state_of(lease: ArrayExports) -> LeaseState:

@@ -50,7 +50,7 @@ def copy_into(state: LeaseState, source: Any, part: Description | None = None) -
     _sources.check_meaning(source)
     if not state.write:
         raise InvalidArgumentError(f"lease {state.grant.id} is read-only: lease for writing to copy into it")
-    _fences.before_cpu(state)
+    _fences.before_copy(state)
     description = part or state.description
     host = _on_host(state, source, description)
     if host is None:

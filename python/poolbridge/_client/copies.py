@@ -319,13 +319,13 @@ class Copies:
         try:
             yield from _fill(state, parts, stream)
             fence = yield from ready(state, None)
+            if fence is not None:
+                self._session.returns.keep([part.owner for part in parts], fence)
             number = yield from send(producer, state, description, meta=meta, fence=fence, event=b"", timeout=timeout)
         except BaseException:
             if not state.released:
                 state.end()
             raise
-        if fence is not None:
-            self._session.returns.keep([part.owner for part in parts], fence)
         return number
 
     def _take(self, form: _Form, now: float) -> _CopyPublisher | None:
@@ -392,6 +392,9 @@ class _CopyPublisher(BasePublisher):
                 if keeper.streams is not None:
                     mark = yield from self._complete(keeper)
                     keeper.streams = None
+                    own = self._session.timelines.own
+                    if mark is not COMPLETE and own is not None:
+                        self._session.returns.keep([part.owner for part in parts or ()] or given, Fence(own.id, *mark))
             elif self.small:
                 _copy(array, given, parts)
             else:
@@ -403,9 +406,6 @@ class _CopyPublisher(BasePublisher):
             else:  # a stream may write the chunk, and no fence says until when
                 self._close()
             raise
-        own = self._session.timelines.own
-        if mark is not COMPLETE and own is not None:
-            self._session.returns.keep([part.owner for part in parts or ()] or given, Fence(own.id, *mark))
         return number
 
     def _has_chunk(self, timeout: float | None) -> Flow[bool]:
@@ -447,7 +447,7 @@ def _fill(state: LeaseState, parts: list[_Part], stream: Any) -> Flow[None]:
     """Let a stream of the GPU, or the CPU, copy arrays into the memory of a lease."""
     pool = state.memory.pool
     waits: set[int] = set()
-    for part in parts:
+    for part in sorted(parts, key=lambda part: part.on_gpu):  # the CPU first: it would wait for streams that copy
         if part.on_gpu and part.source is not None and pool.device[0] == _dlpack.CUDA:
             own = _copy_on_device(state, part, part.source, stream)
             if callable(own):

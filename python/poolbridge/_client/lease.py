@@ -192,8 +192,8 @@ class BaseLease(ArrayExports):
         ----------
         stream
             A stream handle, 1 for the legacy default stream, 2 for the per-thread default stream, or a stream object of
-            CuPy, PyTorch or cuda.core. 1 and 2 are streams of the lease's GPU; an object for a default stream names its
-            own GPU.
+            CuPy, PyTorch or cuda.core. 1 and 2 are streams of the lease's GPU, and so are cuda.core's objects for
+            default streams; those of PyTorch and CuPy are streams of the GPU that they name.
 
         Raises
         ------

@@ -91,7 +91,9 @@ def _copy(state: LeaseState, source: LeaseState, stream: Any) -> Flow[None]:
         handle = None if stream is None or home != from_ else _fences.stream_that_copies(source, stream)
         if stream is not None:
             _fences.before_use(state, stream)
-            yield Do(partial(_fences.await_streams, state, stream))
+            waits = _fences.after_others(state, stream)
+            if waits is not None:
+                yield Do(waits)
         if handle is not None:
             to, address = state.address(write=True, part=whole), source.address(write=False, part=whole)
             if whole.nbytes:

@@ -127,25 +127,39 @@ def before_use(state: Held, stream: Any) -> None:
     key = stream_key(device, stream)
     if key is None:
         state.unordered = True
-    elif state.streams is None:
+    elif state.streams is None or not state.streams.get(key):
+        if state.streams is None:
+            state.streams = {}
+        state.streams[key] = True  # before the wait: if another thread adds a fence meanwhile, it sets False again
         if state.fences:
-            _make_wait(state, key)
-        state.streams = {key: True}
-    elif not state.streams.get(key):
-        if state.fences:
-            _make_wait(state, key)
-        state.streams[key] = True
+            try:
+                _make_wait(state, key)
+            except BaseException:
+                state.streams[key] = False
+                raise
 
 
 def before_cpu(state: Held) -> None:
-    """Wait until the CPU may use the memory. Raises the errors of `wait`.
-
-    If the CPU can access the memory, and streams of this process may write it, wait for them, too.
-    """
+    """Wait until the CPU may use the memory. Raises the errors of `wait`."""
     if state.fences:
         wait(state)
-    if state.write and (state.streams or state.unordered) and state.memory.pool.on_cpu:
-        state.memory.synchronize()
+
+
+def before_copy(state: Held) -> None:
+    """Wait until the CPU may copy from the memory or to it: as `before_cpu`, and for streams that may write the memory.
+
+    Memory that the CPU cannot access is copied by the GPU, which waits for these streams.
+    """
+    before_cpu(state)
+    if not state.write or not (state.streams or state.unordered) or not state.memory.pool.on_cpu:
+        return
+    own = _own(state)
+    fences = _written(own, _streams(state)) if own is not None else ()
+    if own is None or not fences:
+        _fall_back(state)
+    for fence in fences:
+        while own is not None and not own.page.wait(fence.word, fence.value, 1.0):
+            pass
 
 
 def add_fence(state: Held, fence: Fence, by: StreamKey | None = None) -> None:
@@ -159,20 +173,23 @@ def add_fence(state: Held, fence: Fence, by: StreamKey | None = None) -> None:
         streams[key] = key == by
 
 
-def await_streams(state: Held, stream: Any) -> None:
-    """Make a stream wait for the other streams that have used the memory. Where it cannot, the CPU waits."""
+def after_others(state: Held, stream: Any) -> Callable[[], object] | None:
+    """Make a stream wait for the other streams that have used the memory.
+
+    If it cannot, return a function by which the CPU waits for them.
+    """
     key = stream_key(state.memory.pool.device, stream)
     others = [other for other in _streams(state) if other != key]
     if not others:
-        return
+        return None
     own = state.session.timelines.streams_of(state.memory.pool.device[1])
     if key is None or own is None or not all(one.reachable for one in others):
-        _fall_back(state)
-        return
+        return partial(_fall_back, state)
     try:
         _join(state, own, others, key)
     except (DriverError, PoolLimitError):
-        _fall_back(state)
+        return partial(_fall_back, state)
+    return None
 
 
 def name_stream(state: Held, stream: Any) -> None:
@@ -305,10 +322,11 @@ def _unreached(state: Held) -> tuple[Fence, ...]:
     A fence also counts as reached when the process that must write the fence has died. The holder of a write lease may
     then use the memory, because the dead process does not use it any more. For a read lease, `check` raises an error.
     """
-    if state.fences:
+    fences = state.fences
+    if fences:
         timelines = state.session.timelines
         left = []
-        for fence in state.fences:
+        for fence in fences:
             page = timelines.page(fence.timeline)
             if page is None and state.single and not state.grant.write:
                 # This lease is of a frame, and the service has forgotten the timeline of the frame's fence: the service
@@ -319,7 +337,8 @@ def _unreached(state: Held) -> tuple[Fence, ...]:
             elif page is not None and not page.reached(fence.word, fence.value):
                 left.append(fence)
         check(state)  # `check` comes before the fences are forgotten, so that every later use raises, too
-        state.fences = tuple(left)
+        if state.fences is fences:  # otherwise another thread has added a fence
+            state.fences = tuple(left)
     return state.fences
 
 
@@ -628,6 +647,9 @@ def _joined(state: Held, own: Timeline, streams: Sequence[StreamKey]) -> Fence |
     Return None if the timeline is closed.
     """
     *others, last = streams
+    if others:
+        for key in streams:
+            _cuda_stream.refuse_capture(key.ordinal, key.handle)
     _join(state, own, others, last)
     return own.write(last)
 

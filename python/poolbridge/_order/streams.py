@@ -59,12 +59,11 @@ def stream_key(device: tuple[int, int], stream: Any) -> StreamKey | None:
 
 
 def _gpu_of(stream: Any, ordinal: int) -> int:
-    """Return the GPU that a library's object for a default stream names; `ordinal` if it names none."""
-    for found in (stream, getattr(stream, "device", None)):
-        for name in ("device_index", "device_id"):
-            number = getattr(found, name, None)
-            if isinstance(number, int) and number >= 0:
-                return number
+    """Return the GPU that an object of PyTorch or CuPy for a default stream names; `ordinal` if it names none."""
+    for name in ("device_index", "device_id"):
+        number = getattr(stream, name, None)
+        if isinstance(number, int) and number >= 0:
+            return number
     return ordinal
 
 

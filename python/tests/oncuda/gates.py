@@ -47,6 +47,9 @@ class Gate:
         self.holding.discard(id(self))
         self._words[0] = 1
 
+    def shut(self) -> None:
+        self._words[0] = 0
+
     def close(self) -> None:
         self.open()
         _cuda_stream.unregister(0, self._address, wait=True)
@@ -91,8 +94,9 @@ def waits_until(opened: Callable[[], None], work: Callable[[], T], *, must: bool
         working = pool.submit(work)
         done = futures.wait([working], 0.2).done
         opened()
+        result = working.result()
         assert not (must and done), "it has not waited"
-        return working.result()
+        return result
 
 
 def fill(address: int, nbytes: int, byte: int, stream: int) -> None:

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import threading
 import weakref
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -338,6 +341,76 @@ def test_a_stream_that_made_a_copy_is_not_the_only_one_that_uses_it(client, gate
     seen = read(address(copy), N, unknown)
     waits_until(gate.open, copy.release)
     assert (seen == 1).all()
+
+
+def test_the_cpu_waits_only_for_streams_that_use_the_memory_it_copies(client, gate):
+    client.create_pool("pinned", kind="pinned", max_bytes=64 << 20)
+    lease, used, elsewhere = (
+        client.allocate({"a": (N, "uint8"), "b": (N, "uint8")}, pool="pinned"),
+        new_stream(),
+        new_stream(),
+    )
+    lease.used_on(used)
+    finish(used)
+    gate.hold(elsewhere)
+    lease["a"].copy_from(np.full(N, 5, np.uint8))
+    assert np.array(lease["a"]).tolist() == [5] * N
+    gate.hold(used)  # views wait for no stream of this process
+    lease["a"].__dlpack__(max_version=(1, 0))
+    lease["b"].__dlpack__(max_version=(1, 0))
+    assert np.asarray(lease["b"]).shape == (N,)
+
+
+def test_arrays_of_the_cpu_in_a_dict_do_not_wait_for_the_stream_that_copies_the_others(client, mine, gate):
+    client.create_pool("pinned", kind="pinned", max_bytes=64 << 20)
+    channel, stream = client.create_channel("c", pool="pinned", capacity=2), new_stream()
+    frames = client.subscribe("c")
+    gate.hold(stream)
+    fill(address(mine), N, 5, stream)
+    channel.publish({"image": OfAStream(mine, stream), "label": np.full(8, 3, np.uint8)}, stream=stream)
+    gate.open()
+    with next(frames) as frame:
+        assert (frame["image"].to_numpy() == 5).all()
+        assert (frame["label"].to_numpy() == 3).all()
+
+
+def is_gone(lives):
+    return lives() is None
+
+
+def test_what_a_stream_copies_lives_on_if_the_channel_is_full(client, mine, gate):
+    channel, stream = client.create_channel("c", pool="gpu", capacity=1, mode="queue"), new_stream()
+
+    def publish():
+        given = OfAStream(mine, stream)
+        with contextlib.suppress(poolbridge.WaitTimeoutError):
+            channel.publish(given, stream=stream, timeout=0)
+        return weakref.ref(given)
+
+    for _ in range(3):  # the last copies are a publisher's
+        gate.hold(stream)
+        lives = publish()
+        gc.collect()
+        assert not is_gone(lives)
+        gate.open()
+        until(partial(is_gone, lives))
+        gate.shut()
+
+
+def test_a_per_thread_stream_of_asyncio_refreshes_a_copy_without_a_wait(device_service, client, gate):
+    elsewhere = new_stream()
+
+    async def main():
+        async with await poolbridge.connect_async(device_service, timeout=60) as own:
+            client.put(np.full(N, 1, np.uint8), "x", pool="gpu", keep=True).release()
+            copy = await own.get_copy("x", stream=2)
+            client.put(np.full(N, 2, np.uint8), "x", pool="gpu", keep=True, replace=True).release()
+            gate.hold(elsewhere)
+            assert await copy.refresh(stream=2)
+            gate.open()
+            await copy.release()
+
+    asyncio.run(main())
 
 
 def test_a_copy_needs_a_stream_that_has_an_order(client, mine):

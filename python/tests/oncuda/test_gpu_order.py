@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda.core import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
 from gates import Gate, counts, fill, finish, gets_idle, idle, new_stream, read, waits_until
 from realservice import until
 from rig import CHANNELS, ENVIRONMENT, HERE, ONE_BLOCK, N, address, client, device_service, gate, other, use
@@ -310,8 +311,6 @@ def test_a_stream_that_has_used_a_lease_waits_for_the_other_streams_once_it_is_p
     seen = read(use(lease, reader), N, reader)
     waits_until(gate.open, lambda: finish(reader))
     assert (seen == 7).all()
-    lease.release()
-    assert client.get("x", write=True, timeout=60)._lease_state.grant.wait == ()
 
 
 @ONE_BLOCK
@@ -523,6 +522,20 @@ def test_a_stream_that_nobody_named_is_waited_for(client, gate):
     named.release()
     assert not idle(stream)
     second.close()
+
+
+@pytest.mark.parametrize("stream", [LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM])
+def test_a_default_stream_of_cuda_core_needs_no_context(client, stream):
+    lease, said = client.allocate(N, "uint8"), []
+
+    def name():  # a thread that has no context
+        lease.used_on(stream)
+        said.append(True)
+
+    thread = threading.Thread(target=name)
+    thread.start()
+    thread.join()
+    assert said
 
 
 def test_a_per_thread_stream_belongs_to_its_thread(client):

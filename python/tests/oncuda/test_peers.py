@@ -277,21 +277,29 @@ def test_a_frame_goes_back_after_the_other_gpu_when_its_stream_cannot_write(serv
             raise poolbridge.DriverError("refused")
         return write(ordinal, stream, *arguments)
 
+    def again():
+        arrays.release()  # this may wait, or a thread of the client's
+        return client.allocate(N, "uint8", pool="one", timeout=60)
+
     writer, reader, seen, write = stream_on(0), stream_on(1), _cuda.Allocation(1, N), _cuda_stream.write
+    client.create_pool("one", kind="device", max_bytes=N)
     with poolbridge.connect(service, timeout=60, device=1) as other:
-        channel = client.create_channel("c", mode="queue", pool="device")
+        channel = client.create_channel("c", mode="queue", pool="one")
         arrays = other.subscribe("c", credit=1).arrays(wrap, stream=reader)
         for byte in range(3):
-            lease = client.allocate(N, "uint8", pool="device")
+            lease = client.allocate(N, "uint8", pool="one", timeout=60)
             fill(use(lease, writer), N, byte, writer)
             channel.publish(lease)
+            del lease
             array = next(arrays)
+            if byte < 2:
+                arrays.release()
         finish(writer)
         gate.hold(reader, 1)
         with current(1):
             call("cuMemcpyAsync", seen.address, array.ptr, N, reader)
         monkeypatch.setattr(_cuda_stream, "write", refuse)
-        waits_until(gate.open, arrays.release)
+        waits_until(gate.open, again)
 
 
 @with_peers
