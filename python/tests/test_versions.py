@@ -197,7 +197,7 @@ def test_a_slow_watcher_does_not_keep_old_versions(client, other):
     with next(models):
         assert leases(client) == 1
     put(client, 2)
-    assert (leases(client), len(client.buffers())) == (0, 1)
+    until(lambda: (leases(client), len(client.buffers())) == (0, 1))
 
 
 def test_tasks_watch_a_name(service, client):
