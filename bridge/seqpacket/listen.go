@@ -12,8 +12,8 @@ import (
 
 // ListenConfig says how a service listens.
 type ListenConfig struct {
-	// Mode is the permissions of the socket file: users who may write to the file may connect. 0 means 0600: only the service's own user may
-	// connect.
+	// Mode is the permissions of the socket file: users who may write to the file, and enter its folder, may connect. Listen makes a missing
+	// folder with mode 0700. Mode 0 means 0600: only the service's own user may connect.
 	Mode fs.FileMode
 	// If OnPause is not nil, the listener calls OnPause when it pauses accepting. The argument is the reason, such as ErrFDTableFull. OnPause
 	// must return soon.

@@ -89,8 +89,9 @@ func (p *Process) Gone() <-chan struct{} {
 	return p.gone
 }
 
-// Watch starts watching the process. When the channel of Gone is closed, Watch calls atEnd, mostly in another goroutine. Watch does nothing
-// if Gone or Watch was called before.
+// Watch starts watching the process, and calls atEnd when the process has ended: in another goroutine, or before Watch returns if the process
+// had ended already. If Gone or Watch was called before, Watch does nothing, and never calls atEnd. After Close, atEnd may never be called.
+// atEnd must not call Close, Gone or Watch of p, which could wait for atEnd.
 func (p *Process) Watch(atEnd func()) {
 	p.watch.Do(func() {
 		if p.file == nil {

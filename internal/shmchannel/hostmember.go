@@ -26,10 +26,10 @@ func (h *Host) Join(m *Member) error {
 }
 
 // Reserve activates a consumer that has not opened its own file yet, so that the consumer gets every frame that is published afterwards. No
-// other member may get the consumer's file before the caller calls [Host.Join]. Until then, no producer can publish: each producer waits for
-// the file.
+// other member may get the consumer's file before the caller calls [Host.Join]. Each producer waits, and publishes nothing, until it gets the
+// file or the consumer leaves.
 //
-// Errors: those of Join.
+// Errors: [ErrInvalid] if the member is no consumer, or has joined or left already; [ErrCorrupt].
 func (h *Host) Reserve(m *Member) error {
 	if m.Role != ConsumerRole || m.joined || m.left {
 		return invalid("member %d is no consumer that has not joined", m.ID)

@@ -76,7 +76,8 @@ func (s *Session) SealTimeline() error {
 
 // FindTimeline returns the file of another session's timeline, for reading.
 //
-// Errors: [mempool.ErrStale] for a timeline that is gone, or of which the service never sent the session a fence, [mempool.ErrClosed].
+// Errors: [mempool.ErrStale] if the timeline is gone: each of its fences is reached, or never will be. Also if the session can have no fence
+// of it, neither from the service nor from memory that it shares. [mempool.ErrClosed].
 func (s *Session) FindTimeline(id uint64) (mempool.Export, error) {
 	svc := s.svc
 	svc.mu.Lock()

@@ -10,7 +10,7 @@ typedef struct {
 } Frame;
 
 PyObject *new_frame(State *state, const struct pb_consumer *c, const struct pb_frame *frame) {
-    // First copy the data of `frame` and `c`; these copies do not start the garbage collector. Then make the Frame object. To make the
+    // First copy the data of `frame` and `c`; these copies do not start the garbage collector. Then make the Frame object. Making the
     // object may run finalisers, and during a finaliser other threads may call `take`, which overwrites the data.
     struct pb_frame taken = *frame;
     PyObject *object = Py_XNewRef((PyObject *)taken.kept), *details = NULL, *description = NULL;

@@ -369,8 +369,8 @@ func (b *Blocks) dropped(ids []uint64) error {
 
 // recall unmaps the blocks that the service wants to free. If a block has leases, the session unmaps the block when the last of these leases
 // ends. If this client's work on a block is still running, the session unmaps the block when the work has ended. If recall cannot unmap a
-// block, it does not tell the service that the session has dropped the block. So the service does not free the block before this process has
-// ended.
+// block, it does not tell the service that the session has dropped the block. So the service keeps the block until Blocks.Close has unmapped it,
+// or until this process has ended.
 func (b *Blocks) recall(ids []uint64) {
 	var dropped []uint64
 	b.lockAndApply()

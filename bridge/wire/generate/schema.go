@@ -339,8 +339,8 @@ func (f *field) brief() string {
 	return strings.Replace(first, "; none: ", "; left out: ", 1)
 }
 
-// said returns the meaning as the documentation of a public type has it. If there is no such thing, the field has the value `none`, or the
-// zero value if `none` is empty.
+// said returns the field's meaning for the documentation of a public type. If the meaning has "; none: TEXT", said replaces the word "none" by the
+// value that stands for none: the argument `none`, or the zero value if the argument is empty.
 func (f *field) said(none string) string {
 	none = cmp.Or(none, map[string]string{"0": "0", `""`: "empty"}[f.scalar.public.none], "zero")
 	return strings.Replace(f.meaning, "; none: ", "; "+none+": ", 1)

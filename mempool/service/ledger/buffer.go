@@ -103,8 +103,8 @@ func (b *Buffer) Base() uint64 { return b.division().base }
 // Divided says whether the buffer has ranges.
 func (b *Buffer) Divided() bool { return b.division().ranges > 0 }
 
-// AddRange makes a buffer that is a range: n bytes of the buffer `whole`, from its byte `base`. The buffer `whole` is no range, and the caller
-// has asked whether it may be divided.
+// AddRange makes a buffer that is a range: n bytes of the buffer `whole`, from its byte `base`. The caller has called [Lease.MayDivide] for a
+// lease of `whole`, which returned nil.
 func (l *Ledger) AddRange(whole *Buffer, base uint64, t *mempool.Tensor, n uint64, made uint32) *Buffer {
 	l.Last.Buffer++
 	b := &Buffer{ID: l.Last.Buffer, Generation: whole.Generation, Block: whole.Block, Tensor: t, Bytes: n, Account: whole.Account, Made: made}

@@ -329,7 +329,7 @@ func (cs *channels) Member(s *Session, channel, id uint64) (*Member, error) {
 	return m, nil
 }
 
-// MayEnter says whether a member may enter its channel.
+// MayEnter says whether a member has neither left its channel nor entered it before. The caller checks whether the channel is closed.
 //
 // Errors: [mempool.ErrClosed] if the member has left, [mempool.ErrInvalid] if it has entered before.
 func (m *Member) MayEnter() error {
