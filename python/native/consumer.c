@@ -1,4 +1,4 @@
-// The work of a consumer of a channel: it takes frames and releases them.
+// The work of a consumer of a channel: it takes frames, checks their records, and releases them.
 #include "shm.h"
 
 #include <stdlib.h>

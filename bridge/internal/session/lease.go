@@ -319,7 +319,7 @@ func (l *Lease) ordering() *mempool.Order {
 // Used notes that this client may have begun work on the memory by another lease. Nobody else knows the lease yet.
 func (l *Lease) Used(ctx context.Context) {
 	if m, err := l.reachLocked(); err == nil && m.Queue() != mempool.CPU {
-		_, _ = l.session.Timelines.Clock(ctx) // make the timeline now, so that Release need not ask for it
+		_, _ = l.session.Timelines.Clock(ctx) // make the timeline now: without one, Release waits for the work
 		l.ordering().Use()
 	}
 }
