@@ -48,8 +48,14 @@ func guarded(t *testing.T, path string, mode fs.FileMode) (l *Listener, losses c
 
 func TestASocketWhoseFileIsLostIsMadeAgain(t *testing.T) {
 	for name, lose := range map[string]func(path string) error{
-		"the socket":              os.Remove,
-		"the socket and its lock": func(path string) error { return os.RemoveAll(filepath.Dir(path)) },
+		"the socket": os.Remove,
+		"the folder": func(path string) error { // at once: RemoveAll alone races with the listener, which makes it again
+			gone := filepath.Dir(path) + ".gone"
+			if err := os.Rename(filepath.Dir(path), gone); err != nil {
+				return err
+			}
+			return os.RemoveAll(gone)
+		},
 		"the lock, then the socket": func(path string) error {
 			if err := os.Remove(path + ".lock"); err != nil {
 				return err
