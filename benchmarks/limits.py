@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -55,7 +56,7 @@ TABLE = (
     ("transfer/by name", TIMES, "three packets with answers: two in Go, one in Python"),
     ("allocate/go", TIMES, "a packet and its answer, in Go"),
     ("allocate/python", TIMES, "a packet and its answer, in Python"),
-    ("start-up/first", TIMES, "GPU: cuInit and a context"),
+    ("start-up/first", TIMES, "GPU: the same start with cuda.core and CuPy alone"),
 )
 
 
@@ -145,20 +146,43 @@ def _only(work: Any, end: socket.socket, other: socket.socket, *more: Any) -> No
     work(end, *more)
 
 
-_START = """
-import ctypes, time
+# A process with a buffer in a pool of CUDA starts another that makes an array of it, with cuda.core and CuPy alone.
+_OWNER = """
+import pickle, subprocess, sys
+from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions
+device = Device()
+device.set_current()
+pool = DeviceMemoryResource(device, options=DeviceMemoryResourceOptions(ipc_enabled=True, max_size=1 << 25))
+buffer = pool.allocate(1 << 20, stream=device.default_stream)
+device.default_stream.sync()
+fd = int(pool.allocation_handle)
+what = pickle.dumps(buffer.ipc_descriptor).hex()
+subprocess.run([sys.executable, "-c", sys.argv[1], str(fd), what], check=True, pass_fds=[fd])
+"""
+_READER = """
+import importlib.util, pickle, sys, time, numpy
+library = importlib.util.find_spec("cupy") and importlib.import_module("cupy")
 begun = time.monotonic_ns()
-cuda = ctypes.CDLL("libcuda.so.1")
-context = ctypes.c_void_p()
-failed = cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
-print(failed or time.monotonic_ns() - begun)
+from cuda.core import Buffer, Device, DeviceMemoryResource
+imported = time.monotonic_ns()
+device = Device()
+device.set_current()
+current = time.monotonic_ns()
+pool = DeviceMemoryResource.from_allocation_handle(device, int(sys.argv[1]))
+buffer = Buffer.from_ipc_descriptor(pool, pickle.loads(bytes.fromhex(sys.argv[2])), stream=device.default_stream)
+array = library.from_dlpack(buffer) if library else buffer
+print(time.monotonic_ns() - begun, imported - begun, current - imported)
 """
 
 
-def cuda_start() -> float | None:
-    """Return how many microseconds CUDA takes to start in a new process; None without a driver."""
-    done = subprocess.run([sys.executable, "-c", _START], check=False, capture_output=True, text=True)
-    return int(done.stdout) / 1e3 if done.returncode == 0 and int(done.stdout) > 1000 else None
+def cuda_start() -> list[float] | None:
+    """Return how many microseconds pass until a new process has an array of another's buffer; None without a GPU.
+
+    Then how many of them the import of cuda.core takes, and how many CUDA's context.
+    """
+    command = [sys.executable, "-c", _OWNER, _READER]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return [int(each) / 1e3 for each in done.stdout.split()] if done.returncode == 0 else None
 
 
 def in_go(package: str, pattern: str, metric: str) -> float | None:
@@ -175,29 +199,40 @@ def in_go(package: str, pattern: str, metric: str) -> float | None:
     return None
 
 
-def limits(kinds: list[str], seconds: float) -> Iterator[tuple[str, str, str, float]]:
-    """Yield the limits: the workload, the kind of memory, what counts, and the limit."""
-    python = percentile(sorted(packet_and_answer(seconds)), 0.5) / 1e3
-    slept = percentile(sorted(a_byte()), 0.5) / 1e3
-    polled = percentile(sorted(a_word()), 0.5) / 1e3
+def limits(kinds: list[str], seconds: float) -> list[tuple[str, str, str, float]]:
+    """Return the limits: the workload, the kind of memory, what counts, and the limit."""
+    return list(_limits(kinds, seconds))
+
+
+def _limits(kinds: list[str], seconds: float) -> Iterator[tuple[str, str, str, float]]:
+    times = {
+        "allocate/python": packet_and_answer(seconds),
+        "stream/python-python/1 consumer": a_byte(),
+        "stream/python-spinning/1 consumer": a_word(),
+    }
+    times["stream/go-spinning python/1 consumer"] = times["stream/python-spinning/1 consumer"]
     go = in_go("bridge/seqpacket", "APacketAndItsAnswer", "ns/op")
     rings = {n: in_go("internal/shmchannel", f"Processes/broadcast/{n}_consumers/asleep", "frames/s") for n in (1, 8)}
     fence = in_go("cuda", "WriteValue64", "ns/op")
     start = cuda_start()
     for kind in kinds:
-        yield "allocate/python", kind, TIMES, python
-        yield "stream/python-python/1 consumer", kind, TIMES, slept
-        yield "stream/python-spinning/1 consumer", kind, TIMES, polled
-        yield "stream/go-spinning python/1 consumer", kind, TIMES, polled
+        for workload, (what, part) in product(times, ((TIMES, 0.5), ("p99_us", 0.99))):
+            yield workload, kind, what, percentile(sorted(times[workload]), part) / 1e3
         if go is not None:
             yield "allocate/go", kind, TIMES, go / 1e3
-            yield "transfer/by name", kind, TIMES, 2 * go / 1e3 + python
+            yield (
+                "transfer/by name",
+                kind,
+                TIMES,
+                2 * go / 1e3 + percentile(sorted(times["allocate/python"]), 0.5) / 1e3,
+            )
         for (count, ring), way in product(rings.items(), ("go-go", "go-python", "python-python")):
             rate = ring if kind == "host" else fence and 1e9 / fence
             if rate is not None:
                 yield f"stream/{way}/{count} consumer{'s' * (count > 1)}", kind, RATES, rate
         if kind == "device" and start is not None:
-            yield "start-up/first", kind, TIMES, start
+            for what, took in zip((TIMES, "import_us", "context_us"), start, strict=True):
+                yield "start-up/first", kind, what, took
 
 
 def ours(given: argparse.Namespace) -> list[Row]:
@@ -271,10 +306,10 @@ def table(kind: str, found: dict[tuple[str, str, str, str], list[float]]) -> Ite
             share = f"{median(mine) / median(bound):.2f}"
         cells = [spread(one) if one else "" for one in (mine, bound, theirs)]
         yield f"| {workload} | {what} | {cells[0]} | {cells[1]} | {share} | {cells[2]} | {limit if bound else ''} |"
-        late = found.get((workload, kind, "p99_us", "poolbridge"))
-        if what == TIMES and late:
-            worse = found.get((workload, kind, "p99_us", "iceoryx2"))
-            yield f"| | p99_us | {spread(late)} | | | {spread(worse) if worse else ''} | |"
+        late = [found.get((workload, kind, "p99_us", one)) for one in ("poolbridge", "limit", "iceoryx2")]
+        if what == TIMES and late[0]:
+            cells = [spread(one) if one else "" for one in late]
+            yield f"| | p99_us | {cells[0]} | {cells[1]} | | {cells[2]} | |"
 
 
 def main() -> int:
@@ -296,10 +331,12 @@ def main() -> int:
     beside = [
         subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0) if given.busy
     ]
+    # Children of limits() are forked from a process that has imported no library with threads.
+    clean = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
     try:
         for number in range(given.rounds):
             begun = time.monotonic()
-            for workload, kind, what, value in limits(given.kind, given.seconds):
+            for workload, kind, what, value in clean.submit(limits, given.kind, given.seconds).result():
                 found.setdefault((workload, kind, what, "limit"), []).append(value)
             for one in (*ours(given), *peers(given)):
                 workload, kind, _, system = key(one)
@@ -310,6 +347,7 @@ def main() -> int:
             if given.out:
                 write(given, found)
     finally:
+        clean.shutdown()
         for process in beside:
             process.kill()
     for kind in given.kind:
