@@ -3,7 +3,7 @@
 The program passes arrays by poolbridge and by Ray's object store, in the way that Ray's documentation recommends: an
 actor returns an array, another actor gets the array and reads one element, and the program waits for this element. So
 each measured time includes two calls of actors and the time to fill a new array. The rows for arrays of 8 bytes show
-how long the calls alone take.
+how long the calls alone take. Below poolbridge's rows stands how long the methods took that Ray called in both actors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +27,44 @@ import numpy as np
 import poolbridge
 import poolbridge.ray
 from poolbridge.ray import _cluster
+from poolbridge.ray._transport import Transport
 
 _WARM = 5
 _POOL = "2GiB"
+
+
+class _Watched:
+    """An actor that knows how many seconds each call of the methods took by which transports send and receive."""
+
+    def __init__(self, *transports: type) -> None:
+        self.took: list[float] = []
+        for transport, name in product(transports, ("extract_tensor_transport_metadata", "recv_multiple_tensors")):
+            setattr(transport, name, self._timed(getattr(transport, name)))
+
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return method(*given, **named)
+            finally:
+                self.took.append(time.perf_counter() - begin)
+
+        return call
+
+    def spent(self) -> float:
+        """Return the median of the calls since the last call of this method."""
+        spent = statistics.median(self.took or [0.0])
+        self.took.clear()
+        return spent
 
 
 def _actors(ray: Any, transport: str) -> Any:
     """Define the class of the actors that send and receive arrays of NumPy."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import this module
 
-    class Actor:
+    class Actor(_Watched):
         def __init__(self) -> None:
+            super().__init__(Transport)
             self.array: Any = None
 
         def prepare(self, nbytes: int, *, pooled: bool) -> None:
@@ -78,7 +107,12 @@ def _actors(ray: Any, transport: str) -> Any:
 def _gpu_actors(ray: Any, transport: str) -> Any:
     """Define the class of actors that send and receive tensors of PyTorch in memory of a GPU."""
 
-    class Actor:
+    class Actor(_Watched):
+        def __init__(self) -> None:
+            from ray.experimental.rdt.cuda_ipc_transport import CudaIpcTransport
+
+            super().__init__(Transport, CudaIpcTransport)
+
         def new(self, nbytes: int) -> Any:
             import torch
 
@@ -130,17 +164,22 @@ def measure_gpu(ray: Any, transport: str, *, mib: list[int], moves: int) -> None
     }
     for size in mib:
         times: dict[str, list[float]] = {what: [] for what in ways}
+        spent: dict[str, list[list[float]]] = {what: [] for what in ways}
         for number in range(_WARM + moves):
             for what, way in ways.items():
                 begin = time.perf_counter()
                 if ray.get(receiver.read.remote(way.remote(size << 20))) != 1:
                     raise RuntimeError(f"{what}: the receiver read another byte than was sent")
+                took = time.perf_counter() - begin
+                inside = ray.get([sender.spent.remote(), receiver.spent.remote()])
                 if number >= _WARM:
-                    times[what].append(time.perf_counter() - begin)
+                    times[what].append(took)
+                    spent[what].append(inside)
         _say(f"one node, memory of a GPU, {size << 20:,} bytes")
         store = statistics.median(times["Ray's object store"])
         for what, each in times.items():
             _row(what, statistics.median(each), store)
+            _inside(*map(statistics.median, zip(*spent[what], strict=True)))
 
 
 def _say(line: str) -> None:
@@ -173,6 +212,11 @@ def _row(what: str, seconds: float, against: float | None = None) -> float:
     return seconds
 
 
+def _inside(sending: float, receiving: float) -> None:
+    if sending or receiving:
+        _say(f"    of it in the transport: {sending * 1e3:.2f} ms in the sender, {receiving * 1e3:.2f} in the receiver")
+
+
 def _one_node(ray: Any, actors: tuple[Any, Any, Any], nbytes: int, moves: int) -> None:
     """Measure transfers on one node. One actor sends by Ray's object store, another actor sends by the transport."""
     stored, sender, receiver = actors
@@ -183,8 +227,9 @@ def _one_node(ray: Any, actors: tuple[Any, Any, Any], nbytes: int, moves: int) -
 
     _say(f"one node, {nbytes:,} bytes")
     store = _row("Ray's object store, a new array each time", time_of(lambda: stored.by_store.remote(nbytes)))
-    _row("poolbridge, a new array in the pool", time_of(lambda: sender.in_pool.remote(nbytes)), store)
-    _row("poolbridge, a new array elsewhere, copied", time_of(lambda: sender.copied.remote(nbytes)), store)
+    for what, way in (("in the pool", sender.in_pool), ("elsewhere, copied", sender.copied)):
+        _row(f"poolbridge, a new array {what}", time_of(partial(way.remote, nbytes)), store)
+        _inside(*ray.get([sender.spent.remote(), receiver.spent.remote()]))
     store = _row("Ray's object store, the same array each time", time_of(stored.same_by_store.remote))
     _row("poolbridge, the same array each time", time_of(sender.same_in_pool.remote), store)
 
