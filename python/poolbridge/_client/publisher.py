@@ -393,7 +393,7 @@ class BasePublisher(Uncopied):
         keeper, chunks = self._keeper(), self._chunks
         keeper.fences = tuple([Fence(*fence) for fence in chunks.fences])
         if chunks.following is not None and keeper.streams is None:
-            keeper.streams, keeper.named = {chunks.following.key: True}, True
+            keeper.streams, keeper.named = {chunks.following.key: keeper.fences}, True
         chunks.following = None
         return keeper
 

@@ -17,6 +17,8 @@ the end of the capture raises `StreamCaptureError`.
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -82,7 +84,7 @@ class Held(Protocol):
     memory: BlockMemory
     fences: tuple[Fence, ...]
     event: Event | None
-    streams: dict[StreamKey, bool] | None
+    streams: dict[StreamKey, tuple[Fence, ...] | None] | None
     unordered: bool
     named: bool
     write: bool
@@ -96,6 +98,19 @@ class Held(Protocol):
     @property
     def single(self) -> bool:
         """Whether the lease's release can send only one fence, which must cover all work. True for leases of frames."""
+
+
+# A thread holds this lock while it changes the `fences` or the `streams` of a lease, and meanwhile calls nothing. The
+# collector of garbage can run in this thread at any moment, and release other leases.
+_changing = threading.RLock()
+
+
+def _forked() -> None:
+    global _changing  # noqa: PLW0603 - another thread of the parent may have had it
+    _changing = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 # Before the memory is used
@@ -127,16 +142,16 @@ def before_use(state: Held, stream: Any) -> None:
     key = stream_key(device, stream)
     if key is None:
         state.unordered = True
-    elif state.streams is None or not state.streams.get(key):
-        if state.streams is None:
-            state.streams = {}
-        state.streams[key] = True  # before the wait: if another thread adds a fence meanwhile, it sets False again
-        if state.fences:
-            try:
-                _make_wait(state, key)
-            except BaseException:
-                state.streams[key] = False
-                raise
+    elif state.streams is None or state.streams.get(key) is not state.fences:
+        with _changing:
+            if state.streams is None:
+                state.streams = {}
+            streams = state.streams
+            streams.setdefault(key, None)  # before the wait, which can fail: the stream may have earlier work
+        # Other threads that use the stream do not rely on this wait before it is queued.
+        waited = _make_wait(state, key) if state.fences else ()
+        with _changing:
+            streams[key] = waited
 
 
 def before_cpu(state: Held) -> None:
@@ -167,10 +182,11 @@ def add_fence(state: Held, fence: Fence, by: StreamKey | None = None) -> None:
 
     The stream `by` need not wait, because it writes the fence.
     """
-    state.fences = (*state.fences, fence)
-    streams = state.streams or {}
-    for key in list(streams):
-        streams[key] = key == by
+    with _changing:
+        known = state.fences
+        state.fences = (*known, fence)
+        if by is not None and state.streams and state.streams.get(by) is known:
+            state.streams[by] = state.fences
 
 
 def after_others(state: Held, stream: Any) -> Callable[[], object] | None:
@@ -337,19 +353,22 @@ def _unreached(state: Held) -> tuple[Fence, ...]:
             elif page is not None and not page.reached(fence.word, fence.value):
                 left.append(fence)
         check(state)  # `check` comes before the fences are forgotten, so that every later use raises, too
-        if state.fences is fences:  # otherwise another thread has added a fence
-            state.fences = tuple(left)
+        with _changing:
+            if state.fences is fences and len(left) < len(fences):  # otherwise another thread has added a fence
+                state.fences = tuple(left)
+                streams = state.streams or {}
+                streams.update({key: state.fences for key, waits in streams.items() if waits is fences})
     return state.fences
 
 
-def _make_wait(state: Held, key: StreamKey) -> None:
-    """Make a stream wait for the lease's fences that are not reached yet."""
-    if _unreached(state) and _cuda_stream.captured(key.ordinal, key.handle):
-        wait(state)
-        return
+def _make_wait(state: Held, key: StreamKey) -> tuple[Fence, ...]:
+    """Make a stream wait for the lease's fences that are not reached yet, and return these fences."""
     left = _unreached(state)
     if not left:
-        return
+        return left
+    if _cuda_stream.captured(key.ordinal, key.handle):
+        wait(state)
+        return left
     timelines = state.session.timelines
     own = timelines.streams_of(key.ordinal)
     word = own.word(key) if own is not None else None
@@ -360,12 +379,13 @@ def _make_wait(state: Held, key: StreamKey) -> None:
         address = page.on_device(key.ordinal) if own is not None else 0
         if own is None or not address:
             wait(state)
-            return
+            return left
         if word is not None and fence.timeline == own.id and fence.word == word.index:
             continue  # the fence belongs to earlier work of the same stream
         timelines.waits(own, key, [fence.timeline])
         page.await_writers()
         _cuda_stream.wait(key.ordinal, key.handle, address + 8 * fence.word, fence.value)
+    return left
 
 
 class Follower(_NativeFollower):

@@ -128,9 +128,10 @@ class LeaseState(Uncopied):
     unaccounted = False
     failed = False
     event: Event | None = None  # that the producer published with the content
-    # The streams that used the memory, each with whether it waits for `fences`. `unordered`: unknown streams may have
-    # used the memory, too. `named`: the user has named streams, and so says that no unknown stream uses the memory.
-    streams: dict[StreamKey, bool] | None = None
+    # The streams that used the memory, each with the value of `fences` for which it waits; None: it waits for nothing.
+    # `unordered`: unknown streams may have used the memory, too. `named`: the user has named streams, and so says that
+    # no unknown stream uses the memory.
+    streams: dict[StreamKey, tuple[Fence, ...] | None] | None = None
     unordered = False
     named = False
     promise: Fence | None = None  # the fence of the promise, if this process has promised the content

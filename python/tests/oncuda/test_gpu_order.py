@@ -63,6 +63,35 @@ def test_nobody_waits_for_a_slow_producer_but_the_consumers_stream(client, other
     assert not got.failed
 
 
+def test_a_second_thread_uses_a_stream_only_after_the_wait_that_the_first_is_about_to_queue(
+    client, other, gate, monkeypatch
+):
+    producer, consumer = new_stream(), new_stream()
+    slow_frame(client, gate, 7, producer)
+    got = other.get("frame7")
+    queue, main = _cuda_stream.wait, threading.get_ident()
+    reached, go_on = threading.Event(), threading.Event()
+
+    def slowly(*given):
+        if threading.get_ident() != main:
+            reached.set()
+            assert go_on.wait(60)
+        queue(*given)
+
+    monkeypatch.setattr(_cuda_stream, "wait", slowly)
+    first = threading.Thread(target=use, args=(got, consumer))
+    first.start()
+    try:
+        assert reached.wait(60)
+        seen = read(use(got, consumer), N, consumer)
+    finally:
+        go_on.set()
+        first.join()
+    gate.open()
+    finish(consumer)
+    assert (seen == 7).all()
+
+
 @CHANNELS
 def test_nor_does_the_cpu_of_another_process(device_service, client, gate):
     channel = client.create_channel("c", capacity=4)
