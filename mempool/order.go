@@ -15,11 +15,9 @@ type Order struct {
 	// Clock returns the clock with which this process makes fences for its own work.
 	Clock func(ctx context.Context) (*Clock, error)
 
-	mu     sync.Mutex
-	wait   []Fence          // fences that must be reached before the memory is used
-	strict bool             // a fence that will never be reached is an error; otherwise it counts as reached
-	older  []Fence          // fences of those who used the memory before this process wrote it: they are never an error
-	told   map[any]struct{} // keys of the queues that wait for the fences in wait
+	mu sync.Mutex
+	awaited
+	told   map[any]struct{} // keys of the queues that wait for the fences
 	named  bool             // the caller has made one of its queues wait for them
 	ready  readyEvent
 	opened []*Event         // events that Close must close
@@ -28,36 +26,47 @@ type Order struct {
 	given  map[any]struct{} // keys of the queues that wait for this work
 }
 
+// awaited has what must happen before this process uses the memory.
+type awaited struct {
+	fences []Fence // all must be reached
+	strict bool    // a fence that will never be reached is an error; otherwise it counts as reached
+	older  []Fence // fences of those who used the memory before this process wrote it: they are never an error
+	ends   int     // how often Ended was called
+}
+
 // Begin sets the fences that must be reached before this process uses the memory. If `strict` is true, a fence that will never be reached
 // is an error. Otherwise it counts as reached. For a lease for reading, `strict` must be true, because a reader needs complete content.
-func (o *Order) Begin(wait []Fence, strict bool) { o.wait, o.strict = wait, strict }
+func (o *Order) Begin(wait []Fence, strict bool) { o.fences, o.strict = wait, strict }
 
 // Before makes later work in queue q wait for everything that must happen before this process uses the memory.
 //
 // Errors: the context's error, if the context ends while the CPU waits; joined with [ErrBusy], if the context's deadline has passed.
 // [ErrContentFailed] or [ErrProducerDied], if the content will never be complete.
 func (o *Order) Before(ctx context.Context, q Queue) error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if len(o.wait) == 0 {
-		return nil
-	}
 	key := q.orderKey()
-	if _, done := o.told[key]; done && key != nil {
+	o.mu.Lock()
+	before := o.awaited
+	_, told := o.told[key]
+	o.mu.Unlock()
+	if len(before.fences) == 0 || (told && key != nil) {
 		return nil
 	}
-	left := o.wait[:0:0]
-	for _, t := range o.wait {
-		over, err := o.one(ctx, q, t)
+	var over []Fence
+	for _, t := range before.fences { // without the lock, because the CPU may wait for long
+		done, err := o.one(ctx, before, q, t)
 		if err != nil {
 			return err
 		}
-		if !over {
-			left = append(left, t)
+		if done {
+			over = append(over, t)
 		}
 	}
-	o.wait = left
-	if key != nil {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(over) > 0 {
+		o.fences = slices.DeleteFunc(slices.Clone(o.fences), func(t Fence) bool { return slices.Contains(over, t) })
+	}
+	if key != nil && o.ends == before.ends { // otherwise Ended has added a fence meanwhile
 		if o.told == nil {
 			o.told = make(map[any]struct{})
 		}
@@ -66,8 +75,8 @@ func (o *Order) Before(ctx context.Context, q Queue) error {
 	return nil
 }
 
-// one makes queue q wait for fence t. The result `over` is true if no queue needs to wait for t any more.
-func (o *Order) one(ctx context.Context, q Queue, t Fence) (over bool, err error) {
+// one makes queue q wait for fence t of a. The result `over` is true if no queue needs to wait for t any more.
+func (o *Order) one(ctx context.Context, a awaited, q Queue, t Fence) (over bool, err error) {
 	page, err := o.Pages(ctx, t.Timeline)
 	if err != nil {
 		return false, err
@@ -80,7 +89,7 @@ func (o *Order) one(ctx context.Context, q Queue, t Fence) (over bool, err error
 		err = q.wait(ctx, page, t)
 		over = err == nil && q.orderKey() == nil
 	}
-	if errors.Is(err, ErrContentFailed) && (!o.strict || slices.Contains(o.older, t)) {
+	if errors.Is(err, ErrContentFailed) && (!a.strict || slices.Contains(a.older, t)) {
 		return true, nil // a lease for writing needs no complete content
 	}
 	return over, err
@@ -92,16 +101,17 @@ func (o *Order) one(ctx context.Context, q Queue, t Fence) (over bool, err error
 // Errors: [ErrContentFailed], [ErrProducerDied].
 func (o *Order) Check(ctx context.Context) error {
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	if !o.strict {
+	now := o.awaited
+	o.mu.Unlock()
+	if !now.strict {
 		return nil
 	}
-	for _, t := range o.wait {
+	for _, t := range now.fences {
 		page, err := o.Pages(ctx, t.Timeline)
 		if err == nil {
 			_, err = page.seen(t)
 		}
-		if err != nil && !slices.Contains(o.older, t) {
+		if err != nil && !slices.Contains(now.older, t) {
 			return err
 		}
 	}
@@ -152,7 +162,7 @@ func (o *Order) Give(ctx context.Context, own, q Queue) error {
 // Errors: as [Order.Before].
 func (o *Order) AwaitAccess(ctx context.Context, m Memory) error {
 	o.mu.Lock()
-	told, unsaid := len(o.wait) == 0 || o.named, o.used && len(o.given) == 0
+	told, unsaid := len(o.fences) == 0 || o.named, o.used && len(o.given) == 0
 	o.mu.Unlock()
 	if !told {
 		if err := o.Before(ctx, CPU); err != nil {
@@ -252,14 +262,15 @@ func (o *Order) Ended(ready *Fence, c Completion) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.strict {
-		o.older = slices.Clone(o.wait)
+		o.older = slices.Clone(o.fences)
 	}
 	o.strict, o.told, o.named = true, nil, false
+	o.ends++
 	if c.Event != nil {
 		o.ready = readyEvent{handle: c.Event.Handle(), event: c.Event}
 	}
 	if ready != nil {
-		o.wait = append(o.wait, *ready)
+		o.fences = append(slices.Clip(o.fences), *ready)
 	}
 }
 

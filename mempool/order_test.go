@@ -71,3 +71,22 @@ func TestAQueueDoesNotStandForWorkThatBeginsWhileItIsGiven(t *testing.T) {
 		require.NoError(t, o.Give(t.Context(), own, mine))
 	}
 }
+
+func TestOthersUseAnOrderWhileAGoroutineWaitsForTheContent(t *testing.T) {
+	clock := newClock(t)
+	fence, asked := Fence{Timeline: clock.Timeline(), Word: 1, Value: 1}, make(chan struct{}, 1)
+	o := orderOf(clock)
+	o.Pages = func(context.Context, uint64) (*Page, error) {
+		asked <- struct{}{}
+		return clock.Page(), nil
+	}
+	o.Begin([]Fence{fence}, true)
+	came := make(chan error)
+	go func() { came <- o.Before(t.Context(), CPU) }()
+	<-asked
+	o.Use() // with a lock that the waiting goroutine holds, this would wait for ever
+	o.Ended(&Fence{Timeline: clock.Timeline(), Word: 2, Value: 1}, Completion{})
+	clock.Page().raise(fence.Word, fence.Value)
+	require.NoError(t, <-came)
+	assert.Equal(t, []Fence{{Timeline: clock.Timeline(), Word: 2, Value: 1}}, o.fences, "only the fence that came meanwhile is left")
+}
