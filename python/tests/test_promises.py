@@ -56,6 +56,25 @@ def test_a_reader_waits_until_the_promise_is_completed(client, other):
     promise.complete()
 
 
+@pytest.mark.parametrize("way", ["put", "copy_from", "view"])
+def test_promised_content_is_copied_only_when_it_is_complete(client, way):
+    client.create_pool("elsewhere", max_bytes=1 << 20)
+    lease, array, promise = promised(client)
+    to = client.allocate(4, "int32", pool="elsewhere")
+    ways = {
+        "put": lambda: client.put(lease, "copy", pool="elsewhere"),
+        "copy_from": lambda: to.copy_from(lease),
+        "view": lambda: to.copy_from(lease.view()),
+    }
+    with pytest.raises(
+        poolbridge.InvalidArgumentError, match="is promised and not complete.*complete the promise first"
+    ):
+        ways[way]()
+    array[:] = 7
+    promise.complete()
+    assert np.asarray(ways[way]() or to).tolist() == [7] * 4
+
+
 def test_a_promise_completed_before_publishing_is_nothing_to_wait_for(client, other):
     lease, array, promise = promised(client)
     array[:] = 1

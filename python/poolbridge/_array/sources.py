@@ -154,8 +154,9 @@ def check_meaning(array: Any, inside: tuple[int, ...] = ()) -> None:
     Raises
     ------
     InvalidArgumentError
-        Elements are masked, or PyTorch negates or conjugates the elements when it reads them. Or a list contains
-        itself, or is in more lists than an array can have dimensions.
+        Elements are masked, or PyTorch negates or conjugates the elements when it reads them. Or this process has
+        promised the elements of a lease and not completed them. Or a list contains itself, or is in more lists than an
+        array can have dimensions.
     """
     if isinstance(array, (list, tuple)):
         if id(array) in inside or len(inside) == _DIMENSIONS:
@@ -165,6 +166,12 @@ def check_meaning(array: Any, inside: tuple[int, ...] = ()) -> None:
             )
         for part in array:
             check_meaning(part, (*inside, id(array)))
+    elif isinstance(array, ArrayExports):
+        if _fences.promised(state := state_of(array)):
+            raise InvalidArgumentError(
+                f"the content of buffer {state.grant.buffer} is promised and not complete, so it cannot be copied: "
+                "publish the lease in place, in its own pool and alone, or complete the promise first"
+            )
     elif isinstance(array, np.ndarray):
         if type(array) is not np.ndarray and np.ma.is_masked(array):
             raise InvalidArgumentError(f"the array has masked elements, whose mask would be lost: {_UNMASK}")
@@ -198,9 +205,9 @@ def source_of(array: Any) -> Source:
     InvalidArgumentError
         The object is no array, its elements cannot be shared, or `check_meaning` refuses it.
     """
+    check_meaning(array)
     if isinstance(array, ArrayExports):
         return _leased(array)
-    check_meaning(array)
     if isinstance(array, np.ndarray):
         return _interface(array, array.__array_interface__, _tensor.element_type(array.dtype))
     if hasattr(array, "__dlpack_device__"):

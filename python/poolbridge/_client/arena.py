@@ -202,7 +202,7 @@ def share(session: Session, pool: int, given: Any, *, frame: bool) -> Flow[tuple
     if isinstance(given, np.ndarray):
         state.written[id(given)] = ref(given)  # read-only when it is published
     elif not state.memory.pool.on_cpu and (stream := _sources.source_of(given).stream) is not None:
-        _fences.name_stream(state, stream)
+        _fences.before_use(state, stream)  # the array names it, not the user, who may use other streams, too
     else:
         state.unordered = not state.memory.pool.on_cpu
     return state, state.description

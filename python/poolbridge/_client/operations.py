@@ -595,12 +595,16 @@ def ready(state: LeaseState, stream: Any, event: Event | None = None) -> Flow[Fe
     """
     if stream is not None:
         _fences.name_stream(state, stream)
+    named = state.named
     if event is not None:
         _fences.name_event(state, event)
-    if not _fences.must_wait(state):
-        return _fences.ready(state)
-    made: Fence | None = yield Do(partial(_fences.ready, state))
-    return made
+    try:
+        if not _fences.must_wait(state):
+            return _fences.ready(state)
+        made: Fence | None = yield Do(partial(_fences.ready, state))
+        return made
+    finally:
+        state.named = named
 
 
 def promise(session: Session, state: LeaseState) -> Flow[Promise]:

@@ -230,10 +230,10 @@ def stream_that_copies(state: Held, stream: Any) -> int:
 
 
 def name_event(state: Held, event: Event) -> None:
-    """Make a stream wait for `event`, so that the lease's later fences also cover the work before `event`.
+    """Make a stream wait for `event`, so that the lease's next fence also covers the work before `event`.
 
     This session may not know all streams that use the memory. The user says that `event` covers the work of the unknown
-    streams.
+    streams. The caller sets `named` back once it has the fence: later work of unknown streams is not covered.
     """
     ordinal = state.memory.pool.device[1]
     key = next((key for key in reversed(_streams(state)) if key.reachable), None)
@@ -242,6 +242,14 @@ def name_event(state: Held, event: Event) -> None:
         before_use(state, key.handle)
     _cuda_stream.wait_for_event(ordinal, key.handle, event.handle)
     state.named = True
+
+
+def promised(state: Held) -> bool:
+    """Whether this process has promised the content, which it may still write, and has not completed it yet."""
+    if state.promise is None or not state.write:
+        return False
+    page = state.session.timelines.page(state.promise.timeline)
+    return page is not None and not page.reached(state.promise.word, state.promise.value)
 
 
 def ready_event(state: Held) -> Event | None:
@@ -538,8 +546,8 @@ def done(state: Held, end_lease: EndLease) -> None:
         The lease.
     end_lease
         The function that ends the lease with the fences. `done` calls it exactly once, unless `done` raises
-        `StreamCaptureError`. It gets no fences if the work is already done, or if `done` has waited for the device. It
-        must neither wait nor raise.
+        `StreamCaptureError` or what a handler of a signal raised. It gets no fences if the work is already done, if
+        `done` has waited for the device, or if the driver failed. It must neither wait nor raise.
 
     Raises
     ------
@@ -554,18 +562,16 @@ def done(state: Held, end_lease: EndLease) -> None:
     if own is None:
         _after(state.memory.synchronize, end_lease)
     elif len(streams) > 1:
-        fences: tuple[Fence, ...] = ()
-        captured = False
         try:
             for key in streams:
                 _cuda_stream.refuse_capture(key.ordinal, key.handle)
-            fences = (_single(state, own) if state.single else _written(own, streams)) or _fall_back(state)
-        except StreamCaptureError:
-            captured = True
-            raise
-        finally:
-            if not captured:
-                end_lease(fences)
+            fences = _single(state, own) if state.single else _written(own, streams)
+        except DriverError:
+            fences = ()
+        if fences:
+            end_lease(fences)
+        else:
+            _after(state.memory.synchronize, end_lease)
     elif not _tell(own, streams[0], end_lease, state.memory.synchronize):
         _after(state.memory.synchronize, end_lease)
 
@@ -580,15 +586,12 @@ def _tell(own: Timeline, key: StreamKey, end_lease: EndLease, synchronize: Calla
 
 def _after(synchronize: Callable[[], None], end_lease: EndLease) -> None:
     """Wait until the device has done its work, and call `end_lease` without fences. Raises the errors of `done`."""
-    captured = False
     try:
         synchronize()
-    except StreamCaptureError:
-        captured = True
+    except DriverError:
+        end_lease(())
         raise
-    finally:
-        if not captured:
-            end_lease(())
+    end_lease(())
 
 
 def _written(own: Timeline, streams: Iterable[StreamKey], *, wait: bool = True) -> tuple[Fence, ...]:

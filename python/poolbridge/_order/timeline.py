@@ -141,8 +141,13 @@ class Timeline:
             if self.closed:
                 return None
             word = self.words.get(key) or self._assign_word(key)
-            self._write(key, word, word.value + 1)
+            # It counts before it is written: if a handler of a signal raises after the write, no later fence has it.
             word.value += 1
+            try:
+                self._write(key, word, word.value)
+            except (DriverError, StreamCaptureError):
+                word.value -= 1
+                raise
             return Fence(self.id, word.index, word.value)
         finally:
             self.lock.release()

@@ -266,7 +266,11 @@ class LeaseState(Uncopied):
             Arrays made from the lease are alive, or may be alive.
         """
         self.begin_release(force=force)
-        CAPTURES.run(partial(_fences.done, self, partial(self.session.release, self, failed=failed)))
+        try:
+            CAPTURES.run(partial(_fences.done, self, partial(self.session.release, self, failed=failed)))
+        except BaseException:
+            self.session.let_go(self, failed=failed)  # if a handler of a signal raised, the lease has not ended yet
+            raise
 
     def begin_release(self, *, force: bool = False) -> None:
         """Check that the lease can be released, and mark it as released. From now on, no array can be made from it."""

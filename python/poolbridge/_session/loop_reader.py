@@ -110,7 +110,11 @@ class LoopReader:
             waiter.on_done = ready.set
             try:
                 async with asyncio.timeout(seconds):
-                    await ready.wait()
+                    while not waiter.done:  # a notice says only that the condition may be true now
+                        if self._session.ended is not None:
+                            self._session.check_usable()
+                        await ready.wait()
+                        ready.clear()
             except TimeoutError:
                 return waiter.done
             finally:

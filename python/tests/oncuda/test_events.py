@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gates import fill, finish, gets_idle, idle, new_stream, read
+from gates import fill, finish, gets_idle, idle, new_stream, read, waits_until
 from rig import (
     CHANNELS,
     ENVIRONMENT,
@@ -162,6 +162,19 @@ def test_events_of_cuda_core_are_taken_as_they_are(client, other, gate):
         with pytest.raises(poolbridge.InvalidArgumentError, match=text):
             plain.publish("y", event=nothing)
     plain.publish("y")
+
+
+def test_unknown_streams_that_read_after_a_publication_with_an_event_are_waited_for(client, gate):
+    event, lease, reader = client.event(), client.allocate(N, "uint8"), new_stream()
+    at = lease.view(device="cuda").__cuda_array_interface__["data"][0]
+    fill(at, N, 5, reader)
+    event.record(reader)
+    lease.publish("x", event=event)
+    gate.hold(reader)
+    seen = read(at, N, reader)
+    waits_until(gate.open, lambda: lease.release(force=True))
+    finish(reader)
+    assert (seen == 5).all()
 
 
 def test_an_event_that_was_never_recorded_holds_nobody_up(client):

@@ -9,11 +9,12 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from gates import fill, finish, new_stream, read
+from gates import fill, finish, new_stream, read, waits_until
 from realservice import until
 from rig import CHANNELS, ENVIRONMENT, client, device_service, gate, other
 
@@ -114,6 +115,22 @@ def test_cuda_core_allocates_in_an_arena(client, core, kind):
     whole.close(stream)
     arena.close()
     assert arena.used_nbytes == 0
+
+
+def test_the_stream_that_an_array_names_is_not_the_only_one_that_may_read_it_later(client, core, gate):
+    resource, stream, reader = client.arena(4 * MIB).memory_resource, stream_of(core), new_stream()
+    buffer = resource.allocate(MIB, stream=stream)
+    at = int(buffer.handle)
+    fill(at, MIB, 5, handle(stream))
+    interface = {"version": 3, "shape": (MIB,), "typestr": "|u1", "strides": None, "data": (at, False)}
+    array = SimpleNamespace(__cuda_array_interface__={**interface, "stream": handle(stream)}, kept=buffer)
+    lease = client.put(array, "x")
+    assert lease.view(device="cuda").__cuda_array_interface__["data"][0] == at
+    gate.hold(reader)
+    seen = read(at, MIB, reader)
+    waits_until(gate.open, lambda: lease.release(force=True))
+    finish(reader)
+    assert (seen == 5).all()
 
 
 def test_another_stream_gets_freed_memory_only_after_the_work_of_the_first(client, core):

@@ -145,7 +145,7 @@ import poolbridge
 from gates import Gate, fill, new_stream
 
 gate, stream = Gate(), new_stream()
-client = poolbridge.connect(sys.argv[1])
+client = poolbridge.connect(sys.argv[1], timeout=60, wait=60)
 client.create_pool("gpu", kind="device", max_bytes=1 << 20)
 lease = client.allocate(4096, "uint8", pool="gpu")
 lease.__dlpack__(stream=stream, max_version=(1, 0))

@@ -20,6 +20,7 @@ from cuda.core import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
 from gates import Gate, counts, fill, finish, gets_idle, idle, new_stream, read, waits_until
 from realservice import until
 from rig import CHANNELS, ENVIRONMENT, HERE, ONE_BLOCK, N, address, client, device_service, gate, other, use
+from test_interrupts import at_every_step
 
 import poolbridge
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
@@ -410,7 +411,10 @@ def test_a_stream_that_another_thread_names_during_a_publication_waits_for_the_c
 
 @pytest.mark.parametrize(
     ("kind", "way"),
-    [("device", "copy_from"), *(("pinned", way) for way in ("copy_from", "array", "another dtype", "bytes"))],
+    [
+        ("device", "copy_from"),
+        *(("pinned", way) for way in ("copy_from", "array", "another dtype", "bytes", "element")),
+    ],
 )
 def test_the_cpu_copies_after_the_streams_that_write_the_memory(client, gate, kind, way):
     client.create_pool("p", kind=kind, max_bytes=64 << 20)
@@ -423,11 +427,92 @@ def test_the_cpu_copies_after_the_streams_that_write_the_memory(client, gate, ki
         "array": lambda: np.array(lease),
         "another dtype": lambda: np.asarray(lease, "int32"),
         "bytes": lambda: list(bytes(lease)),
+        "element": lambda: [lease[0]] * N,
     }
     copied = waits_until(gate.open, ways[way])
     assert (lease.to_numpy() if way == "copy_from" else np.asarray(copied)).tolist() == [
         5 if way == "copy_from" else 9
     ] * N
+
+
+@ONE_BLOCK
+def test_an_interrupted_release_keeps_the_memory_for_the_streams_that_read_it(client, gate):
+    first, second, writer = new_stream(), new_stream(), new_stream()
+
+    def try_it(interrupter):
+        gate.shut()
+        lease = client.allocate(N, "uint8", timeout=60)
+        at = use(lease, first)
+        use(lease, second)
+        fill(at, N, 1, first)
+        gate.hold(second)
+        finish(first)
+        seen = read(at, N, second)
+        with interrupter:
+            lease.release()
+        if not lease.released:
+            lease.release()
+        again = client.allocate(N, "uint8", timeout=60)
+        fill(use(again, writer), N, 9, writer)
+        assert not idle(writer), interrupter.where
+        gate.open()
+        finish(second)
+        assert (seen == 1).all(), interrupter.where
+        again.release()
+
+    assert at_every_step(try_it) > 30
+
+
+@ONE_BLOCK
+def test_an_interrupted_release_keeps_the_memory_for_streams_that_nobody_named(client, gate, monkeypatch):
+    reader, lease = new_stream(), client.allocate(N, "uint8")
+    at = use(lease, -1)
+    fill(at, N, 1, reader)
+    finish(reader)
+    gate.hold(reader)
+    seen = read(at, N, reader)
+
+    def interrupt(*_arguments):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_cuda, "synchronize", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        lease.release()
+    with pytest.raises(poolbridge.PoolLimitError):
+        client.allocate(N, "uint8", timeout=0.2)
+    gate.open()
+    again = client.allocate(N, "uint8", timeout=60)
+    fill(use(again, reader), N, 9, reader)
+    finish(reader)
+    assert (seen == 1).all()
+
+
+def test_an_interrupted_publication_completes_no_later_one(client, other, gate):
+    writer, reader = new_stream(), new_stream()
+
+    def try_it(interrupter):
+        gate.shut()
+        lease = client.allocate(N, "uint8")
+        at = use(lease, writer)
+        fill(at, N, 1, writer)
+        with interrupter:
+            lease.publish("x", replace=True)
+        finish(writer)
+        if interrupter.where is not None and lease._lease_state.write:
+            gate.hold(writer)
+            fill(at, N, 2, writer)
+            lease.publish("x", replace=True)
+            got = other.get("x", timeout=60)
+            seen = read(use(got, reader), N, reader)
+            assert not idle(reader), interrupter.where
+            gate.open()
+            finish(reader)
+            assert (seen == 2).all(), interrupter.where
+            got.release()
+        lease.release()
+
+    assert at_every_step(try_it) > 30
 
 
 @CHANNELS
