@@ -363,6 +363,7 @@ func TestWhoWaitsForMemoryGetsWhatAPublisherDoesNotUse(t *testing.T) {
 			}
 			require.NoError(t, f.Release())
 			require.NoError(t, <-got)
+			eventually(t, func() bool { return s.svc.Stats().Leases == 0 }) // the service has heard that the allocation was released
 		})
 	}
 }

@@ -41,12 +41,10 @@ def left(client):
     """Take and acknowledge all frames in the queue; return their numbers."""
     found = []
     with client.subscribe("work") as frames:
-        while True:
-            try:
-                with frames.receive(0.05) as frame:
-                    found.append(frame.seq)
-            except poolbridge.WaitTimeoutError:
-                return found
+        while client.channels()[0].used:
+            with frames.receive(60) as frame:
+                found.append(frame.seq)
+    return found
 
 
 @MODES

@@ -320,15 +320,18 @@ def test_a_full_channel_fails_and_the_lease_lives_on(client, other):
 def test_the_error_of_a_full_queue_says_how_many_consumers_it_has(client, other, full, error):
     channel = client.create_channel("c", mode="queue", capacity=1, full=full)
     publish(client, channel, 1)
-    with pytest.raises(getattr(poolbridge, error), match=r"; it has 0 consumers; start one \(`client.subscribe`\), or"):
-        channel.publish(client.allocate(4, "int32"), timeout=0.01)
+
+    def refused(text):
+        with pytest.raises((poolbridge.WaitTimeoutError, poolbridge.PoolLimitError)) as refusal:
+            channel.publish(client.allocate(4, "int32"), timeout=0.01)
+        return refusal.type.__name__ == error and text in str(refusal.value)
+
+    assert refused("; it has 0 consumers; start one (`client.subscribe`), or")
     worker = other.subscribe("c")
-    with pytest.raises(getattr(poolbridge, error), match="; its 1 consumer is behind; release frames sooner, or"):
-        channel.publish(client.allocate(4, "int32"), timeout=0.01)
+    until(lambda: refused("; its 1 consumer is behind; release frames sooner, or"))  # the client hears of it later
     worker.close()
     other.stats()
-    with pytest.raises(getattr(poolbridge, error), match="; it has 0 consumers; start one"):
-        channel.publish(client.allocate(4, "int32"), timeout=0.01)
+    assert refused("; it has 0 consumers; start one")
 
 
 def test_a_late_subscriber_begins_with_the_newest_or_the_oldest_kept(client, other):

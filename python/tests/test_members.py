@@ -195,11 +195,8 @@ def test_a_producer_that_is_killed_costs_its_consumers_nothing(service, client, 
             last = value
         os.kill(producer.pid, signal.SIGKILL)
         producer.join()
-    while True:
-        try:
-            frame = frames.receive(0.3)
-        except poolbridge.WaitTimeoutError:
-            break
+    while frame.seq < client.channels()[0].published:
+        frame = frames.receive(60)
         assert (np.asarray(frame) == last + 1).all(), "what it published is there"
         last += 1
     publish(client, channel, 7)
@@ -214,17 +211,26 @@ def test_a_producer_that_is_killed_costs_its_consumers_nothing(service, client, 
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_an_allocation_that_does_not_wait_gets_what_a_producer_keeps(client, other, own, monkeypatch):
+def test_an_allocation_that_does_not_wait_gets_what_a_producer_keeps(client, other, own):
     client.create_pool("tight", kind="host", max_bytes=8 * PAGE)
     other.open_pool("tight")
     channel = client.create_channel("c", pool="tight", mode="queue", capacity=8)
     frames = other.subscribe("c", credit=8)
-    for _ in range(8):
-        channel.publish(client.allocate(PAGE, "uint8", pool="tight", timeout=60), timeout=60)
-    for _ in range(8):
-        next(frames).release()
-    lease = (client if own else other).allocate(6 * PAGE, "uint8", pool="tight", timeout=0)
-    assert lease.nbytes == 6 * PAGE
+
+    def gets_it():
+        for _ in range(8):
+            channel.publish(client.allocate(PAGE, "uint8", pool="tight", timeout=60), timeout=60)
+        for _ in range(8):
+            next(frames).release()
+        try:
+            lease = (client if own else other).allocate(6 * PAGE, "uint8", pool="tight", timeout=0)
+        except poolbridge.PoolLimitError:
+            return False
+        assert lease.nbytes == 6 * PAGE
+        lease.release()
+        return True
+
+    until(gets_it)  # again, because on a busy machine the producer may be told too late: the service gives it 50 ms
 
 
 def test_a_frame_in_hand_is_incomplete_though_its_dead_producer_is_forgotten(service, client, other):

@@ -195,7 +195,8 @@ def test_a_client_has_an_error_soon_when_guard_and_service_are_gone(guarded: Gua
 
 
 def test_a_call_ends_at_its_deadline_while_the_service_is_away(guarded: Guarded) -> None:
-    with poolbridge.connect(guarded.path, timeout=0.1) as client:
+    with poolbridge.connect(guarded.path) as client:
+        client.timeout = 0.1
         guarded.take_away()
         with pytest.raises(poolbridge.ServiceStalledError):
             client.stats()
@@ -203,10 +204,11 @@ def test_a_call_ends_at_its_deadline_while_the_service_is_away(guarded: Guarded)
 
 
 def test_a_call_waits_no_longer_because_the_service_died(guarded: Guarded) -> None:
-    with poolbridge.connect(guarded.path, timeout=0.5) as client:
+    with poolbridge.connect(guarded.path) as client:
+        client.timeout = 0.5  # less than the time before the death
         threading.Timer(1, os.kill, (guarded.child, signal.SIGKILL)).start()
         with pytest.raises(poolbridge.WaitTimeoutError):
-            client.get("nothing", timeout=1.5)
+            client.get("nothing", timeout=5)  # the next service has more than four seconds to begin
 
 
 def test_a_request_that_was_cancelled_is_cancelled_at_the_next_service() -> None:

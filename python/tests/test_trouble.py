@@ -345,11 +345,13 @@ def test_a_service_that_says_it_is_working_is_not_stalled(service, named):
 
 
 def test_a_service_that_stops_saying_that_it_is_working_is_stalled(service):
-    with poolbridge.connect(service.path, timeout=0.5) as client:
+    with poolbridge.connect(service.path) as client:
         client.create_pool("p", max_bytes=1 << 16)
         service.tricks["alloc"] = lambda c, r: working(client, c, r)
+        client.timeout, patience = 0.5, client.timeout
         with pytest.raises(poolbridge.ServiceStalledError):
             client.allocate(4)
+        client.timeout = patience
         client.stats()
 
 

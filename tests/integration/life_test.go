@@ -88,7 +88,8 @@ func TestAnUnusedServiceEndsAfterItsLastClient(t *testing.T) {
 }
 
 func TestACommandThatFollowsEndsWithAnUnusedServiceAndSaysSo(t *testing.T) {
-	s := startAlone(t, "--private", "--end-unused", "1s")
+	t.Parallel()
+	s := startAlone(t, "--private", "--end-unused", "5s")
 	c, err := bridge.Dialer{Wait: true}.Dial(t.Context(), s.socket)
 	require.NoError(t, err)
 	follow := exec.Command(rig.Poolsvc(t), "events", "--follow", "--socket", s.socket)

@@ -196,7 +196,9 @@ func TestAServiceWhoseSocketIsCleanedAwayMakesItAgainAndSaysSo(t *testing.T) {
 	c, err := bridge.Dialer{Wait: true}.Dial(t.Context(), s.socket)
 	require.NoError(t, err)
 	defer c.Close()
-	require.NoError(t, os.RemoveAll(filepath.Dir(s.socket)))
+	folder := filepath.Dir(s.socket)
+	require.NoError(t, os.Rename(folder, folder+".gone")) // at once: RemoveAll alone races with the service, which makes it again
+	require.NoError(t, os.RemoveAll(folder+".gone"))
 	for after := uint64(0); ; {
 		page, err := c.Events(t.Context(), after)
 		require.NoError(t, err)

@@ -13,10 +13,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The first line that the "service" writes is the id of a process that goes on after the service was killed, as a new guard does.
+// The "service" starts a process that goes on after the service was killed, as a new guard does. This process writes its id once it can be told
+// to end.
 const programWithAGuard = `#!/bin/sh
-sh -c 'trap "echo told to end >&2; exit" TERM; while :; do sleep 0.01; done' </dev/null &
-echo $! > %q.new; mv %q.new %q; wait
+sh -c 'trap "echo told to end >&2; exit" TERM; echo $$ > "$0.new"; mv "$0.new" "$0"; while :; do sleep 0.01; done' %q </dev/null &
+wait
 `
 
 func TestAServiceWhoseGuardWasKilledLongAgoEndsWell(t *testing.T) {
@@ -24,7 +25,7 @@ func TestAServiceWhoseGuardWasKilledLongAgoEndsWell(t *testing.T) {
 	endLimit = 20 * time.Millisecond
 	defer func() { endLimit = before }()
 	program, said := filepath.Join(t.TempDir(), "program"), filepath.Join(t.TempDir(), "said")
-	require.NoError(t, os.WriteFile(program, fmt.Appendf(nil, programWithAGuard, said, said, said), 0o700))
+	require.NoError(t, os.WriteFile(program, fmt.Appendf(nil, programWithAGuard, said), 0o700))
 	s, err := Serve(t.Context(), program, "unused")
 	require.NoError(t, err)
 	var text []byte
