@@ -12,6 +12,7 @@ import pytest
 from fakeservice import working
 
 import poolbridge
+from poolbridge._session.calls import Waiter
 from poolbridge._wire import messages as m
 
 
@@ -290,3 +291,20 @@ def test_the_event_loop_goes_on_while_packets_come_and_come(service, monkeypatch
             assert (await client.stats()).sessions
 
     asyncio.run(flood())
+
+
+def test_a_wait_goes_on_while_notices_leave_its_condition_false(service):
+    async def body(client):
+        met = False
+        waiter = Waiter(lambda: met)
+        waiting = asyncio.ensure_future(client._reader.wait(waiter, 60))
+        while waiter.on_done is None:
+            await asyncio.sleep(0)
+        waiter.tell()
+        await asyncio.wait([waiting], timeout=0.05)
+        assert not waiting.done()
+        met = True
+        waiter.tell()
+        assert await waiting
+
+    run(service, body)
