@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from poolbridge import _native
     from poolbridge._memory.session_blocks import SessionBlock
+    from poolbridge._order.timeline import Timeline
     from poolbridge._session.lease_state import LeaseState
     from poolbridge._session.session import Session
 
@@ -161,36 +162,56 @@ class Hand:
         self._session = session
         self._native = native
         self._slots = max(1 << (2 * capacity - 1).bit_length(), MIN_SLOTS)
-        self._fences: dict[int, tuple[int, int]] = {}  # word and value of the last fence, by slot of the frame's number
+        # The fences, each a word and a value, of which the slot of a frame's number has one; by slot.
+        self._fences: dict[int, tuple[tuple[int, int], ...]] = {}
         self.closes = False  # whether the native consumer is closed when no frame is in hand any more
 
     def let_go(self, number: int, fences: tuple[Fence, ...] = (), *, back: bool) -> None:
-        """Release a frame without waiting, or requeue it if `back`. `fences` has one unreached fence or none."""
-        word, value = (fences[0].word, fences[0].value) if fences else (0, 0)
-        if self._end(number, word, value, back=back) is NATIVE.Condition.FENCE_PENDING:
-            self._session.later(partial(self._end_after, number, word, value, back=back))
+        """Release a frame without waiting, or requeue it if `back`. `fences` has one unreached fence or none.
 
-    def _end(self, number: int, word: int, value: int, *, back: bool, reached: bool = False) -> Any:
+        The caller holds the session's lock.
+        """
+        word, value = (fences[0].word, fences[0].value) if fences else (0, 0)
+        own = self._session.timelines.own
+        if not self._end(number, word, value, own, back=back) and own is not None:
+            self._session.later(partial(self._end_after, own, number, word, value, back=back))
+
+    def _end(self, number: int, word: int, value: int, own: Timeline | None, *, back: bool) -> bool:
+        """Release a frame. Return False if the frame's slot has the fence of another frame, which is not reached yet.
+
+        The caller holds the session's lock.
+        """
+        slot, mine = number & (self._slots - 1), (word, value)
+        before = self._fences.get(slot, ())
+        if value:
+            # Until it is known which one the slot has, both count: a handler of a signal may raise.
+            self._fences[slot] = (*before, mine)
         try:
             end = self._native.requeue if back else self._native.release
-            result = end(number, word, value, reached)
+            result = end(number, word, value)
+            pending = result is NATIVE.Condition.FENCE_PENDING
+            if pending and own is not None and all(own.page.reached(*one) for one in before):
+                result = end(number, word, value, True)
         except (ClosedError, LeaseReleasedError, ForkError):
-            return None
-        if value and result is not NATIVE.Condition.FENCE_PENDING:
-            self._fences[number & (self._slots - 1)] = word, value
+            return True
+        if value:
+            self._fences[slot] = before if result is NATIVE.Condition.FENCE_PENDING else (mine,)
+        if result is NATIVE.Condition.FENCE_PENDING:
+            return False
         if self.closes and not self._native.in_hand:
             self._native.close()
-        return result
+        return True
 
-    def _end_after(self, number: int, word: int, value: int, *, back: bool) -> None:
-        """Wait until the fence of another frame is reached, and then release the frame `number`.
+    def _end_after(self, own: Timeline, number: int, word: int, value: int, *, back: bool) -> None:
+        """Wait until the frame's own fence is reached, and then release the frame without a fence.
 
-        The fences of both frames have the same slot in shared memory.
+        The slot has the fence of another frame, which must stay. To wait for that fence instead would not be enough:
+        meanwhile the slot may get the fence of a third frame.
         """
-        before, own = self._fences.get(number & (self._slots - 1)), self._session.timelines.own
-        while before is not None and own is not None and not own.page.wait(*before, 1.0):
+        while not own.page.wait(word, value, 1.0):
             pass
-        self._end(number, word, value, back=back, reached=True)
+        with self._session.lock:
+            self._end(number, 0, 0, own, back=back)
 
 
 class Consumer(Membership):

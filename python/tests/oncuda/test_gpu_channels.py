@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from gates import fill, finish, idle, new_stream, read
+from gates import Gate, fill, finish, idle, new_stream, read
 from realservice import until
 from rig import CHANNELS, ENVIRONMENT, N, address, client, device_service, gate, other, use
 
 import poolbridge
 from poolbridge._cuda import cuda as _cuda, stream as _cuda_stream
+from poolbridge._wire.limits import MIN_SLOTS
 
 pytestmark = CHANNELS
 
@@ -195,6 +197,52 @@ def test_frames_of_ever_other_streams_are_all_waited_for(client, other, gate):
     for stream in streams:
         finish(stream)
     until(lambda: other._session.core.members[0].native.in_hand == [])
+
+
+def test_a_frame_that_is_released_late_does_not_replace_the_fence_of_a_later_frame(client, other, gate):
+    pool = client.create_pool("small", kind="device", max_bytes=6 * N)
+    channel = client.create_channel("c", pool=pool, mode="queue", capacity=4)
+    frames = other.subscribe("c", ack="manual", credit=200)
+    producer, reader, second = new_stream(), new_stream(), new_stream()
+    kept = {}
+    for number in range(1, 2 * MIN_SLOTS + 2):
+        lease = client.allocate(N, "uint8", pool=pool)
+        fill(use(lease, producer), N, number, producer)
+        finish(producer)
+        channel.publish(lease)
+        del lease
+        frame = frames.receive(60)
+        frame.ack()
+        if number % MIN_SLOTS == 1:
+            kept[number] = frame
+        else:
+            frame.release()
+        del frame
+    late, last = MIN_SLOTS + 1, 2 * MIN_SLOTS + 1
+    with contextlib.closing(Gate()) as other_gate, contextlib.closing(Gate()) as last_gate:
+        gates = ((1, reader, gate), (late, second, other_gate), (last, reader, last_gate))
+        seen = {}
+        for number, stream, held in gates:  # one slot has the fences of all three frames, one after the other
+            held.hold(stream)
+            at = use(kept[number], stream)
+            seen[number] = read(at, N, stream)
+            kept.pop(number).release()
+        native = other._session.core.members[0].native
+        assert native.in_hand == [late], "it would replace the fence of the first frame"
+        gate.open()
+        other_gate.open()
+        finish(second)
+        until(lambda: native.in_hand == [])
+        leases = []
+        with contextlib.suppress(poolbridge.PoolLimitError):
+            while True:
+                leases.append(client.allocate(N, "uint8", pool=pool, timeout=1))
+                fill(use(leases[-1], producer), N, 255, producer)
+                assert address(leases[-1]) != at or not idle(producer)
+        assert not idle(reader)
+        last_gate.open()
+        finish(reader)
+        assert {number: set(found.tolist()) for number, found in seen.items()} == {number: {number} for number in seen}
 
 
 def test_a_publisher_gets_no_buffer_that_a_consumers_stream_still_reads(client, other, gate):
