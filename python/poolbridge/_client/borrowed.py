@@ -93,9 +93,9 @@ class BaseBorrowedArrays(Uncopied):
         # the iterator took the frame, the frame has no lease state: `_lease_state` is None.
         self._frame: _native.Frame | None = None
         self._lease_state: LeaseState | None = None
-        # `_unfenced`: numbers of earlier frames; the stream has not written their fence yet. `_together_until`: the
-        # monotonic time until which the iterator adds numbers to `_unfenced`.
-        self._unfenced: list[int] = []
+        # `_unfenced`: earlier frames; the stream has not written their fence yet. The frames keep their arrays, and so
+        # their blocks stay mapped. `_together_until`: the monotonic time until which the iterator adds to `_unfenced`.
+        self._unfenced: list[_native.Frame] = []
         self._together_until = 0.0
 
     # Taking
@@ -140,7 +140,7 @@ class BaseBorrowedArrays(Uncopied):
             taken = consumer.soon()
             if taken is None:
                 return None
-            self._unfenced.append(frame.number)
+            self._unfenced.append(frame)
         self._frame = None
         return taken
 
@@ -249,7 +249,7 @@ class BaseBorrowedArrays(Uncopied):
         if state is not None:
             state.end()
         elif frame is not None:
-            self._unfenced.append(frame.number)
+            self._unfenced.append(frame)
         self._fence()
         self._frame = self._lease_state = None
 
@@ -268,14 +268,14 @@ class BaseBorrowedArrays(Uncopied):
 
     @while_running
     def __del__(self) -> None:
-        frame, consumer, numbers = self._frame, self._consumer, self._unfenced
+        frame, consumer, frames = self._frame, self._consumer, self._unfenced
         if frame is not None and self._lease_state is None:  # a lease state ends by itself
-            numbers.append(frame.number)
-        if not numbers or consumer is None:
+            frames.append(frame)
+        if not frames or consumer is None:
             return
         # When the program requests the next array, the iterator acknowledges the last frame. The program has made no
         # request after this frame's array, so a frame of a queue goes back to the queue.
-        end = partial(consumer.end_lones, numbers, back=consumer.queue)
+        end = partial(consumer.end_lones, frames, back=consumer.queue)
         if self._follower is None:
             end()
         else:

@@ -46,6 +46,9 @@ class SessionBlock(Struct, eq=False, gc=True):
     uses
         The fences that the session's streams write after their work on the block. The keys are words of the session's
         own timeline, and the values are the fences' values.
+    lone
+        Whether arrays are used for frames in the block that no lease counts. Then `SessionMemory.lone_uses` has the
+        fences of the work on these frames.
     arrays
         The arrays that the session made once and uses for all frames with the same memory and description. The key has
         the memory's base in the block and the description. Each array has beside it how it was made.
@@ -67,6 +70,7 @@ class SessionBlock(Struct, eq=False, gc=True):
     stuck: bool = False
     mapped: Any = None
     uses: dict[int, int] = field(default_factory=dict)
+    lone: bool = False
     arrays: dict[tuple[Any, ...], list[tuple[Any, Any]]] = field(default_factory=dict)
     layout: tuple[tuple[int, int], Any] | None = None
     generation: int = 0

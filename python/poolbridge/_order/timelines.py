@@ -22,13 +22,16 @@ class Timelines:
     Attributes
     ----------
     own
-        The session's own timeline; None until the service has sent this timeline.
+        The session's own timeline; None until the service has sent this timeline, and after `close`.
+    closed
+        What `own` was before `close`. When its page is unmapped, the GPU has done its work, and all fences are reached.
     pages
         The pages by timeline id; the value is None for a timeline that the service has forgotten.
     """
 
     def __init__(self) -> None:
         self.own: Timeline | None = None
+        self.closed: Timeline | None = None
         self._epoch = b""
         self.pages: dict[int, Page | None] = {}
         self._forgotten: set[int] = set()
@@ -138,6 +141,7 @@ class Timelines:
         self._pins.clear()
         own, self.own = self.own, None
         if own is not None:
+            self.closed = own
             own.close()
         for id_ in list(self.pages):
             self._drop(id_, idle=False)

@@ -291,6 +291,7 @@ class Consumer(Membership):
         self._undecided: list[tuple[Grant, tuple[Fence, ...]]] = []
         self._looking = threading.Lock()
         self._hand = Hand(session, native, channel.capacity)
+        self._lone_uses = session.lone_uses.setdefault(channel.pool, {})
         self._frames: dict[int, _native.Frame] = {}  # the frames that have a grant, by its id
         self.granted: Grant | None = None  # the grant that was made last
         self._counted: set[int] = set()  # ids of the grants that are counted as leases of their blocks
@@ -474,6 +475,7 @@ class Consumer(Membership):
                     if self._kept_arrays > _MOST_ARRAYS:
                         self.native.forget()
                         self._kept_arrays = len(kept.array)
+                block.lone = True
                 self.native.keep(frame.producer, frame.block, frame.description_id, kept, frame.base)
 
     def forget(self, block: int) -> None:
@@ -603,9 +605,12 @@ class Consumer(Membership):
             self._counted.remove(grant.id)
             self.session.disown(grant, fences)
 
-    def end_lones(self, numbers: Iterable[int], fences: tuple[Fence, ...] = (), *, back: bool) -> None:
+    def end_lones(self, frames: Iterable[_native.Frame], fences: tuple[Fence, ...] = (), *, back: bool) -> None:
         """Release frames that have no grant, all with the same fence, without waiting."""
-        for number in numbers:
+        for fence in fences:
+            self._lone_uses[fence.word] = fence.value  # the timeline's lock is held, so the value is the largest one
+        for frame in frames:
+            number = frame.number
             if number in self.requeued:
                 self._settle(number, back=back)
             self._hand.let_go(number, fences, back=back)

@@ -44,6 +44,9 @@ class SessionMemory(ABC):
         Guards the session's state.
     device
         The GPU that gets access to memory of other GPUs when the session maps such memory; None: no GPU.
+    lone_uses
+        The last fences of the streams that use frames of a pool that no lease counts, by the pool's id: words of the
+        session's own timeline, and their values. To note a fence for each block would make each frame slower.
     """
 
     def __init__(self) -> None:
@@ -52,6 +55,7 @@ class SessionMemory(ABC):
         self.ended: PoolbridgeError | None = None
         self.lock = DeferringLock()
         self.device: int | str | None = None
+        self.lone_uses: dict[int, dict[int, int]] = {}
         self._pools: dict[int, Mapping[PoolMemory]] = {}
 
     @property
@@ -132,13 +136,17 @@ class SessionMemory(ABC):
         """Unmap a block that no lease of this session needs, and tell the service. The caller holds the lock."""
         if block.unmapping:
             return
-        mapping, own = block.mapped, self.timelines.own
+        mapping, own = block.mapped, self.timelines.own or self.timelines.closed
         if mapping is None:
             self.core.drop(block)
             self._flush()
             return
-        if block.uses and own is not None and not all(_done(own, *use) for use in block.uses.items()):
-            after = partial(self._unmap_after, own, dict(block.uses), mapping, block)
+        uses = dict(block.uses)
+        if block.lone:
+            for word, value in self.lone_uses.get(block.pool, {}).copy().items():
+                uses[word] = max(value, uses.get(word, 0))
+        if uses and own is not None and not all(_done(own, *use) for use in uses.items()):
+            after = partial(self._unmap_after, own, uses, mapping, block)
             work: Callable[[], object] = partial(start_new_thread, after, ())
         else:
             work = MAPPINGS.giving_up(mapping, partial(self._tried, block))

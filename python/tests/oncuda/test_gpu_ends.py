@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
-from gates import fill, finish, idle, new_stream
+from gates import fill, finish, idle, new_stream, read
+from realservice import until
 from rig import (
     CHANNELS,
     ENVIRONMENT,
@@ -27,6 +29,7 @@ from rig import (
 )
 
 import poolbridge
+from poolbridge._client import borrowed
 
 __all__ = ["client", "device_service", "gate"]  # fixtures
 
@@ -137,6 +140,114 @@ sys.stdin.read()
     finish(writer)
     again.publish("y")
     assert not again.failed
+
+
+class OfStream:
+    """An array in a lease's memory that a stream uses."""
+
+    def __init__(self, lease, stream):
+        self.address = address(lease)
+        self._capsule = lease.view(device="cuda").__dlpack__(stream=stream, max_version=(1, 0))
+
+
+def arrays_of(client, stream):
+    return client.subscribe("c").arrays(partial(OfStream, stream=stream), stream=stream)
+
+
+def read_last_frame(client, reader, gate, pool):
+    """Let `reader` read a frame whose array exists already, and is held up. Return the blocks, the array, and the rest.
+
+    The iterator has released the frame.
+    """
+    producer, stream = new_stream(), new_stream()
+    channel = client.create_channel("c", pool=pool, capacity=2)
+    arrays = arrays_of(reader, stream)
+    with channel.publisher(N, "uint8", wrap=partial(OfStream, stream=producer)) as publisher:
+        for number in range(100):
+            loan = publisher.loan(60, stream=producer)
+            fill(loan.address, N, number, producer)
+            publisher.publish()
+            array = next(arrays)
+            if number < 99:
+                del array
+    assert arrays._lease_state is None, "the array existed already"
+    gate.hold(stream)
+    seen = read(array.address, N, stream)
+    arrays.release()
+    return reader._session.core.blocks, array, seen, stream
+
+
+@CHANNELS
+@pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned"])
+def test_a_closed_client_does_not_unmap_frames_that_a_stream_still_reads(device_service, client, gate, kind):
+    pool = client.create_pool(kind, kind=kind, max_bytes=64 << 20)
+    reader = poolbridge.connect(device_service, timeout=60)
+    blocks, array, seen, stream = read_last_frame(client, reader, gate, pool)
+    del array
+    reader.close()
+    assert not idle(stream)
+    assert blocks
+    gate.open()
+    finish(stream)
+    assert (seen == 99).all()
+    until(lambda: not blocks)
+
+
+@CHANNELS
+@pytest.mark.parametrize("late", [False, True])
+def test_a_client_whose_service_died_does_not_unmap_frames_that_a_stream_still_reads(tmp_path, gate, late):
+    path = str(tmp_path / "run" / "e.sock")
+    with subprocess.Popen([*service_command(path), "--guard=false"], env=ENVIRONMENT) as process:
+        client, reader = (poolbridge.connect(path, timeout=60, wait=60) for _ in range(2))
+        pool = client.create_pool("gpu", kind="device", max_bytes=64 << 20)
+        blocks, array, seen, stream = read_last_frame(client, reader, gate, pool)
+        if not late:
+            del array
+        process.kill()
+    with pytest.raises(poolbridge.ClosedError):
+        reader.stats()
+    until(lambda: reader._session._lost)
+    if late:
+        del array
+    with reader._session.lock:
+        pass  # all deferred work is done
+    assert not idle(stream)
+    assert blocks
+    gate.open()
+    finish(stream)
+    assert (seen == 99).all()
+    until(lambda: not blocks)
+
+
+@CHANNELS
+def test_a_closed_client_does_not_unmap_frames_that_wait_for_a_common_fence(device_service, client, gate, monkeypatch):
+    monkeypatch.setattr(borrowed, "_TOGETHER_SECONDS", 60)
+    stream, size = new_stream(), 2 << 20  # each frame has a block of its own
+    reader = poolbridge.connect(device_service, timeout=60)
+    channel = client.create_channel("c", capacity=16)
+    arrays = arrays_of(reader, stream)
+    for number in range(60):
+        channel.publish(client.allocate(size, "uint8", timeout=60))
+        if number < 58:
+            next(arrays)
+            arrays.release()
+    at = next(arrays).address
+    assert arrays._lease_state is None, "the array existed already"
+    gate.hold(stream)
+    read(at, size, stream)
+    next(arrays)
+    assert len(arrays._unfenced) == 1
+    blocks = reader._session.core.blocks
+    reader.close()
+    assert not idle(stream)
+    held = len(blocks)
+    assert held == 2, held
+    del arrays
+    assert not idle(stream)
+    assert blocks
+    gate.open()
+    finish(stream)
+    until(lambda: not blocks)
 
 
 EXITS_WHILE_IT_UNMAPS = """
