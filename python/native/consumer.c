@@ -594,15 +594,16 @@ enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, b
     return PB_OK;
 }
 
-enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_fence *done, bool reached,
-                          bool *stood) {
+enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_fence *done,
+                          const struct pb_fence *reached, bool *stood) {
     struct pb_hand *hand = find_hand(c, number, true);
     if (!hand) return PB_NOT_HELD;
     if (done->value) {
         pb_word *entry = own(c, PB_AT_DONE + 32 * pb_slot(&c->ch, number));
         uint64_t before = PB_PEEK(entry), value = PB_PEEK(entry + 1), word = PB_PEEK(entry + 2);
         // Go keeps the greater value of the same word instead: see storeFence.
-        if (value && !reached && (word != done->word || value > done->value)) return PB_FENCE;
+        bool replaceable = value == reached->value && word == reached->word;
+        if (value && !replaceable && (word != done->word || value > done->value)) return PB_FENCE;
         PB_PUT(entry, 0);
         atomic_thread_fence(memory_order_release);
         PB_PUT(entry + 1, done->value);
@@ -616,6 +617,12 @@ enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, 
     move_floor(c);
     tell(c, requeue);
     return PB_OK;
+}
+
+struct pb_fence pb_stored(struct pb_consumer *c, uint64_t number) {
+    pb_word *entry = own(c, PB_AT_DONE + 32 * pb_slot(&c->ch, number));
+    struct pb_fence fence = {.word = PB_PEEK(entry + 2), .value = PB_PEEK(entry + 1)};
+    return fence.word < PB_WORDS && fence.value <= PB_VALUE_MAX ? fence : (struct pb_fence){0};
 }
 
 void pb_leave(struct pb_consumer *c) {

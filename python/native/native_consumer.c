@@ -136,14 +136,10 @@ static PyObject *take(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     return take_next(self, &how);
 }
 
-// Reads the arguments `word`, `value` and `reached` of a Python call from `args`; missing arguments are 0 and false.
-static bool fence_of(Consumer *self, PyObject *const *args, Py_ssize_t given, struct pb_fence *done, bool *reached) {
-    if ((given > 0 && !number_of(self, args[0], PB_WORDS - 1, "a word", &done->word)) ||
-        (given > 1 && !number_of(self, args[1], PB_VALUE_MAX, "the value of a fence", &done->value)))
-        return false;
-    int truth = given > 2 ? PyObject_IsTrue(args[2]) : 0;
-    *reached = truth > 0;
-    return truth >= 0;
+// Reads a word and a value from the arguments `args` of a Python call; missing arguments are 0.
+static bool fence_of(Consumer *self, PyObject *const *args, Py_ssize_t given, struct pb_fence *to) {
+    return (given < 1 || number_of(self, args[0], PB_WORDS - 1, "a word", &to->word)) &&
+           (given < 2 || number_of(self, args[1], PB_VALUE_MAX, "the value of a fence", &to->value));
 }
 
 static PyObject *no_queue(Consumer *self) {
@@ -152,18 +148,26 @@ static PyObject *no_queue(Consumer *self) {
 }
 
 static PyObject *let_go(Consumer *self, PyObject *const *args, Py_ssize_t given, const char *name, bool requeue) {
-    struct pb_fence done = {0};
+    struct pb_fence done = {0}, reached = {0};
     uint64_t number;
-    bool reached, stood;
-    if (!usable(&self->member) || !count_is(given, 1, 4, name) || !number_of(self, args[0], UINT64_MAX, "a frame's number", &number) ||
-        !fence_of(self, args + 1, given - 1, &done, &reached))
+    bool stood;
+    if (!usable(&self->member) || !count_is(given, 1, 5, name) || !number_of(self, args[0], UINT64_MAX, "a frame's number", &number) ||
+        !fence_of(self, args + 1, given - 1, &done) || !fence_of(self, args + 3, given - 3, &reached))
         return NULL;
     if (requeue && !self->core.ch.queue) return no_queue(self);
-    enum pb_result r = pb_release(&self->core, number, requeue, &done, reached, &stood);
+    enum pb_result r = pb_release(&self->core, number, requeue, &done, &reached, &stood);
     return r ? result_of(&self->member, r) : PyBool_FromLong(stood);
 }
 
-// release(number, word=0, value=0, reached=False)
+// stored(number): the word and the value of the fence in the slot of a frame's number
+static PyObject *stored(Consumer *self, PyObject *given) {
+    uint64_t number;
+    if (!usable(&self->member) || !number_of(self, given, UINT64_MAX, "a frame's number", &number)) return NULL;
+    struct pb_fence fence = pb_stored(&self->core, number);
+    return Py_BuildValue("KK", (unsigned long long)fence.word, (unsigned long long)fence.value);
+}
+
+// release(number, word=0, value=0, reached_word=0, reached_value=0)
 static PyObject *release(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     return let_go(self, args, given, "release", false);
 }
@@ -176,12 +180,12 @@ static PyObject *swap(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     if (!usable(&self->member) || !count_is(given, 1, 3, "swap") || !number_of(self, args[0], UINT64_MAX, "a frame's number", &number) ||
         !wait_of(self, args + 1, given - 1, &how) || !my_turn(self))
         return NULL;
-    enum pb_result r = pb_release(&self->core, number, false, &(struct pb_fence){0}, false, &stood);
+    enum pb_result r = pb_release(&self->core, number, false, &(struct pb_fence){0}, &(struct pb_fence){0}, &stood);
     if (r) return result_of(&self->member, r);
     return take_next(self, &how);
 }
 
-// requeue(number, word=0, value=0, reached=False)
+// requeue(number, word=0, value=0, reached_word=0, reached_value=0)
 static PyObject *requeue(Consumer *self, PyObject *const *args, Py_ssize_t given) {
     return let_go(self, args, given, "requeue", true);
 }
@@ -294,6 +298,7 @@ static PyMethodDef methods[] = {
     {"add_track", FAST(add_track), NULL}, {"begin", FAST(begin), NULL},
     {"take", FAST(take), NULL},           {"swap", FAST(swap), NULL},
     {"release", FAST(release), NULL},     {"requeue", FAST(requeue), NULL},
+    {"stored", (PyCFunction)stored, METH_O, NULL},
     {"ack", (PyCFunction)ack, METH_O, NULL}, {"unclaim", (PyCFunction)unclaim, METH_O, NULL},
     {"keep", FAST(keep), NULL},           {"check_turn", (PyCFunction)check_turn, METH_NOARGS, NULL},
     {"forget", FAST(forget), NULL}, {"leave", (PyCFunction)leave, METH_NOARGS, NULL},

@@ -252,8 +252,10 @@ enum pb_result pb_begin(struct pb_consumer *c); // call pb_begin when the servic
 enum pb_result pb_add_track(struct pb_consumer *c, uint32_t seat, uint64_t member, int fd);
 enum pb_result pb_take(struct pb_consumer *c, struct pb_frame *frame);
 enum pb_result pb_settle(struct pb_consumer *c, uint64_t number, bool requeue, bool *stood); // the frame stays in hand
-enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_fence *done, bool reached,
-                          bool *stood);
+// Releases a frame. `done` replaces the fence of another frame in the slot only if that is `reached`, or of the same word and not greater.
+enum pb_result pb_release(struct pb_consumer *c, uint64_t number, bool requeue, const struct pb_fence *done,
+                          const struct pb_fence *reached, bool *stood);
+struct pb_fence pb_stored(struct pb_consumer *c, uint64_t number); // the fence in the slot of a frame's number; value 0: none
 void pb_leave(struct pb_consumer *c);
 bool pb_keep(struct pb_consumer *c, const struct pb_kept *what, void **before); // false: no memory, or PB_MOST_KEPT objects are kept
 struct pb_kept *pb_forget(struct pb_consumer *c, uint64_t block, size_t *count); // block 0: all; the caller frees the result

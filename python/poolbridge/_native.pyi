@@ -41,7 +41,7 @@ class Condition(Enum):
     HANDS_FULL = ...
     """256 frames are in hand. Release some."""
     FENCE_PENDING = ...
-    """The fence of another frame of the slot may not be reached. Wait for it, and call again with `reached`."""
+    """The slot has the fence of another frame, see `Consumer.stored`. If it is reached, call again with this fence."""
 
 @final
 class Frame:
@@ -251,20 +251,27 @@ class Consumer:
         ProtocolError
             The memory of the channel was inconsistent for 100 ms.
         """
-    def release(self, number: int, word: int = 0, value: int = 0, reached: bool = False, /) -> bool | Condition:
+    def release(
+        self, number: int, word: int = 0, value: int = 0, reached_word: int = 0, reached_value: int = 0, /
+    ) -> bool | Condition:
         """Release a frame, in any order of the frames. In a queue this call also acknowledges the frame.
 
         A `value` says that work on the frame continues until `word` of this member's timeline has that value. If this
         fence would overwrite the fence of another frame of its slot, on another word or with a greater value, the
-        result is `FENCE_PENDING`, and the frame stays in hand. `reached` says that this other fence is reached. The
-        result is False if the queue has given the frame to another consumer meanwhile.
+        result is `FENCE_PENDING`, and the frame stays in hand, unless the other fence is the one of `reached_word` and
+        `reached_value`, which the caller knows to be reached. The result is False if the queue has given the frame to
+        another consumer meanwhile.
 
         Raises
         ------
         LeaseReleasedError
             The frame is not in hand.
         """
-    def requeue(self, number: int, word: int = 0, value: int = 0, reached: bool = False, /) -> bool | Condition:
+    def stored(self, number: int, /) -> tuple[int, int]:
+        """Return the word and the value of the fence in the slot of a frame's number; a value of 0: there is none."""
+    def requeue(
+        self, number: int, word: int = 0, value: int = 0, reached_word: int = 0, reached_value: int = 0, /
+    ) -> bool | Condition:
         """Release a frame of a queue and requeue it, so that another consumer takes the frame; see `release`."""
     def ack(self, number: int, /) -> bool:
         """Acknowledge a frame, which stays in hand. In a broadcast the frame then holds no producer back.

@@ -476,7 +476,9 @@ def test_a_fence_that_would_be_lost_is_waited_for(worlds: list[World]) -> None:
             assert consumer.release(65, 5, 41) is True
         elif number == 129:
             assert consumer.release(129, 6, 1) is Condition.FENCE_PENDING
-            assert consumer.release(129, 6, 1, True) is True
+            assert consumer.release(129, 6, 1, 5, 40) is Condition.FENCE_PENDING, "the slot has another by now"
+            assert consumer.stored(129) == (5, 41)
+            assert consumer.release(129, 6, 1, 5, 41) is True
         else:
             consumer.release(number)
     blocks = producer.reclaim()

@@ -141,7 +141,8 @@ static void one_world(uint64_t inputs) {
                 if (!pb_keep(&c, &kept, &before)) fatal("pb_keep");
             }
             break;
-        case 6: pb_release(&c, held, chance(2), &(struct pb_fence){0, chance(PB_WORDS), chance(3)}, chance(2), &stood); break;
+        case 6: pb_release(&c, held, chance(2), &(struct pb_fence){0, chance(PB_WORDS), chance(3)},
+                           &(struct pb_fence){0, chance(PB_WORDS), chance(3)}, &stood); break;
         case 7: pb_settle(&c, held, chance(2), &stood); break;
         case 8: free(pb_forget(&c, chance(8), &count)); break;
         }

@@ -217,7 +217,7 @@ static void consume(struct world *w, uint32_t seat, uint64_t member, uint32_t po
             check_content(&hand);
             bool stood = false, requeue = w->ch.queue && !chance(16) && !over;
             if (!requeue && w->ch.queue) atomic_fetch_add(&board->taken[hand.number % sizeof board->taken], 1);
-            r = pb_release(&c, hand.number, requeue, &(struct pb_fence){0}, false, &stood);
+            r = pb_release(&c, hand.number, requeue, &(struct pb_fence){0}, &(struct pb_fence){0}, &stood);
             CHECK(!r && stood, "release of %llu: %d", (unsigned long long)hand.number, r);
         }
         if (over) break;

@@ -18,7 +18,6 @@ from poolbridge._session.membership import Membership, join
 from poolbridge._sys import process as _process
 from poolbridge._sys.deferred import Flag
 from poolbridge._sys.native import NATIVE
-from poolbridge._wire.limits import MIN_SLOTS
 from poolbridge._wire.messages import ChannelIdentity, Doubt, Fence, Grant, Join, Map, MapReply, Tensor
 from poolbridge.errors import (
     ClientClosedError,
@@ -156,46 +155,31 @@ class Credit:
 
 
 class Hand:
-    """The frames that a consumer has in hand in shared memory, and the last fences of those that it has released."""
+    """The frames that a consumer has in hand in shared memory."""
 
-    def __init__(self, session: Session, native: _native.Consumer, capacity: int) -> None:
+    def __init__(self, session: Session, native: _native.Consumer) -> None:
         self._session = session
         self._native = native
-        self._slots = max(1 << (2 * capacity - 1).bit_length(), MIN_SLOTS)
-        # The fences, each a word and a value, of which the slot of a frame's number has one; by slot.
-        self._fences: dict[int, tuple[tuple[int, int], ...]] = {}
         self.closes = False  # whether the native consumer is closed when no frame is in hand any more
 
     def let_go(self, number: int, fences: tuple[Fence, ...] = (), *, back: bool) -> None:
-        """Release a frame without waiting, or requeue it if `back`. `fences` has one unreached fence or none.
-
-        The caller holds the session's lock.
-        """
+        """Release a frame without waiting, or requeue it if `back`. `fences` has one unreached fence or none."""
         word, value = (fences[0].word, fences[0].value) if fences else (0, 0)
         own = self._session.timelines.own
         if not self._end(number, word, value, own, back=back) and own is not None:
             self._session.later(partial(self._end_after, own, number, word, value, back=back))
 
     def _end(self, number: int, word: int, value: int, own: Timeline | None, *, back: bool) -> bool:
-        """Release a frame. Return False if the frame's slot has the fence of another frame, which is not reached yet.
-
-        The caller holds the session's lock.
-        """
-        slot, mine = number & (self._slots - 1), (word, value)
-        before = self._fences.get(slot, ())
-        if value:
-            # Until it is known which one the slot has, both count: a handler of a signal may raise.
-            self._fences[slot] = (*before, mine)
+        """Release a frame. Return False if its slot has the fence of another frame, which is not reached yet."""
         try:
             end = self._native.requeue if back else self._native.release
             result = end(number, word, value)
-            pending = result is NATIVE.Condition.FENCE_PENDING
-            if pending and own is not None and all(own.page.reached(*one) for one in before):
-                result = end(number, word, value, True)
+            if result is NATIVE.Condition.FENCE_PENDING and own is not None:
+                stored = self._native.stored(number)
+                if own.page.reached(*stored):
+                    result = end(number, word, value, *stored)
         except (ClosedError, LeaseReleasedError, ForkError):
             return True
-        if value:
-            self._fences[slot] = before if result is NATIVE.Condition.FENCE_PENDING else (mine,)
         if result is NATIVE.Condition.FENCE_PENDING:
             return False
         if self.closes and not self._native.in_hand:
@@ -210,8 +194,7 @@ class Hand:
         """
         while not own.page.wait(word, value, 1.0):
             pass
-        with self._session.lock:
-            self._end(number, 0, 0, own, back=back)
+        self._end(number, 0, 0, own, back=back)
 
 
 class Consumer(Membership):
@@ -290,7 +273,7 @@ class Consumer(Membership):
         self.receiving = False
         self._undecided: list[tuple[Grant, tuple[Fence, ...]]] = []
         self._looking = threading.Lock()
-        self._hand = Hand(session, native, channel.capacity)
+        self._hand = Hand(session, native)
         self._lone_uses = session.lone_uses.setdefault(channel.pool, {})
         self._frames: dict[int, _native.Frame] = {}  # the frames that have a grant, by its id
         self.granted: Grant | None = None  # the grant that was made last

@@ -199,7 +199,7 @@ def test_frames_of_ever_other_streams_are_all_waited_for(client, other, gate):
     until(lambda: other._session.core.members[0].native.in_hand == [])
 
 
-def test_a_frame_that_is_released_late_does_not_replace_the_fence_of_a_later_frame(client, other, gate):
+def test_a_frame_that_is_released_late_does_not_replace_the_fence_of_a_later_frame(client, other, gate, monkeypatch):
     pool = client.create_pool("small", kind="device", max_bytes=6 * N)
     channel = client.create_channel("c", pool=pool, mode="queue", capacity=4)
     frames = other.subscribe("c", ack="manual", credit=200)
@@ -219,6 +219,14 @@ def test_a_frame_that_is_released_late_does_not_replace_the_fence_of_a_later_fra
             frame.release()
         del frame
     late, last = MIN_SLOTS + 1, 2 * MIN_SLOTS + 1
+    waits, page = [], other._session.timelines.own.page
+    wait = page.wait
+
+    def waiting(*fence):
+        waits.append(fence)
+        return wait(*fence)
+
+    monkeypatch.setattr(page, "wait", waiting)
     with contextlib.closing(Gate()) as other_gate, contextlib.closing(Gate()) as last_gate:
         gates = ((1, reader, gate), (late, second, other_gate), (last, reader, last_gate))
         seen = {}
@@ -227,6 +235,8 @@ def test_a_frame_that_is_released_late_does_not_replace_the_fence_of_a_later_fra
             at = use(kept[number], stream)
             seen[number] = read(at, N, stream)
             kept.pop(number).release()
+            if number == late:
+                until(lambda: waits)  # the late frame waits before the last one is released
         native = other._session.core.members[0].native
         assert native.in_hand == [late], "it would replace the fence of the first frame"
         gate.open()

@@ -232,9 +232,9 @@ def test_the_fence_of_earlier_frames_does_not_wait_for_content_of_the_next(clien
         next(arrays)
         assert len(native.in_hand) == 1, "the two before it have their fence"
         assert not idle(consumer), "which the stream writes before it waits for the third frame"
-        page = other._session.timelines.own.page
-        assert any(page.reached(*fence) for (fence,) in arrays._consumer._hand._fences.values())
-        until(lambda: all(page.reached(*fence) for (fence,) in arrays._consumer._hand._fences.values()))
+        own = other._session.timelines.own
+        assert own.words
+        until(lambda: all(own.reached(word.index, word.value) for word in own.words.values()))
         gate.open()
         arrays.release()
         finish(consumer)
