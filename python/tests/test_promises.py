@@ -73,6 +73,10 @@ def test_promised_content_is_copied_only_when_it_is_complete(client, way):
     array[:] = 7
     promise.complete()
     assert np.asarray(ways[way]() or to).tolist() == [7] * 4
+    failing, _, failed = promised(client)
+    failed.fail("the camera is gone")
+    with pytest.raises(poolbridge.ContentFailedError, match="the camera is gone"):
+        to.copy_from(failing)
 
 
 def test_a_promise_completed_before_publishing_is_nothing_to_wait_for(client, other):

@@ -427,14 +427,10 @@ class ArrayExports(NoBuffer):
 
     def __getitem__(self, index: Any) -> Any:
         """Return elements without a copy; only for memory of the CPU. A returned array keeps the lease alive."""
-        array = self.__array__()
-        _fences.before_copy(self._lease_state)
-        return array[index]
+        return self.__array__()[index]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        array = self.__array__()
-        _fences.before_copy(self._lease_state)
-        array[index] = value
+        self.__array__()[index] = value
 
     # Without these, a library that does not know leases would iterate over a lease and copy each element.
     __iter__: ClassVar[None] = None

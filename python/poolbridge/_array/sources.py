@@ -157,6 +157,8 @@ def check_meaning(array: Any, inside: tuple[int, ...] = ()) -> None:
         Elements are masked, or PyTorch negates or conjugates the elements when it reads them. Or this process has
         promised the elements of a lease and not completed them. Or a list contains itself, or is in more lists than an
         array can have dimensions.
+    ContentFailedError
+        This process has promised the elements of a lease, and the promise has failed.
     """
     if isinstance(array, (list, tuple)):
         if id(array) in inside or len(inside) == _DIMENSIONS:
@@ -167,11 +169,7 @@ def check_meaning(array: Any, inside: tuple[int, ...] = ()) -> None:
         for part in array:
             check_meaning(part, (*inside, id(array)))
     elif isinstance(array, ArrayExports):
-        if _fences.promised(state := state_of(array)):
-            raise InvalidArgumentError(
-                f"the content of buffer {state.grant.buffer} is promised and not complete, so it cannot be copied: "
-                "publish the lease in place, in its own pool and alone, or complete the promise first"
-            )
+        _fences.check_promise(state_of(array))
     elif isinstance(array, np.ndarray):
         if type(array) is not np.ndarray and np.ma.is_masked(array):
             raise InvalidArgumentError(f"the array has masked elements, whose mask would be lost: {_UNMASK}")

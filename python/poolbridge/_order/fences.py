@@ -34,6 +34,7 @@ from poolbridge._wire.limits import MAX_DONE
 from poolbridge._wire.messages import Fence
 from poolbridge.errors import (
     ContentFailedError,
+    DeviceMemoryError,
     DriverError,
     InvalidArgumentError,
     PoolLimitError,
@@ -99,6 +100,9 @@ class Held(Protocol):
     def single(self) -> bool:
         """Whether the lease's release can send only one fence, which must cover all work. True for leases of frames."""
 
+
+_REFUSED: Final = (DriverError, DeviceMemoryError)
+"""What a call of the driver raises if the driver refuses it."""
 
 # A thread holds this lock while it changes the `fences` or the `streams` of a lease, and meanwhile calls nothing. The
 # collector of garbage can run in this thread at any moment, and release other leases.
@@ -203,7 +207,7 @@ def after_others(state: Held, stream: Any) -> Callable[[], object] | None:
         return partial(_fall_back, state)
     try:
         _join(state, own, others, key)
-    except (DriverError, PoolLimitError):
+    except (*_REFUSED, PoolLimitError):
         return partial(_fall_back, state)
     return None
 
@@ -244,12 +248,28 @@ def name_event(state: Held, event: Event) -> None:
     state.named = True
 
 
-def promised(state: Held) -> bool:
-    """Whether this process has promised the content, which it may still write, and has not completed it yet."""
-    if state.promise is None or not state.write:
-        return False
-    page = state.session.timelines.page(state.promise.timeline)
-    return page is not None and not page.reached(state.promise.word, state.promise.value)
+def check_promise(state: Held) -> None:
+    """Raise if this process has promised the content, which it may still write, and has not completed it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The promise is open.
+    ContentFailedError
+        The promise has failed.
+    """
+    promise = state.promise if state.write else None
+    page = state.session.timelines.page(promise.timeline) if promise is not None else None
+    if promise is None or page is None:
+        return
+    title = f"the content of buffer {state.grant.buffer}"
+    if page.died(promise.word, promise.value):
+        raise ContentFailedError(f"{title} is incomplete; its promise failed: {page.reason(promise.word)}")
+    if not page.reached(promise.word, promise.value):
+        raise InvalidArgumentError(
+            f"{title} is promised and not complete, so it cannot be copied: publish the lease in place, in its own "
+            "pool and alone, or complete the promise first"
+        )
 
 
 def ready_event(state: Held) -> Event | None:
@@ -502,7 +522,7 @@ class Follower(_NativeFollower):
             return fence
         try:
             return self.own.write(self.key)
-        except (DriverError, PoolLimitError):
+        except (*_REFUSED, PoolLimitError):
             return None
 
     def done(self, end_lease: EndLease) -> None:
@@ -566,7 +586,7 @@ def done(state: Held, end_lease: EndLease) -> None:
             for key in streams:
                 _cuda_stream.refuse_capture(key.ordinal, key.handle)
             fences = _single(state, own) if state.single else _written(own, streams)
-        except DriverError:
+        except _REFUSED:
             fences = ()
         if fences:
             end_lease(fences)
@@ -588,7 +608,7 @@ def _after(synchronize: Callable[[], None], end_lease: EndLease) -> None:
     """Wait until the device has done its work, and call `end_lease` without fences. Raises the errors of `done`."""
     try:
         synchronize()
-    except DriverError:
+    except _REFUSED:
         end_lease(())
         raise
     end_lease(())
@@ -598,7 +618,7 @@ def _written(own: Timeline, streams: Iterable[StreamKey], *, wait: bool = True) 
     """Make each stream write a fence and return the fences; return an empty tuple if a stream cannot write."""
     try:
         fences = [own.write(key, wait=wait) for key in streams]
-    except (DriverError, PoolLimitError):
+    except (*_REFUSED, PoolLimitError):
         return ()
     written = tuple([fence for fence in fences if fence is not None])
     return written if len(written) == len(fences) else ()
@@ -608,7 +628,7 @@ def _single(state: Held, own: Timeline) -> tuple[Fence, ...]:
     """Return one fence that covers the work of all the lease's streams; return an empty tuple if this fails."""
     try:
         fence = _joined(state, own, _streams(state))
-    except (DriverError, PoolLimitError):
+    except (*_REFUSED, PoolLimitError):
         return ()
     return () if fence is None else (fence,)
 
@@ -656,10 +676,11 @@ def ready(state: Held) -> Fence | None:
     streams = _streams(state)
     try:
         fence = _joined(state, own, streams)
-    except (DriverError, PoolLimitError):
+    except (*_REFUSED, PoolLimitError):
+        fence = None
+    if fence is None:
         _fall_back(state)
-        return None
-    if fence is not None:
+    else:
         add_fence(state, fence, by=streams[-1])
     return fence
 
@@ -681,10 +702,11 @@ def _join(state: Held, own: Timeline, others: Sequence[StreamKey], last: StreamK
     """Make a stream wait for the present work of other streams."""
     for key in others:
         fence = own.write(key)
-        if fence is not None:
-            state.session.timelines.waits(own, last, [own.id])
-            address = own.page.on_device(key.ordinal) + 8 * fence.word
-            _cuda_stream.wait(last.ordinal, last.handle, address, fence.value)
+        if fence is None:
+            raise PoolLimitError("no fence can be made now: a handler of a signal runs while this thread makes one")
+        state.session.timelines.waits(own, last, [own.id])
+        address = own.page.on_device(key.ordinal) + 8 * fence.word
+        _cuda_stream.wait(last.ordinal, last.handle, address, fence.value)
 
 
 def _own(state: Held) -> Timeline | None:

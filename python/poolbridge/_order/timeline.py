@@ -13,6 +13,7 @@ from poolbridge._sys.process import this_thread
 from poolbridge._wire.limits import TIMELINE_WORDS
 from poolbridge._wire.messages import Fence
 from poolbridge.errors import (
+    DeviceMemoryError,
     DriverError,
     PoolLimitError,
     StreamCaptureError,
@@ -145,7 +146,7 @@ class Timeline:
             word.value += 1
             try:
                 self._write(key, word, word.value)
-            except (DriverError, StreamCaptureError):
+            except (DriverError, DeviceMemoryError, StreamCaptureError):
                 word.value -= 1
                 raise
             return Fence(self.id, word.index, word.value)
@@ -226,7 +227,7 @@ class Timeline:
         """Make a stream write the last value of its word, or let the CPU write the value if the driver refuses."""
         try:
             self._write(key, word, word.value)
-        except DriverError:
+        except (DriverError, DeviceMemoryError):
             captured = False
             try:
                 finish()

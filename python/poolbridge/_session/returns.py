@@ -343,8 +343,9 @@ class Returns:
             return
         arena, keeper, loan = loan[0], loan[2], None  # `loan` has the array, which only the program may keep now
         following = chunks.following
+        keeper.fences = tuple([Fence(*fence) for fence in chunks.fences])
         if following is not None and keeper.streams is None:
-            keeper.streams, keeper.named = {following.key: True}, True
+            keeper.streams, keeper.named = {following.key: keeper.fences}, True
         chunks.fit(None, keeper)  # only arrays that the program uses are left
         if (
             arena.left_to_arrays
@@ -352,7 +353,6 @@ class Returns:
             or not (keeper.tokens or keeper.unaccounted or keeper.unordered or keeper.streams is not None)
         ):
             return
-        keeper.fences = tuple([Fence(*fence) for fence in chunks.fences])
         self._left_to_arrays[arena.grant.id] = arena
         self._session.leave_to_arrays(keeper)
         arena.left_to_arrays = True
