@@ -487,6 +487,44 @@ def test_an_interrupted_release_keeps_the_memory_for_streams_that_nobody_named(c
     assert (seen == 1).all()
 
 
+@ONE_BLOCK
+def test_a_release_ends_the_lease_even_if_the_gpu_has_no_memory_for_the_wait(client, monkeypatch):
+    lease = client.allocate(N, "uint8")
+    use(lease, -1)
+
+    def refuse(*_arguments):
+        raise poolbridge.DeviceMemoryError("cuCtxSynchronize: out of memory")
+
+    monkeypatch.setattr(_cuda, "synchronize", refuse)
+    with pytest.raises(poolbridge.DeviceMemoryError):
+        lease.release()
+    monkeypatch.undo()
+    client.allocate(N, "uint8", timeout=60).release()
+
+
+def test_a_handler_that_publishes_while_its_thread_makes_a_fence_waits_for_the_content(
+    client, other, gate, monkeypatch
+):
+    streams = new_stream(), new_stream(), new_stream()
+    first, second = client.allocate(N, "uint8"), client.allocate(N, "uint8")
+    use(first, streams[0])
+    at = use(second, streams[1])
+    gate.hold(streams[1])
+    fill(at, N, 7, streams[1])
+    write = _cuda_stream.write
+
+    def interrupted(*arguments):
+        monkeypatch.undo()
+        second.publish("second")
+        write(*arguments)
+
+    monkeypatch.setattr(_cuda_stream, "write", interrupted)
+    waits_until(gate.open, lambda: first.publish("first"))
+    seen = read(use(other.get("second"), streams[2]), N, streams[2])
+    finish(streams[2])
+    assert (seen == 7).all()
+
+
 def test_an_interrupted_publication_completes_no_later_one(client, other, gate):
     writer, reader = new_stream(), new_stream()
 
