@@ -152,7 +152,7 @@ static PyObject *let_go(Consumer *self, PyObject *const *args, Py_ssize_t given,
     uint64_t number;
     bool stood;
     if (!usable(&self->member) || !count_is(given, 1, 5, name) || !number_of(self, args[0], UINT64_MAX, "a frame's number", &number) ||
-        !fence_of(self, args + 1, given - 1, &done) || !fence_of(self, args + 3, given - 3, &reached))
+        !fence_of(self, args + 1, given - 1, &done) || (given > 3 && !fence_of(self, args + 3, given - 3, &reached)))
         return NULL;
     if (requeue && !self->core.ch.queue) return no_queue(self);
     enum pb_result r = pb_release(&self->core, number, requeue, &done, &reached, &stood);

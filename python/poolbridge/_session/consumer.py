@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from _thread import start_new_thread
 from collections import deque
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -166,8 +167,13 @@ class Hand:
         """Release a frame without waiting, or requeue it if `back`. `fences` has one unreached fence or none."""
         word, value = (fences[0].word, fences[0].value) if fences else (0, 0)
         own = self._session.timelines.own
-        if not self._end(number, word, value, own, back=back) and own is not None:
-            self._session.later(partial(self._end_after, own, number, word, value, back=back))
+        if self._end(number, word, value, own, back=back) or own is None:
+            return
+        after = partial(self._end_after, own, number, word, value, back=back)
+        try:
+            start_new_thread(after, ())  # `later` would hold up other work until the stream has done its work
+        except RuntimeError:  # this process may start no more threads
+            self._session.later(after)
 
     def _end(self, number: int, word: int, value: int, own: Timeline | None, *, back: bool) -> bool:
         """Release a frame. Return False if its slot has the fence of another frame, which is not reached yet."""
@@ -192,7 +198,7 @@ class Hand:
         The slot has the fence of another frame, which must stay. To wait for that fence instead would not be enough:
         meanwhile the slot may get the fence of a third frame.
         """
-        while not own.page.wait(word, value, 1.0):
+        while self._session.ended is None and not own.page.wait(word, value, 1.0):
             pass
         self._end(number, 0, 0, own, back=back)
 

@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -237,6 +238,9 @@ def test_a_frame_that_is_released_late_does_not_replace_the_fence_of_a_later_fra
             kept.pop(number).release()
             if number == late:
                 until(lambda: waits)  # the late frame waits before the last one is released
+                ran = threading.Event()
+                other._session.later(ran.set)
+                assert ran.wait(60), "it holds up no other work of the session"
         native = other._session.core.members[0].native
         assert native.in_hand == [late], "it would replace the fence of the first frame"
         gate.open()
