@@ -211,6 +211,7 @@ def _limits(kinds: list[str], seconds: float) -> Iterator[tuple[str, str, str, f
         "stream/python-spinning/1 consumer": a_word(),
     }
     times["stream/go-spinning python/1 consumer"] = times["stream/python-spinning/1 consumer"]
+    python = percentile(sorted(times["allocate/python"]), 0.5) / 1e3
     go = in_go("bridge/seqpacket", "APacketAndItsAnswer", "ns/op")
     rings = {n: in_go("internal/shmchannel", f"Processes/broadcast/{n}_consumers/asleep", "frames/s") for n in (1, 8)}
     fence = in_go("cuda", "WriteValue64", "ns/op")
@@ -220,12 +221,7 @@ def _limits(kinds: list[str], seconds: float) -> Iterator[tuple[str, str, str, f
             yield workload, kind, what, percentile(sorted(times[workload]), part) / 1e3
         if go is not None:
             yield "allocate/go", kind, TIMES, go / 1e3
-            yield (
-                "transfer/by name",
-                kind,
-                TIMES,
-                2 * go / 1e3 + percentile(sorted(times["allocate/python"]), 0.5) / 1e3,
-            )
+            yield "transfer/by name", kind, TIMES, 2 * go / 1e3 + python
         for (count, ring), way in product(rings.items(), ("go-go", "go-python", "python-python")):
             rate = ring if kind == "host" else fence and 1e9 / fence
             if rate is not None:

@@ -187,7 +187,7 @@ func TestAStoppedConsumerInBlockModeIsNamed(t *testing.T) {
 	require.Equal(t, "got 1 1 0", stopped.says())
 	stopped.stop()
 	l := allocate(t, p, 100)
-	eventually(t, func() bool { // the service tells the producer later who takes part
+	eventually(t, func() bool { // the service tells the producer of a consumer after the consumer has joined
 		_, err := ch.TryPublish(ctx, l, mempool.FrameOptions{})
 		require.ErrorIs(t, err, ErrLimit)
 		return strings.Contains(err.Error(), fmt.Sprintf("(pid %d)", stopped.cmd.Process.Pid))

@@ -67,19 +67,9 @@ def idle(stream: int) -> bool:
     return bool(result == driver.CUresult.CUDA_SUCCESS)
 
 
-def stays_busy(stream: int) -> bool:
-    """Return whether the stream is busy for as long as work takes that does not wait."""
-    deadline = time.monotonic() + 0.02
-    while not idle(stream):
-        if time.monotonic() > deadline:
-            return True
-        time.sleep(0.001)
-    return False
-
-
-def gets_idle(stream: int) -> bool:
-    """Return True as soon as the stream is idle, and False if it is still busy after a minute."""
-    deadline = time.monotonic() + 60
+def gets_idle(stream: int, seconds: float = 60.0) -> bool:
+    """Return True as soon as the stream is idle, and False if it is still busy after `seconds`."""
+    deadline = time.monotonic() + seconds
     while not idle(stream):
         if time.monotonic() > deadline:
             return False

@@ -177,6 +177,15 @@ def read_last_frame(client, reader, gate, pool):
     return reader._session.core.blocks, array, seen, stream
 
 
+def assert_mapped_until_read(gate, blocks, seen, stream):
+    assert not idle(stream)
+    assert blocks
+    gate.open()
+    finish(stream)
+    assert (seen == 99).all()
+    until(lambda: not blocks)
+
+
 @CHANNELS
 @pytest.mark.parametrize("kind", ["device", "vmm", "legacy", "pinned"])
 def test_a_closed_client_does_not_unmap_frames_that_a_stream_still_reads(device_service, client, gate, kind):
@@ -185,12 +194,7 @@ def test_a_closed_client_does_not_unmap_frames_that_a_stream_still_reads(device_
     blocks, array, seen, stream = read_last_frame(client, reader, gate, pool)
     del array
     reader.close()
-    assert not idle(stream)
-    assert blocks
-    gate.open()
-    finish(stream)
-    assert (seen == 99).all()
-    until(lambda: not blocks)
+    assert_mapped_until_read(gate, blocks, seen, stream)
 
 
 @CHANNELS
@@ -211,12 +215,7 @@ def test_a_client_whose_service_died_does_not_unmap_frames_that_a_stream_still_r
         del array
     with reader._session.lock:
         pass  # all deferred work is done
-    assert not idle(stream)
-    assert blocks
-    gate.open()
-    finish(stream)
-    assert (seen == 99).all()
-    until(lambda: not blocks)
+    assert_mapped_until_read(gate, blocks, seen, stream)
 
 
 @CHANNELS
