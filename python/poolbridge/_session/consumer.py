@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from _thread import start_new_thread
 from collections import deque
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -169,11 +168,7 @@ class Hand:
         own = self._session.timelines.own
         if self._end(number, word, value, own, back=back) or own is None:
             return
-        after = partial(self._end_after, own, number, word, value, back=back)
-        try:
-            start_new_thread(after, ())  # `later` would hold up other work until the stream has done its work
-        except RuntimeError:  # this process may start no more threads
-            self._session.later(after)
+        self._session.later(partial(self._end_after, own, number, word, value, back=back))
 
     def _end(self, number: int, word: int, value: int, own: Timeline | None, *, back: bool) -> bool:
         """Release a frame. Return False if its slot has the fence of another frame, which is not reached yet."""
@@ -284,7 +279,7 @@ class Consumer(Membership):
         self._frames: dict[int, _native.Frame] = {}  # the frames that have a grant, by its id
         self.granted: Grant | None = None  # the grant that was made last
         self._counted: set[int] = set()  # ids of the grants that are counted as leases of their blocks
-        self.requeued: set[int] = set()  # numbers of frames that were requeued but not released yet
+        self.requeued: set[int] = set()  # numbers of frames in hand that were requeued; numbers of others may follow
 
     def _add(self, seat: int, member: int, fd: int) -> None:
         self.native.add_track(seat, member, fd)
@@ -583,8 +578,8 @@ class Consumer(Membership):
                     # The program requeued this frame, then took it a second time, and has not settled it since.
                     self._settle(number, back=back)
                 self._hand.let_go(number, fences, back=back and self.queue)
-                if number in self.requeued and sum(other.number == number for other in self._frames.values()) < 2:
-                    self.requeued.discard(number)
+                if self.requeued:
+                    self.requeued.intersection_update(self.native.in_hand)
             del self._frames[grant.id]
             if grant.wait:
                 self.session.timelines.unpin(grant.wait)

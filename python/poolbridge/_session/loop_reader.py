@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from poolbridge._session.background import Background
 from poolbridge._session.socket_reader import SocketReader
 from poolbridge._sys.deferred import OwnedLock
 from poolbridge._wire.messages import (
@@ -64,6 +64,7 @@ class LoopReader:
         self._fd = session.transport.fileno()
         self._writing = False
         self._closed = False
+        self._background = Background()
         self._handing = OwnedLock()
         loop.add_reader(self._fd, self._readable)
         session.carried_by(self)
@@ -177,19 +178,20 @@ class LoopReader:
 
     def background(self, work: Callable[[], None]) -> None:
         """See `Driver`."""
-        if not self._soon(partial(self._in_executor, work)):
-            # Do not run `work` in this thread: a finaliser may have called `background` in a thread that holds the lock
-            # for which `work` waits.
-            threading.Thread(target=self._in_thread, args=(work,), name="poolbridge-background", daemon=True).start()
+        if not self._background.add(partial(self._without_loop, work) if self.loop.is_closed() else work):
+            self._soon(self._help)
 
-    def _in_executor(self, work: Callable[[], None]) -> None:
-        self.loop.run_in_executor(None, _quietly, work)
+    def _help(self) -> None:
+        """Do work in the executor, which may have threads already: this process may start no more threads."""
+        self.loop.run_in_executor(None, self._background.run)
 
-    def _in_thread(self, work: Callable[[], None]) -> None:
+    def _without_loop(self, work: Callable[[], None]) -> None:
         self.hand_over()
-        _quietly(work)
-        if self._session.ended is not None:
-            self.stop()
+        try:
+            work()
+        finally:
+            if self._session.ended is not None:
+                self.stop()
 
     def _soon(self, callback: Callable[[], None]) -> bool:
         """Schedule a callback on the loop, from any thread. Return False if the loop is closed."""
@@ -233,10 +235,3 @@ class LoopReader:
         if os.getpid() == self._session.pid and not self.loop.is_closed():
             self.loop.remove_reader(self._fd)
             self.loop.remove_writer(self._fd)
-
-
-def _quietly(work: Callable[[], None]) -> None:
-    try:
-        work()
-    except PoolbridgeError:
-        pass  # the lease has ended with the connection

@@ -12,12 +12,12 @@ import os
 import select
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 from weakref import ref
 
+from poolbridge._session.background import Background
 from poolbridge._sys.deferred import DeferringLock, Flag, OwnedLock
 from poolbridge._wire.messages import Reply, Request
 from poolbridge.errors import (
@@ -83,9 +83,10 @@ class SocketReader:
         self._read = False  # whether a thread reads
         self._bell = _Bell()
         self._back = Flag()  # set when there is a new connection, or none
-        self._work: deque[Callable[[], None]] = deque()
+        self._background = Background()
         self._stopped = False
         self._finished = False
+        self._helping = False  # whether the watcher does work of `_background`, for which no thread can be started
         self._want_write = False
         self._arming = DeferringLock()
         # The flags of threads that wait for another thread to read. A flag that is dropped removes itself.
@@ -306,16 +307,17 @@ class SocketReader:
 
     def background(self, work: Callable[[], None]) -> None:
         """See `Driver`."""
-        self._work.append(work)
-        self._bell.ring()
-        if self._finished:
-            self._do_work()
+        if not self._background.add(work):
+            self._helping = True
+            self._bell.ring()
+            if self._finished:
+                self._background.run()
 
     def _watch(self) -> None:
         while not self._stopped and self._session.ended is None:
             self._epoll.poll()
             self._bell.silence()
-            self._do_work()
+            self._help()
             if self._want_write:
                 self._want_write = False  # if the socket is still full, the session calls `want_write` again
                 self._session.flush()
@@ -332,7 +334,7 @@ class SocketReader:
                     self._reading.release()
                 self._pass_on()
         self._finished = True
-        self._do_work()
+        self._help()
         with self._reading:
             self._epoll.close()
             self._bell.close()
@@ -346,12 +348,10 @@ class SocketReader:
         except PoolbridgeError:
             pass  # the session has ended: every call has failed with this error, and the next call fails, too
 
-    def _do_work(self) -> None:
-        while self._work:
-            try:
-                self._work.popleft()()
-            except PoolbridgeError:
-                pass  # the lease has ended with the connection
+    def _help(self) -> None:
+        if self._helping:
+            self._helping = False
+            self._background.run()
 
     def stop(self) -> None:
         """End the watcher and wait until it has ended."""

@@ -297,3 +297,27 @@ def test_a_lease_of_another_pool_is_copied_and_can_be_released(client):
     channel.publish(lease)
     lease.release()
     assert client.subscribe(channel).receive(60).to_numpy().tolist() == [1, 2, 3]
+
+
+def test_a_frame_that_was_requeued_twice_and_then_released_does_not_come_again(client, other, gate):
+    channel = client.create_channel("c", mode="queue", capacity=4)
+    frames = other.subscribe("c", ack="manual", credit=3)
+    channel.publish(client.allocate(N, "uint8"))
+    streams = new_stream(), new_stream()
+    with contextlib.closing(Gate()) as other_gate, contextlib.ExitStack() as at_last:
+        at_last.callback(gate.open)
+        first = frames.receive(60)
+        gate.hold(streams[0])
+        use(first, streams[0])
+        first.requeue()
+        second = frames.receive(60)
+        other_gate.hold(streams[1])
+        use(second, streams[1])
+        first.release()  # leaves its fence in the slot, so that the second one waits for its own
+        del second  # goes back, because the program has not settled it
+        frames.receive(60).release()
+        native = other._session.core.members[0].native
+        assert len(native.in_hand) == 1, "the second one waits"
+    until(lambda: native.in_hand == [])
+    with pytest.raises(poolbridge.WaitTimeoutError):
+        frames.receive(0.1)

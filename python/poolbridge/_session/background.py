@@ -1,0 +1,63 @@
+"""Does a session's work that may wait for devices, in threads of its own."""
+
+from __future__ import annotations
+
+from _thread import start_new_thread
+from collections import deque
+from collections.abc import Callable
+
+from poolbridge._sys.log import LOG
+from poolbridge.errors import PoolbridgeError
+
+# How many threads of one session may wait for devices at once.
+_MOST_THREADS = 16
+
+
+class Background:
+    """Work that threads do. The threads start when there is work, and end when there is none. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._work: deque[Callable[[], None]] = deque()
+        # A thread that does work takes a turn, and gives it back when no work is left.
+        self._turns = deque(range(_MOST_THREADS))
+
+    def add(self, work: Callable[[], None]) -> bool:
+        """Let a thread do `work`. Never waits: finalisers call this method.
+
+        Returns
+        -------
+        bool
+            False if this process may start no more threads. Then the caller makes sure that a thread calls `run`.
+        """
+        self._work.append(work)
+        if len(self._work) <= len(self._turns):  # otherwise enough threads do work, or begin to
+            try:
+                start_new_thread(self.run, ())
+            except RuntimeError:
+                return False
+        return True
+
+    def run(self) -> None:
+        """Do the work that is left, unless `_MOST_THREADS` threads do work already."""
+        while self._work:
+            try:
+                turn = self._turns.pop()
+            except IndexError:
+                return
+            try:
+                self._run_in_turn()
+            finally:
+                self._turns.append(turn)
+
+    def _run_in_turn(self) -> None:
+        while self._work:
+            try:
+                work = self._work.popleft()
+            except IndexError:  # another thread has taken it
+                return
+            try:
+                work()
+            except PoolbridgeError:
+                pass  # the lease has ended with the connection
+            except Exception:  # noqa: BLE001 - the thread goes on with other work
+                LOG.exception("work of a session failed in the background")
