@@ -24,7 +24,8 @@ type connectTask struct {
 }
 
 // startUp measures workload (f): the time from `connect` to the first array. It measures the first connection of a new
-// process, which has used neither poolbridge nor the GPU before, and later connections of a process that has used both.
+// process, which has imported its array library but has used neither poolbridge nor the GPU before, and later connections
+// of a process that has used both.
 func startUp(ctx context.Context, s *scene) error {
 	return s.withPool(ctx, s.poolSpec(startUpBytes), func(src *source) error { return s.startUpAt(ctx, src) })
 }
