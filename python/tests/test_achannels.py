@@ -169,6 +169,29 @@ def test_calls_that_need_a_thread_where_none_can_start_have_a_typed_error_and_no
     run(service, body)
 
 
+def test_a_frame_that_comes_again_to_a_subscription_that_closes_goes_to_another(service):
+    async def body(client, other):
+        channel = await client.create_channel("work", mode="queue", capacity=4)
+        frames = other.subscribe("work", ack="manual", credit=3)
+        await channel.publish(np.arange(3))
+        first = await frames.receive(60)
+        waiting = asyncio.ensure_future(frames.receive(60))
+        while not frames._consumer._looking.locked():
+            await asyncio.sleep(0.001)
+        waiting.cancel()
+        await first.requeue()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        while frames._consumer.native.offered is None:  # the cancelled call leaves the frame to the next one
+            await asyncio.sleep(0.001)
+        await frames.close()
+        await first.release()
+        async with await client.subscribe("work").receive(60) as frame:
+            assert frame.seq == 1
+
+    run(service, body)
+
+
 def test_requeueing_time_limits_and_closing(service):
     async def body(client, other):
         channel = await client.create_channel("work", mode="queue", capacity=4)

@@ -396,9 +396,11 @@ def test_texts_and_numbers_of_numpy_are_texts_and_numbers(client):
 
 
 def test_a_time_limit_that_no_call_of_the_system_takes_is_waited_for(client, service):
-    threading.Timer(0.05, lambda: client.put(np.arange(3), "late").release()).start()
+    late = threading.Timer(0.05, lambda: client.put(np.arange(3), "late").release())
+    late.start()
     with poolbridge.connect(service.path, timeout=math.inf) as other:
         assert other.get("late", timeout=1e8).shape == (3,)
+    late.join()
 
 
 def test_dtypes_of_pytorch_are_dtypes(client):

@@ -84,17 +84,26 @@ def test_work_that_fails_leaves_the_other_work_to_be_done(
     assert "ZeroDivisionError" in caplog.text
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_work_is_done_where_no_thread_can_start(
-    service: Service, monkeypatch: pytest.MonkeyPatch, closed: bool
+def test_work_is_done_where_no_thread_can_start(client: poolbridge.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = threading.Event()
+    monkeypatch.setattr(background, "start_new_thread", refuse)
+    client._session.later(ran.set)
+    assert ran.wait(60)
+
+
+def test_a_thread_of_the_program_does_no_work_of_a_session_that_ended(
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with poolbridge.connect(service.path, timeout=60) as client:
-        ran = threading.Event()
-        monkeypatch.setattr(background, "start_new_thread", refuse)
-        if closed:
-            client.close()
-        client._session.later(ran.set)
-        assert ran.wait(60)
+        pass
+    first, second = threading.Event(), threading.Event()
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(background, "start_new_thread", refuse)
+        client._session.later(first.set)
+    assert not first.is_set(), "a finaliser's thread may hold the lock for which the work waits"
+    client._session.later(second.set)
+    assert first.wait(60)
+    assert second.wait(60)
 
 
 def test_work_of_an_asyncio_client_is_done_where_no_thread_can_start(

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from poolbridge._sys.log import LOG
 from poolbridge.errors import PoolbridgeError
 
-# How many threads of one session may wait for devices at once.
-_MOST_THREADS = 16
+# How many threads of one session may wait for devices at once. A thread that waits may keep a CPU busy.
+_MOST_THREADS = 4
 
 
 class Background:
@@ -27,10 +27,10 @@ class Background:
         Returns
         -------
         bool
-            False if this process may start no more threads. Then the caller makes sure that a thread calls `run`.
+            False if this process may start no more threads. Then another thread of the process should call `run`.
         """
         self._work.append(work)
-        if len(self._work) <= len(self._turns):  # otherwise enough threads do work, or begin to
+        if self._turns and len(self._work) <= _MOST_THREADS:  # otherwise enough threads do work, or begin to
             try:
                 start_new_thread(self.run, ())
             except RuntimeError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from _thread import start_new_thread
 from collections import deque
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -168,7 +169,11 @@ class Hand:
         own = self._session.timelines.own
         if self._end(number, word, value, own, back=back) or own is None:
             return
-        self._session.later(partial(self._end_after, own, number, word, value, back=back))
+        after = partial(self._end_after, own, number, word, value, back=back)
+        try:
+            start_new_thread(after, ())  # `later` has few threads, which might wait for what this frame holds up
+        except RuntimeError:  # this process may start no more threads
+            self._session.later(after)
 
     def _end(self, number: int, word: int, value: int, own: Timeline | None, *, back: bool) -> bool:
         """Release a frame. Return False if its slot has the fence of another frame, which is not reached yet."""
@@ -279,7 +284,7 @@ class Consumer(Membership):
         self._frames: dict[int, _native.Frame] = {}  # the frames that have a grant, by its id
         self.granted: Grant | None = None  # the grant that was made last
         self._counted: set[int] = set()  # ids of the grants that are counted as leases of their blocks
-        self.requeued: set[int] = set()  # numbers of frames in hand that were requeued; numbers of others may follow
+        self.requeued: set[int] = set()  # numbers of frames that were requeued while in hand; some are not any more
 
     def _add(self, seat: int, member: int, fd: int) -> None:
         self.native.add_track(seat, member, fd)
@@ -604,6 +609,8 @@ class Consumer(Membership):
         frame = self.native.offered
         if frame is not None and frame not in self._frames.values():  # otherwise the frame ends with its grant
             self.native.offered = None
+            if frame.number in self.requeued:
+                self._settle(frame.number, back=True)
             self._hand.let_go(frame.number, back=self.queue)
 
     # Closing

@@ -366,16 +366,21 @@ class Division:
 
     def give_back(self) -> None:
         """Ask the service which ranges are gone, and then let go what is free. The caller holds the session's lock."""
-        asked = False
+        asked, came = False, []
         for block, ids in self.ranges():
             if not ids:  # there are arrays that only waited for the readers' work
-                self.session.later(partial(self.returned, block, (), ()))
+                came.append(block)
             else:
                 asked, request = True, Returned(lease=block.state.grant.id, buffers=ids)
                 call = self.session.core.start(request, ReturnedReply, int)
                 call.on_done = partial(self.session.later, partial(self._take_back, block, call))
+        self.session.later(partial(self._take_all_back, came, asked=asked))
+
+    def _take_all_back(self, blocks: list[Block], *, asked: bool) -> None:
+        for block in blocks:
+            self.returned(block, (), ())
         if not asked:
-            self.session.later(partial(self.let_go, close=False))
+            self.let_go(close=False)
 
     def _take_back(self, block: Block, call: Call) -> None:
         call.on_done = int  # which refers to the call

@@ -179,19 +179,21 @@ class LoopReader:
     def background(self, work: Callable[[], None]) -> None:
         """See `Driver`."""
         if not self._background.add(partial(self._without_loop, work) if self.loop.is_closed() else work):
-            self._soon(self._help)
+            self._soon(self._use_executor)
 
-    def _help(self) -> None:
-        """Do work in the executor, which may have threads already: this process may start no more threads."""
+    def _use_executor(self) -> None:
+        """Do work in the executor, which may have a thread already, because this process may start no more threads."""
         self.loop.run_in_executor(None, self._background.run)
 
     def _without_loop(self, work: Callable[[], None]) -> None:
-        self.hand_over()
         try:
-            work()
+            self.hand_over()
         finally:
-            if self._session.ended is not None:
-                self.stop()
+            try:
+                work()
+            finally:
+                if self._session.ended is not None:
+                    self.stop()
 
     def _soon(self, callback: Callable[[], None]) -> bool:
         """Schedule a callback on the loop, from any thread. Return False if the loop is closed."""

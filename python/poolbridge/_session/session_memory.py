@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from _thread import start_new_thread
 from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING
@@ -65,10 +66,6 @@ class SessionMemory(ABC):
     @abstractmethod
     def _flush(self) -> None:
         """Send the packets of the outbox. The caller holds the lock."""
-
-    @abstractmethod
-    def later(self, work: Callable[[], None]) -> None:
-        """Run `work`, which may wait for streams, in the background. Never waits and never raises."""
 
     @abstractmethod
     def _end_if_unused(self) -> None:
@@ -149,7 +146,8 @@ class SessionMemory(ABC):
             for word, value in self.lone_uses.get(block.pool, {}).copy().items():
                 uses[word] = max(value, uses.get(word, 0))
         if uses and own is not None and not all(_done(own, *use) for use in uses.items()):
-            work: Callable[[], object] = partial(self.later, partial(self._unmap_after, own, uses, mapping, block))
+            after = partial(self._unmap_after, own, uses, mapping, block)
+            work: Callable[[], object] = partial(start_new_thread, after, ())
         else:
             work = MAPPINGS.giving_up(mapping, partial(self._tried, block))
         block.mapped, block.unmapping = None, True

@@ -85,8 +85,7 @@ class SocketReader:
         self._back = Flag()  # set when there is a new connection, or none
         self._background = Background()
         self._stopped = False
-        self._finished = False
-        self._helping = False  # whether the watcher does work of `_background`, for which no thread can be started
+        self._help_wanted = False  # whether the watcher should do work, because no thread can be started for it
         self._want_write = False
         self._arming = DeferringLock()
         # The flags of threads that wait for another thread to read. A flag that is dropped removes itself.
@@ -308,10 +307,8 @@ class SocketReader:
     def background(self, work: Callable[[], None]) -> None:
         """See `Driver`."""
         if not self._background.add(work):
-            self._helping = True
+            self._help_wanted = True
             self._bell.ring()
-            if self._finished:
-                self._background.run()
 
     def _watch(self) -> None:
         while not self._stopped and self._session.ended is None:
@@ -333,7 +330,6 @@ class SocketReader:
                     self._read = False
                     self._reading.release()
                 self._pass_on()
-        self._finished = True
         self._help()
         with self._reading:
             self._epoll.close()
@@ -349,8 +345,8 @@ class SocketReader:
             pass  # the session has ended: every call has failed with this error, and the next call fails, too
 
     def _help(self) -> None:
-        if self._helping:
-            self._helping = False
+        if self._help_wanted:
+            self._help_wanted = False
             self._background.run()
 
     def stop(self) -> None:
