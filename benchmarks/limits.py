@@ -187,7 +187,7 @@ def cuda_start() -> list[float] | None:
 
 
 def in_go(package: str, pattern: str, metric: str) -> float | None:
-    """Return a figure of a benchmark in Go, the greatest of its variants; None if there is none.
+    """Return a figure of a benchmark in Go, of its fastest variant; None if there is none.
 
     The benchmark runs from a bundle's program or, in a checkout, by ``go test``.
     """
@@ -199,7 +199,8 @@ def in_go(package: str, pattern: str, metric: str) -> float | None:
     with contextlib.suppress(OSError):
         done = subprocess.run(program, check=False, capture_output=True, text=True, cwd=ROOT)
         if found := re.findall(rf"([\d.]+) {re.escape(metric)}", done.stdout):
-            return max(map(float, found))
+            best = min if metric == "ns/op" else max
+            return best(map(float, found))
     return None
 
 
@@ -229,8 +230,8 @@ def _limits(kinds: list[str], seconds: float) -> Iterator[tuple[str, str, str, f
         for (count, ring), way in product(rings.items(), ("go-go", "go-python", "python-python")):
             rate = ring
             # A producer in Go does no work on the GPU here, and consumers make one fence for several frames.
-            if ring and fence and kind == "device" and way == "python-python":
-                rate = min(ring, 1e9 / fence)
+            if kind == "device" and way == "python-python":
+                rate = min(ring, 1e9 / fence) if ring and fence else None
             if rate is not None:
                 yield f"stream/{way}/{count} consumer{'s' * (count > 1)}", kind, RATES, rate
         if kind == "device" and start is not None:

@@ -29,8 +29,14 @@ class Background:
         bool
             False if this process may start no more threads. Then another thread of the process should call `run`.
         """
-        self._work.append(work)
-        if self._turns and len(self._work) <= _MOST_THREADS:  # otherwise enough threads do work, or begin to
+        try:
+            self._work.append(work)
+        finally:  # also if a signal handler raises an error
+            started = self._start()
+        return started
+
+    def _start(self) -> bool:
+        if self._turns:  # otherwise enough threads do work
             try:
                 start_new_thread(self.run, ())
             except RuntimeError:

@@ -374,13 +374,13 @@ class Division:
                 asked, request = True, Returned(lease=block.state.grant.id, buffers=ids)
                 call = self.session.core.start(request, ReturnedReply, int)
                 call.on_done = partial(self.session.later, partial(self._take_back, block, call))
-        self.session.later(partial(self._take_all_back, came, asked=asked))
+        if came or not asked:
+            self.session.later(partial(self._let_go_after, came))
 
-    def _take_all_back(self, blocks: list[Block], *, asked: bool) -> None:
-        for block in blocks:
+    def _let_go_after(self, came: list[Block]) -> None:
+        for block in came:
             self.returned(block, (), ())
-        if not asked:
-            self.let_go(close=False)
+        self.let_go(close=False)
 
     def _take_back(self, block: Block, call: Call) -> None:
         call.on_done = int  # which refers to the call
