@@ -292,6 +292,27 @@ def fork_error_of(work):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
+def test_a_frame_that_is_released_by_closing_the_subscription_just_then_is_not_used(client, other, monkeypatch):
+    class Closing(set):
+        """Closes the subscription when the iterator asks for the buffers that were lost."""
+
+        def __bool__(self):
+            frames.close()
+            return False
+
+    channel = client.create_channel("video", mode="queue", capacity=4)
+    frames = other.subscribe("video", credit=3)
+    arrays = frames.arrays()
+    while arrays._frame is None or arrays._lease_state is not None:  # until the block of a frame already has an array
+        publish(client, channel, 1)
+        next(arrays)
+    publish(client, channel, 2)
+    monkeypatch.setattr(other._session, "lost", Closing())
+    with pytest.raises(poolbridge.ClosedError):
+        next(arrays)
+    assert client.subscribe("video").receive(60).to_numpy().tolist() == [2] * 4
+
+
 def test_a_forked_child_gets_no_arrays_and_lets_go_of_none(client, other):
     channel, arrays = taken(client, other, 6)
     publish(client, channel, 7)

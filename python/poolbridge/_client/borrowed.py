@@ -164,6 +164,9 @@ class BaseBorrowedArrays(Uncopied):
         if not known:
             return None
         self._frame, native.offered = frame, None
+        if consumer.left and consumer.has_dropped(frame):
+            self._frame = None
+            return None
         return array
 
     def _complete(self, fences: tuple[Fence, ...]) -> bool:

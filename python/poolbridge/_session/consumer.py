@@ -283,6 +283,7 @@ class Consumer(Membership):
         self._lone_uses = session.lone_uses.setdefault(channel.pool, {})
         self._frames: dict[int, _native.Frame] = {}  # the frames that have a grant, by its id
         self.granted: Grant | None = None  # the grant that was made last
+        self._dropped: int | None = None  # number of the frame that was offered when the consumer left
         self._counted: set[int] = set()  # ids of the grants that are counted as leases of their blocks
         self.requeued: set[int] = set()  # numbers of frames that were requeued while in hand; some are not any more
 
@@ -608,10 +609,15 @@ class Consumer(Membership):
         """Release the offered frame, because the program will not get it. The caller holds the session's lock."""
         frame = self.native.offered
         if frame is not None and frame not in self._frames.values():  # otherwise the frame ends with its grant
-            self.native.offered = None
+            self.native.offered, self._dropped = None, frame.number
             if frame.number in self.requeued:
                 self._settle(frame.number, back=True)
             self._hand.let_go(frame.number, back=self.queue)
+
+    def has_dropped(self, frame: _native.Frame) -> bool:
+        """Whether another thread, which closed the subscription, released a frame just before it was accepted."""
+        with self.session.lock:
+            return self._dropped == frame.number
 
     # Closing
 
