@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 from fakeservice import Service
@@ -98,17 +96,14 @@ def test_a_thread_of_the_program_does_no_work_of_a_session_that_ended(
 ) -> None:
     with poolbridge.connect(service.path, timeout=60) as client:
         pass
-    ran: list[int] = []
-    done, count = threading.Event(), 2 * background._MOST_THREADS
+    done, count = threading.Semaphore(0), 2 * background._MOST_THREADS
     with monkeypatch.context() as without_threads:
         without_threads.setattr(background, "start_new_thread", refuse)
-        for number in range(count):
-            client._session.later(partial(ran.append, number))
-    assert ran == [], "a finaliser's thread may hold the lock for which the work waits"
-    client._session.later(done.set)
-    assert done.wait(60)
-    while len(ran) < count:  # another thread may do the last ones
-        time.sleep(0.001)
+        for _ in range(count):
+            client._session.later(done.release)
+    assert not done.acquire(blocking=False), "a finaliser's thread may hold the lock for which the work waits"
+    client._session.later(done.release)
+    assert all(done.acquire(timeout=60) for _ in range(count + 1))
 
 
 def test_work_of_an_asyncio_client_is_done_where_no_thread_can_start(
