@@ -159,6 +159,7 @@ func TestALeaseIsReleasedAfterMoreQueuesThanARequestHasFences(t *testing.T) {
 }
 
 func TestAFrameWhoseSlotHasAnotherQueuesFenceGoesBackWhenItsWorkIsDone(t *testing.T) {
+	gpus.NeedWords(t)
 	s := pair(t, mempool.PoolSpec{Name: "p", Kind: mempool.Device, MaxBytes: 64 << 20}, mempool.ChannelSpec{Capacity: 1})
 	ctx, from, p := t.Context(), s.follow(t, mempool.SubscribeOptions{}), publisher(t, s.from, 4096)
 	limit := session.WorkLimit
