@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 		os.Exit(child(path))
 	}
 	if os.Getenv(echoEnv) != "" {
-		os.Exit(answer())
+		os.Exit(answer(os.Getenv(echoEnv)))
 	}
 	if os.Getenv(flightEnv) != "" {
 		os.Exit(flight())
