@@ -31,25 +31,18 @@ func (p *Packet) Free() {
 
 // RecvInto is like Recv, but receives into a buffer of `buffers`, and needs no buffer while it waits. The caller must call Free of the
 // packet. If RecvInto returns an error, the packet is nil.
-func (c *Conn) RecvInto(buffers *Buffers) (*Packet, *FDs, error) { return c.recvInto(buffers, asleep) }
+func (c *Conn) RecvInto(buffers *Buffers) (*Packet, *FDs, error) { return c.recvInto(buffers, false) }
 
 // TryRecvInto is like RecvInto, but does not wait: it fails with ErrWouldBlock if no packet has come.
-func (c *Conn) TryRecvInto(buffers *Buffers) (*Packet, *FDs, error) {
-	return c.recvInto(buffers, never)
-}
+func (c *Conn) TryRecvInto(buffers *Buffers) (*Packet, *FDs, error) { return c.recvInto(buffers, true) }
 
-// RecvSoonInto is like RecvInto, but for a packet that may come soon: before the goroutine sleeps, it spins for a short time.
-func (c *Conn) RecvSoonInto(buffers *Buffers) (*Packet, *FDs, error) {
-	return c.recvInto(buffers, spinning)
-}
-
-func (c *Conn) recvInto(buffers *Buffers, how wait) (*Packet, *FDs, error) {
+func (c *Conn) recvInto(buffers *Buffers, once bool) (*Packet, *FDs, error) {
 	c.receiving.Lock()
 	defer c.receiving.Unlock()
-	c.in.buffers = buffers
-	n, fds, err := c.received(c.read(how))
+	c.in.buffers, c.in.once = buffers, once
+	n, fds, err := c.received(c.raw.Read(c.in.attemptInto))
 	p := c.in.packet
-	c.in.buffers, c.in.packet = nil, nil
+	c.in.buffers, c.in.packet, c.in.once = nil, nil, false
 	if err != nil {
 		if p != nil {
 			p.Free()
@@ -67,7 +60,7 @@ func (c *Conn) receiveInto(fd uintptr) (done bool) {
 	c.in.data = p.Data
 	done = c.receive(fd)
 	c.in.data = nil
-	if c.in.errno == 0 {
+	if done {
 		c.in.packet = p
 	} else {
 		p.Free()

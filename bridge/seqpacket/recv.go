@@ -6,8 +6,6 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/poolbridge/poolbridge/internal/spin"
 )
 
 // Recv reads one packet into buf. It returns the packet's length and the packet's descriptors; fds is nil if the packet has no descriptors.
@@ -53,8 +51,7 @@ type receipt struct {
 	packet      *Packet                      // the packet that attemptInto has received
 	attemptInto func(fd uintptr) (done bool) // Conn.receiveInto
 
-	once    bool          // do not wait for a packet
-	spinner spin.Adaptive // whether RecvSoonInto spins
+	once bool // do not wait for a packet
 
 	n, controlLen, flags int
 	errno                unix.Errno

@@ -126,7 +126,7 @@ var packets = seqpacket.NewBuffers(wire.MaxPacket)
 func (c *connection) run(peer mempool.Peer) error {
 	c.setReadDeadline(time.Now().Add(c.limits.Hello))
 	for {
-		packet, fds, err := c.conn.RecvSoonInto(packets)
+		packet, fds, err := c.conn.RecvInto(packets)
 		if err != nil {
 			return c.readingEnded(breach(err))
 		}

@@ -17,18 +17,9 @@ const mostSleeps = 63
 
 var (
 	spinning atomic.Int64
-	// most is how many waiters of this process may spin at a time.
-	most = mostOf(runtime.GOMAXPROCS(0))
+	// most is how many waiters of this process may spin at a time: one for every four CPUs, but at least one.
+	most = max(int64(runtime.GOMAXPROCS(0)/4), 1)
 )
-
-// mostOf returns how many waiters may spin at a time: one for every four CPUs, but at least one; none on one CPU, which the work needs that
-// they wait for.
-func mostOf(cpus int) int64 {
-	if cpus < 2 {
-		return 0
-	}
-	return max(int64(cpus/4), 1)
-}
 
 // Begin reports whether one more waiter of this process may spin. If Begin returns true, it counts the waiter as one that spins, and the
 // caller must call [End] when the waiter stops spinning.

@@ -35,9 +35,3 @@ func TestOnlySoManyWaitersSpinAtATime(t *testing.T) {
 	End()
 	assert.Zero(t, spinning.Load())
 }
-
-func TestOnOneCPUNoWaiterSpins(t *testing.T) {
-	for cpus, most := range map[int]int64{1: 0, 2: 1, 7: 1, 16: 4} {
-		assert.Equal(t, most, mostOf(cpus), "%d CPUs", cpus)
-	}
-}

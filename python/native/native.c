@@ -366,8 +366,8 @@ static PyType_Spec no_buffer_spec = {
     "poolbridge._native.NoBuffer", sizeof(PyObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, no_buffer_slots,
 };
 
-static bool add_other_type(PyObject *module, PyType_Spec *spec) {
-    PyTypeObject *type = add_type(module, spec);
+static bool add_no_buffer(PyObject *module) {
+    PyTypeObject *type = add_type(module, &no_buffer_spec);
     Py_XDECREF((PyObject *)type);
     return type;
 }
@@ -379,8 +379,7 @@ static int execute(PyObject *module) {
     bool made = add_errors(state) && add_names(state) && add_conditions(module, state) && (state->frame = add_type(module, &frame_spec)) &&
                 (state->producer = add_type(module, &producer_spec)) && (state->consumer = add_type(module, &consumer_spec)) &&
                 (state->lock = add_type(module, &lock_spec)) && (state->arena = add_type(module, &arena_spec)) &&
-                (state->chunks = add_type(module, &chunks_spec)) && (state->follower = add_type(module, &follower_spec)) &&
-                add_other_type(module, &soon_spec) && add_other_type(module, &no_buffer_spec);
+                (state->chunks = add_type(module, &chunks_spec)) && (state->follower = add_type(module, &follower_spec)) && add_no_buffer(module);
     return made ? 0 : -1;
 }
 

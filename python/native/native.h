@@ -18,12 +18,6 @@ typedef struct {
     PyObject *protocol, *invalid, *memory, *forked, *closed, *released;
 } State;
 
-// Whether the next wait spins. After a wait that spun without a result, the next `sleeps` waits do not spin; `left` is the number of these
-// waits that remain.
-typedef struct {
-    unsigned sleeps, left;
-} Spinner;
-
 // The first fields of a Producer and of a Consumer.
 typedef struct Member {
     PyObject_HEAD
@@ -32,7 +26,8 @@ typedef struct Member {
     bool open;        // the member has mappings
     bool closing;     // the member is closing: the last thread that waits unmaps its files
     unsigned waiting; // number of threads that wait without the interpreter's lock
-    Spinner spinner;
+    // After a wait that spun without a result, the next `sleeps` waits do not spin; `left` is the number of these waits that remain.
+    unsigned sleeps, left;
     uint64_t waits;   // number of waits that had a result
     int64_t waited;   // total time of all waits, in nanoseconds
 } Member;
@@ -81,7 +76,7 @@ PyObject *read_layout(PyObject *module, PyObject *layout);
 PyObject *arrow_capsule(PyObject *module, PyObject *const *args, Py_ssize_t given); // a function of the module
 PyObject *follower_write(Follower *f, uint64_t *word, uint64_t *value);
 
-extern PyType_Spec frame_spec, producer_spec, consumer_spec, lock_spec, arena_spec, chunks_spec, follower_spec, soon_spec;
+extern PyType_Spec frame_spec, producer_spec, consumer_spec, lock_spec, arena_spec, chunks_spec, follower_spec;
 
 // How often work is done again that a signal handler may have ended. Handlers that raise come one by one.
 #define PB_TRIES 16

@@ -1,8 +1,6 @@
-// The functions with which a member waits for other members: the member spins, and then sleeps without the interpreter's lock. And the
-// type with which a thread spins until a packet of the service comes.
+// The functions with which a member waits for other members: the member spins, and then sleeps without the interpreter's lock.
 #include "native.h"
 
-#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <time.h>
@@ -27,10 +25,10 @@ void pb_init_spinning(void) {
     if (!atomic_exchange(&most, cpus < 2 ? 0 : cpus < 8 ? 1 : cpus / 4)) pthread_atfork(NULL, NULL, forked);
 }
 
-// Returns whether the next wait spins first. If true, the caller must call end_spin when it stops spinning.
-static bool begin_spin(Spinner *s) {
-    if (s->left) {
-        s->left--;
+// Returns whether a wait of this member spins first. If true, the caller must call end_spin when it stops spinning.
+static bool begin_spin(Member *m) {
+    if (m->left) {
+        m->left--;
         return false;
     }
     if (atomic_fetch_add(&spinning, 1) < PB_PEEK(&most)) {
@@ -41,16 +39,16 @@ static bool begin_spin(Spinner *s) {
     return false;
 }
 
-static void end_spin(Spinner *s, bool found) {
+static void end_spin(Member *m, bool found) {
     mine--;
     atomic_fetch_sub(&spinning, 1);
-    s->sleeps = found ? 0 : s->sleeps < MOST_SLEEPS ? 2 * s->sleeps + 1 : MOST_SLEEPS;
-    s->left = s->sleeps;
+    m->sleeps = found ? 0 : m->sleeps < MOST_SLEEPS ? 2 * m->sleeps + 1 : MOST_SLEEPS;
+    m->left = m->sleeps;
 }
 
 PyObject *waits_asleep(Member *m, void *closure) {
     (void)closure;
-    return PyLong_FromUnsignedLong(m->spinner.left);
+    return PyLong_FromUnsignedLong(m->left);
 }
 
 static inline void relax(void) {
@@ -116,7 +114,7 @@ static bool wait_until(Member *m, Attempt attempt, void *with, const Wait *how, 
         if (PyErr_CheckSignals() || !usable(m)) return false;
         now = pb_now();
         if (*spins && (now >= *spins || !alone)) {
-            end_spin(&m->spinner, false);
+            end_spin(m, false);
             *spins = 0;
         }
         *r = attempt(m, with);
@@ -133,9 +131,9 @@ bool wait_for(Member *m, Attempt attempt, void *with, const Wait *how, enum pb_r
         *r = PB_TIMEOUT;
         return true;
     }
-    int64_t began = pb_now(), spins = how->adaptive && begin_spin(&m->spinner) ? began + SPIN : 0;
+    int64_t began = pb_now(), spins = how->adaptive && begin_spin(m) ? began + SPIN : 0;
     bool fine = wait_until(m, attempt, with, how, &spins, r), found = fine && *r != PB_TIMEOUT;
-    if (spins) end_spin(&m->spinner, found);
+    if (spins) end_spin(m, found);
     if (!how->uncounted) {
         m->waits += found;
         m->waited += pb_now() - began;
@@ -148,39 +146,3 @@ PyObject *waits(Member *m, void *closure) {
     (void)closure;
     return Py_BuildValue("(Kd)", (unsigned long long)m->waits, (double)m->waited / 1e9);
 }
-
-// Soon
-
-#define SPIN_FOR_PACKET INT64_C(30000) // nanoseconds; an idle service answers sooner
-
-typedef struct {
-    PyObject_HEAD
-    Spinner spinner;
-} Soon;
-
-// readable(fd): whether the file can be read now or soon. The thread spins for that, without the interpreter's lock.
-static PyObject *readable(Soon *self, PyObject *fd) {
-    struct pollfd file = {PyObject_AsFileDescriptor(fd), POLLIN, 0};
-    if (file.fd < 0) return NULL;
-    if (!begin_spin(&self->spinner)) Py_RETURN_FALSE;
-    bool found = false;
-    Py_BEGIN_ALLOW_THREADS
-    int64_t now = pb_now(), until = now + SPIN_FOR_PACKET, before = now;
-    while (!(found = poll(&file, 1, 0) > 0) && now < until && now - before < LOST) {
-        before = now;
-        now = pb_now();
-    }
-    Py_END_ALLOW_THREADS
-    end_spin(&self->spinner, found);
-    return PyBool_FromLong(found);
-}
-
-static PyObject *soon_waits_asleep(Soon *self, void *closure) {
-    (void)closure;
-    return PyLong_FromUnsignedLong(self->spinner.left);
-}
-
-static PyMethodDef soon_methods[] = {{"readable", (PyCFunction)readable, METH_O, NULL}, {NULL, NULL, 0, NULL}};
-static PyGetSetDef soon_fields[] = {{"waits_asleep", (getter)soon_waits_asleep, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
-static PyType_Slot soon_slots[] = {{Py_tp_methods, soon_methods}, {Py_tp_getset, soon_fields}, {0, NULL}};
-PyType_Spec soon_spec = {"poolbridge._native.Soon", sizeof(Soon), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, soon_slots};

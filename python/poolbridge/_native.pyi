@@ -473,19 +473,6 @@ class DeferringLock:
     def rest(self, seconds: float, /) -> None:
         """Wait until no other thread holds the lock, for `seconds` at most."""
 
-@final
-class Soon:
-    """Spins for packets. One thread at a time may use it."""
-
-    def readable(self, fd: int, /) -> bool:
-        """Return whether the file can be read now, or within 30 µs.
-
-        If recent calls were in vain, return False at once.
-        """
-    @property
-    def waits_asleep(self) -> int:
-        """How many of the next calls return False at once."""
-
 class NoBuffer:
     """A base of leases. ``memoryview(lease)`` raises a `TypeError` that names ``lease.memoryview()``.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import threading
 import time
@@ -248,33 +247,3 @@ def test_a_producer_that_waits_and_does_not_come_is_passed_over(worlds: list[Wor
     assert producer.publish(1, 1, 1, 1, LINE, b"", 0, 0, None, 60.0) == 1
     assert w.publish(producer) == 2
     assert w.publish(stopped) == 3
-
-
-# A packet
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one CPU no wait polls adaptively")
-def test_a_thread_that_polled_in_vain_for_a_packet_polls_less_and_less_often() -> None:
-    soon = _native.Soon()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        for asleep in (1, 3, 7):
-            assert not soon.readable(ours.fileno())
-            assert soon.waits_asleep == asleep
-            theirs.send(b"a packet")
-            for _ in range(asleep):
-                assert not soon.readable(ours.fileno()), "the caller sleeps until the packet comes"
-            assert ours.recv(16)
-        theirs.send(b"a packet")
-        assert soon.readable(ours.fileno())
-        assert soon.waits_asleep == 0
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one CPU no wait polls adaptively")
-def test_the_end_of_a_connection_counts_as_a_packet() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours:
-        theirs.close()
-        assert _native.Soon().readable(ours.fileno())
-    with pytest.raises(ValueError, match="cannot be a negative"):
-        _native.Soon().readable(-1)

@@ -42,13 +42,6 @@ func (cs *calls) remove(q uint32) *Call {
 	return c
 }
 
-// waiting returns how many calls wait for a reply.
-func (cs *calls) waiting() int {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	return len(cs.pending)
-}
-
 // abandon marks a call as abandoned by its caller. It returns false if the reply has come.
 func (cs *calls) abandon(q uint32) bool {
 	cs.mu.Lock()

@@ -86,7 +86,7 @@ func (s *Session) readFor(ctx context.Context, c *Call) (err error, answered boo
 			continue
 		default:
 		}
-		read := s.receiveOne(s.receiveFor(conn))
+		read := s.receiveOne(conn.RecvInto(packets))
 		if errors.Is(read, os.ErrDeadlineExceeded) {
 			s.reader.settle()
 		} else if read != nil {
@@ -96,13 +96,4 @@ func (s *Session) readFor(ctx context.Context, c *Call) (err error, answered boo
 		}
 	}
 	return err, answered
-}
-
-// receiveFor receives one packet for the caller that reads. It spins only if this caller alone waits for a reply: other callers need the CPUs
-// for their requests.
-func (s *Session) receiveFor(conn *seqpacket.Conn) (*seqpacket.Packet, *seqpacket.FDs, error) {
-	if s.calls.waiting() > 1 {
-		return conn.RecvInto(packets)
-	}
-	return conn.RecvSoonInto(packets)
 }

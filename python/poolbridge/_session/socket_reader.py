@@ -19,7 +19,6 @@ from weakref import ref
 
 from poolbridge._session.background import Background
 from poolbridge._sys.deferred import DeferringLock, Flag, OwnedLock
-from poolbridge._sys.native import NATIVE
 from poolbridge._wire.messages import Reply, Request
 from poolbridge.errors import (
     PoolbridgeError,
@@ -94,7 +93,6 @@ class SocketReader:
         self._armed = True  # whether packets wake the watcher
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
-        self._soon = NATIVE.Soon() if NATIVE else None
         self._epoll = select.epoll()
         self._epoll.register(self._bell.fd, select.EPOLLIN)
         self._epoll.register(self._fd, select.EPOLLIN)
@@ -234,7 +232,7 @@ class SocketReader:
                 return
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
             # Poll before the read: the reply has almost never arrived yet, and a read would be a wasted system call.
-            if not self._session.transport.unread and not (self._soon and left != 0 and self._soon.readable(self._fd)):
+            if not self._session.transport.unread:
                 self._poll.poll(None if left is None else left and min(left * 1000 + 1, _LONGEST_POLL_MS))
             try:
                 received = self._session.receive()
