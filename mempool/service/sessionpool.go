@@ -146,7 +146,7 @@ func (ps *pools) reserveLocked(of *ledger.Session, spec mempool.PoolSpec, creato
 	s := ps.svc
 	switch {
 	case !creator:
-		return nil, typed.Errorf(mempool.ErrDenied, "user %d may not create pools", of.Peer.UID)
+		return nil, typed.Errorf(mempool.ErrDenied, "user %d may not create pools: name this user in --creator of the service", of.Peer.UID)
 	case s.closed:
 		return nil, errShutdown
 	}

@@ -1,8 +1,8 @@
 """GPU memory that one process owns and many processes use, without a copy.
 
-The service, ``poolsvc serve``, owns pools of memory. `connect` gives a `Client`, which leases buffers from the pools. A
-`Lease` is an array: NumPy, CuPy, PyTorch, JAX and Numba use the lease's memory without a copy. One process writes a
-lease and publishes it::
+The service, ``poolsvc serve``, owns pools of memory. `connect` gives a `Client`, which leases buffers from the pools.
+NumPy, CuPy, PyTorch, JAX and Numba take a `Lease` as an array, as in ``np.asarray(lease)``, and use its memory without
+a copy. One process writes a lease and publishes it::
 
     import numpy as np
     import poolbridge

@@ -70,7 +70,7 @@ class Name(enum.StrEnum):
 def test_meta_comes_with_its_types(client, sent, comes):
     channel = client.create_channel("c")
     frames, arrays = client.subscribe("c", oldest=True), client.subscribe("c", oldest=True).arrays()
-    channel.publish(np.zeros(4), meta={"value": sent})
+    channel.publish(np.zeros(4), {"value": sent})
     next(arrays)
     for meta in (frames.receive(60).meta, arrays.meta):
         assert meta == {"value": comes}
@@ -124,6 +124,7 @@ for _ in range(7):
         ("text", r"meta 'text' has no keys.*camera"),
         ([("a", "b")], "has no keys"),
         (0, "has no keys"),
+        (np.ones(2), r"meta array\(\[1., 1.\]\) has no keys.*; a publisher publishes the array of its last loan\(\)"),
     ],
 )
 def test_meta_that_cannot_be_sent_names_the_key_the_type_and_the_cure(client, meta, error):

@@ -144,7 +144,7 @@ def test_a_name_has_one_array_or_several_and_says_so(client, other):
     client.put(BATCH["label"], "one").release()
     with pytest.raises(TypeError, match=r"several arrays, 'image', .*lease\['image'\]"):
         other.get_array("batch")
-    with pytest.raises(TypeError, match="one array, without a name"):
+    with pytest.raises(TypeError, match="one array, not a dict"):
         other.get_dict("one")
     with pytest.raises(poolbridge.InvalidArgumentError, match="library 'pandas' is not known"):
         other.get_dict("batch", "pandas")

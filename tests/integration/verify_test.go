@@ -99,6 +99,16 @@ func TestALibraryThatEndsItsInterpreterIsAFindingAndTheOthersAreChecked(t *testi
 	assert.Equal(t, map[string]string{"transfer/round-trip/go": "passed", "transfer/round-trip/numpy": "passed", "transfer/round-trip/python": "skipped"}, status)
 }
 
+func TestVerifyImportsNoModulesFromTheWorkingDirectory(t *testing.T) {
+	python := rig.Python(t).Path
+	rig.Poolsvc(t)
+	t.Chdir(t.TempDir())
+	require.NoError(t, os.WriteFile("numpy.py", []byte("raise RuntimeError('not the package')\n"), 0o600))
+	r, ok := verify(t, "--python", python, "--only", "host/transfer/round-trip/numpy")
+	assert.True(t, ok)
+	assert.Equal(t, 1, r.Passed)
+}
+
 func TestVerifyRunsOnlyWhatItIsAskedFor(t *testing.T) {
 	r, ok := verify(t, "--python", rig.Python(t).Path, "--only", "host/*/go", "--only", "host/transfer/round-trip/*")
 	assert.True(t, ok)

@@ -461,7 +461,10 @@ def check_one(description: Description) -> None:
     if named := description.named:
         names = list(map(repr, named))
         known = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-        raise TypeError(f"these are several arrays, {known}: use one of them, as in lease[{names[0]}]")
+        raise TypeError(
+            f"these are several arrays, {known}: use one of them, as in lease[{names[0]}], or client.get_dict instead "
+            "of get_array"
+        )
 
 
 def _check_numpy(description: Description, beyond: str) -> None:

@@ -151,8 +151,8 @@ class Channel(BaseChannel):
     def publish(
         self,
         array: Any,
-        *,
         meta: Mapping[str, MetaValue] | None = None,
+        *,
         timeout: float | None = None,
         stream: Any = None,
         event: Any = None,
@@ -338,8 +338,8 @@ class AsyncChannel(BaseChannel):
     async def publish(
         self,
         array: Any,
-        *,
         meta: Mapping[str, MetaValue] | None = None,
+        *,
         timeout: float | None = None,
         stream: Any = None,
         event: Any = None,

@@ -303,7 +303,9 @@ class BaseLease(ArrayExports):
         """
         named = self._lease_state.description.named
         if not named:
-            raise TypeError("this is one array, without a name: several arrays have names")
+            raise TypeError(
+                "this is one array, not a dict of arrays: use the lease itself, or client.get_array instead of get_dict"
+            )
         return list(named)
 
     def items(self) -> list[tuple[str, LeaseView]]:

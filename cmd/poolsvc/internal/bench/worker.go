@@ -37,6 +37,7 @@ func startWorker(ctx context.Context, python, socket string) (*worker, error) {
 	w := &worker{acks: os.NewFile(uintptr(fds[0]), "acknowledgements")}
 	if err = w.acks.SetReadDeadline(time.Now().Add(ackLimit)); err == nil {
 		cmd := exec.CommandContext(ctx, python, "-m", "poolbridge.bench", "--acks", "3", "--socket", socket)
+		cmd.Env = append(os.Environ(), child.SafePath)
 		cmd.ExtraFiles = []*os.File{theirs}
 		w.Process, err = child.Start("a worker", cmd)
 	}

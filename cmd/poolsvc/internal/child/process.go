@@ -11,6 +11,9 @@ import (
 	"strings"
 )
 
+// SafePath is a variable for Python programs: they import no modules from the working directory, where folders may have the names of packages.
+const SafePath = "PYTHONSAFEPATH=1"
+
 // Process is a process with which this process exchanges JSON values, one on each line, through its standard input and output. It ends when
 // its input ends.
 type Process struct {

@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/child"
 )
 
 // packages are the names under which pip installs the packages that a worker can use.
@@ -35,7 +37,9 @@ var native = map[bool]string{true: " (native module)", false: " (no native modul
 
 // python examines the interpreter that runs the workers.
 func (c *chart) python(ctx context.Context, interpreter string) {
-	out, err := exec.CommandContext(ctx, interpreter, append([]string{"-c", listPackages}, packages...)...).Output()
+	cmd := exec.CommandContext(ctx, interpreter, append([]string{"-c", listPackages}, packages...)...)
+	cmd.Env = append(os.Environ(), child.SafePath)
+	out, err := cmd.Output()
 	if err != nil {
 		detail := err.Error()
 		if exit, ok := errors.AsType[*exec.ExitError](err); ok {

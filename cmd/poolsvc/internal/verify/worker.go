@@ -23,8 +23,8 @@ func (s *stage) start(consumer string, env []string, args ...string) (*worker, e
 		program, first = s.options.Self, []string{"worker"}
 	}
 	cmd := exec.CommandContext(s.ctx, program, append(append(first, "--socket", s.socket), args...)...)
-	// Without this variable, JAX would allocate most of the memory of the GPU when it starts, and the other workers would have too little.
-	cmd.Env = append(append(os.Environ(), "XLA_PYTHON_CLIENT_PREALLOCATE=false"), env...)
+	// Without the first variable, JAX would allocate most of the memory of the GPU when it starts, and the other workers would have too little.
+	cmd.Env = append(append(os.Environ(), "XLA_PYTHON_CLIENT_PREALLOCATE=false", child.SafePath), env...)
 	cmd.WaitDelay = time.Second
 	p, err := child.Start("the worker for "+consumer, cmd)
 	return &worker{p, consumer}, err
