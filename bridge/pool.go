@@ -27,7 +27,7 @@ func (p *Pool) String() string {
 	return fmt.Sprintf("pool %q of kind %s, at most %d bytes", p.Info().Name, p.Info().Kind, p.Info().MaxBytes)
 }
 
-// CreatePool makes a pool and opens it. If this process cannot open the pool, CreatePool destroys the pool.
+// CreatePool makes a pool and opens it. If this process cannot open the pool, or ctx ends, CreatePool destroys the pool.
 //
 // Errors: [ErrInvalid], [ErrDenied], [ErrExists], [ErrUnavailable] if the service's machine cannot make the pool, [ErrOutOfMemory].
 func (c *Client) CreatePool(ctx context.Context, spec PoolSpec) (*Pool, error) {
@@ -35,12 +35,7 @@ func (c *Client) CreatePool(ctx context.Context, spec PoolSpec) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, id, err := c.open(ctx, session.Once, r, nil)
-	if err != nil && id != 0 {
-		// The caller gets an error and no Pool, so it would not destroy the pool. Destroy the pool here.
-		err = errors.Join(err, c.session.Call(ctx, &wire.Destroy{Pool: id}, &wire.EmptyReply{}))
-	}
-	return p, err
+	return c.open(ctx, session.Once, r, nil)
 }
 
 // EnsurePool makes a pool, or opens the existing pool of this name if all its settings are those of spec, also the users and groups of the
@@ -55,8 +50,7 @@ func (c *Client) EnsurePool(ctx context.Context, spec PoolSpec) (*Pool, error) {
 		return nil, err
 	}
 	r.Ensure = true
-	p, _, err := c.open(ctx, session.Once, r, nil)
-	return p, err
+	return c.open(ctx, session.Once, r, nil)
 }
 
 func createRequest(spec mempool.PoolSpec) (*wire.Create, error) {
@@ -81,27 +75,24 @@ func widen(ids []uint32) []uint64 {
 // Errors: [ErrNotFound] at the deadline, [ErrDenied], [ErrUnavailable] if this process cannot use the pool's device.
 func (c *Client) OpenPool(ctx context.Context, name string) (*Pool, error) {
 	r := &wire.Open{Name: name}
-	p, _, err := c.open(ctx, session.Waiting, r, &r.Wait)
-	return p, err
+	return c.open(ctx, session.Waiting, r, &r.Wait)
 }
 
 // TryOpenPool is like [Client.OpenPool], but waits only if the service is still making the pool.
 //
 // Errors: [ErrNotFound], [ErrDenied], [ErrUnavailable] if this process cannot use the pool's device.
 func (c *Client) TryOpenPool(ctx context.Context, name string) (*Pool, error) {
-	p, _, err := c.open(ctx, session.Once, &wire.Open{Name: name}, nil)
-	return p, err
+	return c.open(ctx, session.Once, &wire.Open{Name: name}, nil)
 }
 
-// open asks the service for a pool and opens it in this process. If the request can wait, `limit` points to the request's field for the
-// time limit. If the service has the pool but this process cannot open it, open returns the pool's id with the error.
-func (c *Client) open(ctx context.Context, try session.Attempt, r wire.Request, limit *uint64) (p *Pool, id uint64, err error) {
-	opened, id, err := c.session.Blocks.Open(ctx, try, r, limit)
+// open is like [session.Blocks.Open]. All calls return one Pool for a pool that is open.
+func (c *Client) open(ctx context.Context, try session.Attempt, r wire.Request, limit *uint64) (*Pool, error) {
+	opened, err := c.session.Blocks.Open(ctx, try, r, limit)
 	if err != nil {
-		return nil, id, err
+		return nil, err
 	}
 	one, _ := c.pools.LoadOrStore(opened, &Pool{client: c, opened: opened})
-	return one.(*Pool), id, nil
+	return one.(*Pool), nil
 }
 
 // Allocate makes a buffer for a tensor and returns a write lease on it. Allocate waits until the pool has room for the buffer. If a lease on

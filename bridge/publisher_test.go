@@ -500,6 +500,36 @@ func TestAClientClosesWithLoansAndFramesOut(t *testing.T) {
 	})
 }
 
+func TestPublishersAndTheirClientMayCloseAtTheSameTime(t *testing.T) {
+	r := start(t, server.Config{}, unhurried)
+	witness := dial(t, r.path)
+	whole := createPool(t, witness, hostPool("p", 1<<22))
+	for range 20 {
+		c, err := Dial(t.Context(), r.path)
+		require.NoError(t, err)
+		p, err := c.TryOpenPool(t.Context(), "p")
+		require.NoError(t, err)
+		var publishers [8]*Publisher
+		for i := range publishers {
+			ch, err := c.CreateChannel(t.Context(), mempool.ChannelSpec{Name: fmt.Sprint(i), Pool: p.Info().ID, Capacity: 3})
+			require.NoError(t, err)
+			publishers[i] = publisher(t, ch, 3000)
+			release(t, loan(t, publishers[i]))
+		}
+		var closing sync.WaitGroup
+		for _, one := range publishers {
+			closing.Go(func() { assert.NoError(t, one.Close()) })
+		}
+		closing.Go(func() { assert.NoError(t, c.Close()) })
+		closing.Wait()
+		eventually(t, func() bool {
+			_, err = whole.Trim(t.Context(), 0)
+			require.NoError(t, err)
+			return r.svc.Stats().Pools[0].Reserved == 0 // this process lives on, and has given back everything
+		})
+	}
+}
+
 func TestTheEndOfTheClientOrItsServiceEndsAWaitForALoan(t *testing.T) {
 	for what, c := range map[string]struct {
 		end  func(s *channelPair, waiting *Publisher) error

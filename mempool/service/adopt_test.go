@@ -306,6 +306,34 @@ func TestASessionWhoseClientDoesNotComeBackEnds(t *testing.T) {
 	assert.Eventually(t, func() bool { return s.svc.Stats().Leases == 0 }, time.Minute, time.Millisecond)
 }
 
+func TestAGrantThatIsAnsweredAgainHasTheVersionOfItsName(t *testing.T) {
+	s := newSuccession(t)
+	a := open(t, s.svc)
+	p := createPool(t, a, mempool.PoolSpec{Name: "p", Kind: mempool.Host, MaxBytes: 1 << 20})
+	publish := func(of *Session) {
+		l, err := of.Allocate(context.Background(), p.rec.Info.ID, mempool.Bytes(4096), 0, 0)
+		require.NoError(t, err)
+		_, err = of.Publish(l.Lease.rec.ID, mempool.Publication{Name: "n", Replace: true, Keep: true})
+		require.NoError(t, err)
+		require.NoError(t, of.Release(false, nil, l.Lease.rec.ID))
+	}
+	publish(a)
+	written, err := a.Get(context.Background(), "n", true, Known{}, 0)
+	require.NoError(t, err)
+	require.NoError(t, s.takeOver())
+	again := s.resume(a)
+	g, err := Answer{again, written.Lease.rec.ID}.Granted()
+	require.NoError(t, err)
+	assert.EqualValues(t, 1, g.Version, "a write lease")
+	require.NoError(t, again.Release(false, nil, written.Lease.rec.ID))
+	read, err := again.Get(context.Background(), "n", false, Known{}, 0)
+	require.NoError(t, err)
+	publish(again)
+	g, err = Answer{again, read.Lease.rec.ID}.Granted()
+	require.NoError(t, err)
+	assert.EqualValues(t, 1, g.Version, "the name is replaced")
+}
+
 func TestMemoryThatWasNotKeptIsLostAndItsPoolGoesOn(t *testing.T) {
 	s := newSuccession(t)
 	a := open(t, s.svc)

@@ -60,11 +60,7 @@ func (a Answer) Granted() (g GrantedLease, err error) {
 	if b := l.Buffer.Block; s.rec.Mapped[b.ID] == b {
 		s.rec.Unmap(b) // the export may be lost with the first answer, and is sent again
 	}
-	for n := range s.svc.ledger.Names.All() {
-		if n.Buffer == l.Buffer && !l.Write {
-			g.Version = n.Version
-		}
-	}
+	_, g.Version, _ = l.Buffer.Published()
 	g.Lease, g.Grant, g.Mapped = Lease{s, l}, s.svc.describe(l), false
 	return g, nil
 }

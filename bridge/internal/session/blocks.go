@@ -139,28 +139,53 @@ func (b *Blocks) start(s *Session) {
 }
 
 // Open asks the service for a pool and opens it in this process. If the request can wait, `limit` points to the request's field for the
-// time limit. If the service has the pool but this process cannot open it, Open returns the pool's id with the error.
-func (b *Blocks) Open(ctx context.Context, try Attempt, r wire.Request, limit *uint64) (p *Pool, id uint64, err error) {
+// time limit. If Open fails, it ends the pool that r has made: the caller has no pool that it could destroy.
+func (b *Blocks) Open(ctx context.Context, try Attempt, r wire.Request, limit *uint64) (*Pool, error) {
 	var reply wire.PoolReply
 	files, err := b.openPool(ctx, try, r, limit, &reply)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	defer CloseFiles(files)
-	p, err = b.importPool(reply.Pool, files)
-	return p, reply.Pool.ID, err
+	p, err := b.importPool(reply.Pool, files)
+	if err != nil && makes(r) {
+		err = errors.Join(err, b.destroy(reply.Pool.ID))
+	}
+	return p, err
 }
 
-func (b *Blocks) openPool(ctx context.Context, try Attempt, r wire.Request, limit *uint64, reply *wire.PoolReply) (files []*os.File, err error) {
-	err = b.session.Wait(ctx, try, r, limit, Call{Into: reply, OnReply: func(fds *seqpacket.FDs) {
+// makes reports whether r makes a pool, and fails if there is one.
+func makes(r wire.Request) bool {
+	create, is := r.(*wire.Create)
+	return is && !create.Ensure
+}
+
+func (b *Blocks) openPool(ctx context.Context, try Attempt, r wire.Request, limit *uint64, reply *wire.PoolReply) ([]*os.File, error) {
+	var files []*os.File // and no named result: a return would write it, and the receiving goroutine may write it at the same time
+	err := b.session.Wait(ctx, try, r, limit, Call{Into: reply, OnReply: func(fds *seqpacket.FDs) {
 		if reply.Pool.Export != nil {
 			files = TakeFiles(fds, reply.Pool.Export.FDs)
 		}
-	}, Undo: func() { CloseFiles(files) }})
+	}, Undo: func() {
+		CloseFiles(files)
+		if makes(r) {
+			_ = b.session.Go(func() { _ = b.destroy(reply.Pool.ID) })
+		}
+	}})
 	if err != nil {
-		return nil, err // do not read files: the receiving goroutine may still write it
+		return nil, err
 	}
 	return files, nil
+}
+
+// undoTime is how long the client waits for the end of a pool that it made for a call that failed.
+const undoTime = 10 * time.Second
+
+// destroy ends a pool that the client made for a call that failed, whose context may have ended.
+func (b *Blocks) destroy(pool uint64) error {
+	ctx, cancel := context.WithTimeout(context.Background(), undoTime)
+	defer cancel()
+	return b.session.Call(ctx, &wire.Destroy{Pool: pool}, &wire.EmptyReply{})
 }
 
 // importPool opens a pool of the service in this process. If the pool is open already, importPool returns the open pool.
@@ -198,8 +223,7 @@ func (b *Blocks) Pool(ctx context.Context, id uint64) (*Pool, error) {
 	if p := b.Find(id); p != nil {
 		return p, nil
 	}
-	p, _, err := b.Open(ctx, Once, &wire.Open{Pool: id}, nil)
-	return p, err
+	return b.Open(ctx, Once, &wire.Open{Pool: id}, nil)
 }
 
 // Describe returns the description of a pool without opening the pool in this process.

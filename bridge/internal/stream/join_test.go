@@ -44,7 +44,7 @@ func start(t *testing.T) *rig {
 		svc.Close()
 	})
 	r.session, r.streams = dial(t, r.path)
-	r.pool, _, err = r.session.Blocks.Open(t.Context(), session.Once, &wire.Create{Name: "p", Kind: "host", MaxBytes: 2 << 16}, nil)
+	r.pool, err = r.session.Blocks.Open(t.Context(), session.Once, &wire.Create{Name: "p", Kind: "host", MaxBytes: 2 << 16}, nil)
 	require.NoError(t, err)
 	var reply wire.ChannelReply
 	require.NoError(t, r.session.Call(t.Context(), &wire.MakeChannel{Name: "c", Pool: r.pool.Info.ID, Mode: "broadcast", Capacity: 1, Full: "drop-oldest"}, &reply))

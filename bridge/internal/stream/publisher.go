@@ -535,8 +535,13 @@ func (p *Publisher) add(l *session.Lease, n int) error {
 	return err
 }
 
-// giveBack gives the arenas back to the service of which every chunk is free, unless a call of Loan waits.
+// giveBack gives the arenas back to the service of which every chunk is free, unless a call of Loan waits. While the client is being closed,
+// giveBack does nothing: Close itself releases the arenas.
 func (p *Publisher) giveBack() {
+	if p.from.session.Enter() != nil {
+		return
+	}
+	defer p.from.session.Leave()
 	var free []*arena
 	p.mu.Lock()
 	if p.waiting == 0 || p.closed.Load() {
