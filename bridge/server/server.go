@@ -29,7 +29,8 @@ type Config struct {
 	// MaxWaits is how many requests may wait at a time, in all sessions together; 0 means 65,536.
 	MaxWaits int
 	// Unused is a time: if no client was connected for this time, watchers aside, the server closes the channel of [Server.Unused]. The time
-	// begins when the server starts, and again when a client leaves. If Unused is 0, the server never closes the channel.
+	// begins when the server starts, and again when a client leaves. It lasts at least as long as clients of a predecessor may come back. If
+	// Unused is 0, the server never closes the channel.
 	Unused time.Duration
 	// The server calls Answered after each request that the server has carried out, from several goroutines at a time. `operation` is the name
 	// of the request. `result` is "ok", the code of the error, or "unanswered" if the client wanted no answer. `took` is the time since the
@@ -285,11 +286,11 @@ func (s *Server) dismissLocked(c *connection) {
 	s.startIdleLocked()
 }
 
-// startIdleLocked starts the timer of [Config.Unused] if no client is connected that is no watcher. The caller holds mu, or no other
-// goroutine can access s yet.
+// startIdleLocked starts the timer of [Config.Unused] if no client is connected that is no watcher. The timer does not fire while clients of a
+// predecessor may come back. The caller holds mu, or no other goroutine can access s yet.
 func (s *Server) startIdleLocked() {
 	if s.config.Unused > 0 && len(s.conns) == s.watchers {
-		s.idle.Reset(max(0, time.Until(s.left.Add(s.config.Unused))))
+		s.idle.Reset(max(0, time.Until(s.left.Add(s.config.Unused)), time.Until(s.svc.ResumeBy())))
 	}
 }
 

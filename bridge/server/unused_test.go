@@ -1,6 +1,7 @@
 package server
 
 import (
+	"os"
 	"testing"
 	"time"
 
@@ -8,6 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/poolbridge/poolbridge/bridge"
+	"github.com/poolbridge/poolbridge/mempool"
+	"github.com/poolbridge/poolbridge/mempool/service"
+	"github.com/poolbridge/poolbridge/tests/harness"
 )
 
 // longUnused starts a server that was last used longer ago than Config.Unused allows.
@@ -64,4 +68,30 @@ func TestAClientKeepsAServerUntilItLeavesWatchersOrNot(t *testing.T) {
 	r.mu.Unlock()
 	watch(t, r)
 	<-r.Unused()
+}
+
+// shelf is a store that keeps what a service without memory has.
+type shelf map[string]*os.File
+
+func (s shelf) Keep(name string, f *os.File) error {
+	s[name] = f
+	return nil
+}
+
+func (shelf) Drop(string) {}
+
+func TestAServerThatTookOverIsNotUnusedWhileClientsMayComeBack(t *testing.T) {
+	store, began := make(shelf), time.Now()
+	before := service.New(service.Config{Store: store})
+	t.Cleanup(before.Close)
+	_, err := before.OpenSession(mempool.Self(), "", nil)
+	require.NoError(t, err)
+	next, err := service.Adopt(service.Config{ResumeTime: time.Second}, store)
+	require.NoError(t, err)
+	t.Cleanup(next.Close)
+	s, err := Listen(harness.SocketPath(t), next, Config{Unused: time.Nanosecond})
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, s.Close()) })
+	<-s.Unused()
+	assert.GreaterOrEqual(t, time.Since(began), time.Second)
 }

@@ -74,6 +74,7 @@ func Adopt(c Config, files map[string]*os.File) (*Service, error) {
 	}
 	failpoint.At("adopt/dropped")
 	s.openBooks()
+	s.resumeBy = time.Now().Add(s.resumeTime)
 	a.adoptSessions()
 	failpoint.At("adopt/sessions")
 	a.adoptBlocks()
@@ -289,6 +290,9 @@ func (p *Pool) loseLocked() {
 	p.retireLost()
 }
 
+// ResumeBy returns until when the sessions of a predecessor wait for their clients; a time in the past: none waits.
+func (s *Service) ResumeBy() time.Time { return s.resumeBy }
+
 // end ends the session if its client does not come back.
 func (a *absence) end() {
 	s, stop := a.Session, make(chan struct{})
@@ -300,7 +304,7 @@ func (a *absence) end() {
 		return
 	case <-gone:
 		why = "its process ended before it came back to the service that took over"
-	case <-time.After(s.svc.resumeTime):
+	case <-time.After(time.Until(s.svc.resumeBy)):
 	case <-s.svc.closing:
 		return
 	}

@@ -47,6 +47,7 @@ type Service struct {
 	waiting    map[string]int // how many requests wait, for each kind of thing that they wait for
 	patience   time.Duration
 	resumeTime time.Duration
+	resumeBy   time.Time // until then the sessions of a predecessor wait for their clients
 	takeovers  uint64
 	guard      guard
 
