@@ -62,7 +62,7 @@ func newConfigShow() *cobra.Command {
 		Long:  `Show what poolsvc serve would do with the same flags, environment and configuration file, and where each setting comes from.`,
 		Args:  arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
-			p, err := resolve(c.Flags())
+			p, err := resolve(c.Flags(), nil)
 			if err != nil {
 				return err
 			}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/config"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/guard"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
@@ -34,6 +35,8 @@ type running struct {
 	creators atomic.Pointer[[]uint32]
 	svc      *service.Service
 	adopted  bool          // the service has taken over from another process
+	store    *guard.Store  // nil: the service ends with this process
+	settings *os.File      // the settings in the store; nil: it has none yet
 	made     chan struct{} // closed when svc is set
 	server   atomic.Pointer[server.Server]
 }
@@ -123,8 +126,12 @@ func (r *running) ready() error {
 	return r.server.Load().Reachable()
 }
 
-// reloadOn reads the configuration again at each signal from hups, until ctx ends.
+// reloadOn reads the configuration again at each signal from hups, until ctx ends. It begins with that if the settings are those of the service
+// before, because the file may have changed.
 func (r *running) reloadOn(ctx context.Context, hups <-chan os.Signal) {
+	if r.plan.made != nil && r.plan.file != "" {
+		r.reload()
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -145,7 +152,7 @@ func (r *running) reload() {
 		r.log.Info("SIGHUP changes nothing: the service was started without a configuration file (--config)")
 		return
 	}
-	next, err := resolve(r.flags)
+	next, err := resolve(r.flags, nil)
 	if err != nil {
 		var problems config.Problems
 		if !errors.As(err, &problems) {
@@ -154,6 +161,8 @@ func (r *running) reload() {
 		for _, p := range problems {
 			r.log.Error("the configuration was not reloaded", "error", p)
 		}
+		r.svc.Impaired(fmt.Sprintf("the configuration was not reloaded, and the service goes on with the settings that it had: `poolsvc config check %s` "+
+			"says what is wrong; mend it, and send SIGHUP", r.plan.file))
 		return
 	}
 	was := r.plan
@@ -181,6 +190,7 @@ func (r *running) reload() {
 	}
 	next.socket, next.mode, next.web, next.log.json = was.socket, was.mode, was.web, was.log.json
 	r.plan = next
+	r.leave()
 	r.log.Info("the configuration was reloaded", "file", next.file)
 }
 

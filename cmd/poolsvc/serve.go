@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/poolbridge/poolbridge/bridge/server"
+	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/guard"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/upkeep"
 	"github.com/poolbridge/poolbridge/internal/failpoint"
 	"github.com/poolbridge/poolbridge/mempool"
@@ -70,14 +71,10 @@ Programs that start their own service use --ready-fd to hear that it listens, an
 by itself.`,
 		Args: arguments(0, 0),
 		RunE: func(c *cobra.Command, _ []string) error {
-			p, err := resolve(c.Flags())
-			if err != nil {
-				return err
-			}
 			if err := l.check(c); err != nil {
 				return err
 			}
-			return serve(c, p, l)
+			return serve(c, l)
 		},
 	}
 	planFlags(c.Flags())
@@ -86,14 +83,22 @@ by itself.`,
 }
 
 // serve runs the service.
-func serve(c *cobra.Command, p *plan, l life) (err error) {
+func serve(c *cobra.Command, l life) (err error) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(heapGrowth)
 		defer runtime.KeepAlive(make([]byte, ballastBytes))
 	}
 	signal.Ignore(unix.SIGPIPE) // a write to a log without a reader fails, and the service goes on
 	if l.guarded && os.Getenv("FDSTORE") == "" {
-		return beGuard(c, p, l.quick)
+		return beGuard(c, l.quick)
+	}
+	store, held, err := guard.Held()
+	if err != nil {
+		return fmt.Errorf("the guard of the service cannot be reached: %w", err)
+	}
+	p, err := succeed(c.Flags(), held)
+	if err != nil {
+		return err
 	}
 	socket := p.socket
 	if l.private {
@@ -105,7 +110,7 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 	hups := make(chan os.Signal, 1)
 	signal.Notify(hups, unix.SIGHUP)
 	defer signal.Stop(hups)
-	r := &running{flags: c.Flags(), plan: p, made: make(chan struct{})}
+	r := &running{flags: c.Flags(), plan: p, made: make(chan struct{}), store: store}
 	if l.log != nil {
 		l.log.format = p.log
 	}
@@ -122,7 +127,7 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 	}
 	self := mempool.Self()
 	r.creators.Store(&p.creators)
-	took, err := r.begin(service.Config{Log: log, Limits: p.limits.Limits, MayCreate: func(peer mempool.Peer) bool {
+	took, err := r.begin(held, service.Config{Log: log, Limits: p.limits.Limits, MayCreate: func(peer mempool.Peer) bool {
 		return peer.UID == self.UID || slices.Contains(*r.creators.Load(), peer.UID)
 	}})
 	if err != nil {
@@ -135,10 +140,13 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 	}()
 	close(r.made)
 	made, err := r.createPools()
-	if err != nil && !r.adopted {
-		return err
-	} else if err != nil {
+	switch {
+	case err == nil:
+		r.leave()
+	case r.adopted:
 		r.svc.Impaired(err.Error())
+	default:
+		return err
 	}
 	failpoint.At("serve/pools")
 	serving := server.Config{Mode: p.mode, MaxSessions: p.limits.sessions, MaxWaits: p.limits.waits, Unused: l.unused, Log: log}
@@ -181,6 +189,7 @@ func serve(c *cobra.Command, p *plan, l life) (err error) {
 	log.Info("shutting down")
 	r.systemd.tell(daemon.SdNotifyStopping)
 	r.svc.Unkeep(socketName)
+	r.svc.Unkeep(settingsName)
 	failpoint.At("serve/ending")
 	return srv.Close()
 }

@@ -23,6 +23,7 @@ import (
 // plan has the settings of serve, from the command line, the environment and the configuration file.
 type plan struct {
 	file     string // path of the configuration file; "": no file
+	text     []byte // of that file; nil: it was not read
 	socket   string
 	mode     os.FileMode
 	creators []uint32
@@ -30,6 +31,7 @@ type plan struct {
 	pools    []mempool.PoolSpec
 	web      web
 	log      logging
+	made     []string // names of pools that the service before has made; nil: the settings are not its
 
 	source   place            // the place of the settings that are being read
 	from     map[string]place // the place of each setting, limit and pool; keys: "mode", "limit sessions", "pool frames"
@@ -232,6 +234,22 @@ func planFlags(f *pflag.FlagSet) {
 	f.String("config", os.Getenv("POOLBRIDGE_CONFIG"), "configuration file; flags and variables POOLBRIDGE_… override it")
 }
 
+// planArguments returns the flags of planFlags that the command line has.
+func planArguments(f *pflag.FlagSet) (all []string) {
+	f.Visit(func(flag *pflag.Flag) {
+		texts := []string{flag.Value.String()}
+		if s, ok := flag.Value.(*said); ok {
+			texts = s.texts
+		} else if flag.Name != "config" && flag.Name != "verbose" {
+			return
+		}
+		for _, text := range texts {
+			all = append(all, fmt.Sprintf("--%s=%s", flag.Name, text))
+		}
+	})
+	return all
+}
+
 // newPlan returns a plan that has the default values.
 func newPlan() *plan {
 	p := &plan{from: make(map[string]place), broken: make(map[string]bool)}
@@ -245,11 +263,12 @@ func newPlan() *plan {
 }
 
 // resolve makes a plan from the flags, the environment and the configuration file. A flag overrides an environment variable, and both
-// override the configuration file.
+// override the configuration file. The argument `text` is the content of the file; nil: resolve reads the file.
 //
 // Errors: [config.Problems]; errors of the file system.
-func resolve(f *pflag.FlagSet) (*plan, error) {
+func resolve(f *pflag.FlagSet, text []byte) (*plan, error) {
 	p := newPlan()
+	p.text = text
 	var err error
 	if p.file, err = f.GetString("config"); err != nil {
 		return nil, err
@@ -325,12 +344,17 @@ func (p *plan) say(s setting, at place, what string, texts ...string) {
 	p.note(s.flag)
 }
 
-// read adds the settings of a configuration file to the plan. If the content of the file has problems, the method `read` adds them to the
-// plan, and [plan.check] returns them.
+// read adds the settings of a configuration file to the plan. It reads the file unless the plan has the file's text. If the text has problems, the
+// method `read` adds them to the plan, and [plan.check] returns them.
 //
 // Errors: errors of the file system; a [config.Problem] if other users may change the file.
-func (p *plan) read(path string) error {
-	file, err := config.Read(path, keysOf)
+func (p *plan) read(path string) (err error) {
+	if p.text == nil {
+		if p.text, err = config.Load(path); err != nil {
+			return err
+		}
+	}
+	file, err := config.Parse(path, p.text, keysOf)
 	var problems config.Problems
 	if err != nil && !errors.As(err, &problems) {
 		return err

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,28 +15,89 @@ import (
 
 	"github.com/coreos/go-systemd/v22/activation"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/poolbridge/poolbridge/bridge"
 	"github.com/poolbridge/poolbridge/bridge/server"
 	"github.com/poolbridge/poolbridge/cmd/poolsvc/internal/guard"
 	"github.com/poolbridge/poolbridge/internal/count"
 	"github.com/poolbridge/poolbridge/internal/failpoint"
+	"github.com/poolbridge/poolbridge/internal/shmchannel"
 	"github.com/poolbridge/poolbridge/mempool"
 	"github.com/poolbridge/poolbridge/mempool/service"
 )
 
-// The names of a listening socket in the descriptor store: one that the service made, and one that systemd made.
+// The names of a listening socket in the descriptor store, one that the service made and one that systemd made, and of the settings.
 const (
-	socketName = "socket"
-	unitSocket = "unit-socket"
+	socketName   = "socket"
+	unitSocket   = "unit-socket"
+	settingsName = "settings"
 )
 
+// heritage has the settings that a service leaves to the next one. They are of a configuration without mistakes: the file may have some, or be gone,
+// when the service dies.
+type heritage struct {
+	Text  []byte   // of the configuration file; nil: there is none
+	Pools []string // names of the pools of the configuration that were made
+}
+
+// succeed makes the plan of a service, or of a guard, that takes over: with the configuration file as the service before has read it. Without a
+// service before, it is as resolve.
+func succeed(f *pflag.FlagSet, held map[string]*os.File) (*plan, error) {
+	var left heritage
+	if held[service.BooksName] == nil || json.NewDecoder(io.NewSectionReader(held[settingsName], 0, math.MaxInt64)).Decode(&left) != nil {
+		return resolve(f, nil)
+	}
+	p, err := resolve(f, left.Text)
+	if err != nil { // this program is of another version
+		p, err = resolve(f, nil)
+	}
+	if err == nil {
+		p.made = left.Pools
+	}
+	return p, err
+}
+
+// leave gives the settings to the store, for the next service.
+func (r *running) leave() {
+	if r.store == nil {
+		return
+	}
+	left := heritage{r.plan.text, make([]string, len(r.plan.pools))}
+	for i, spec := range r.plan.pools {
+		left.Pools[i] = spec.Name
+	}
+	text, _ := json.Marshal(left) // it cannot fail
+	var err error
+	if r.settings == nil {
+		if r.settings, err = shmchannel.NewFile("poolbridge:settings"); err == nil {
+			err = r.store.Keep(settingsName, r.settings)
+		}
+	}
+	write := func(text []byte, at int64) {
+		if err == nil {
+			_, err = r.settings.WriteAt(text, at)
+		}
+	}
+	write([]byte{0}, 0) // now there are none, also for a service that takes over meanwhile
+	write(text[1:], 1)  // what is behind the text is not read
+	write(text[:1], 0)
+	if err != nil {
+		r.svc.Impaired(fmt.Sprintf("the settings cannot be kept for the next service, which would read the configuration again: %v", err))
+	}
+}
+
 // beGuard runs the service as a child of this process.
-func beGuard(c *cobra.Command, p *plan, quick time.Duration) error {
-	r := &running{plan: p}
-	g := guard.Guard{Quick: quick, Log: r.newLog(c.ErrOrStderr()), Held: make(map[string]*os.File)}
-	defer r.lines.close()
+func beGuard(c *cobra.Command, quick time.Duration) error {
+	g := guard.Guard{Quick: quick, Held: make(map[string]*os.File), Settings: planArguments(c.Flags())}
 	g.Take()
+	p, err := succeed(c.Flags(), g.Held)
+	if err != nil {
+		return err
+	}
+	r := &running{plan: p}
+	g.Log = r.newLog(c.ErrOrStderr())
+	defer r.lines.close()
 	files := activation.Files(true)
 	if len(files) > 1 {
 		return &socketError{manySockets(files)}
@@ -41,7 +105,7 @@ func beGuard(c *cobra.Command, p *plan, quick time.Duration) error {
 	for _, f := range files {
 		g.Held[unitSocket] = f
 	}
-	err := g.Run(c.Context())
+	err = g.Run(c.Context())
 	if exit, ended := errors.AsType[*exec.ExitError](err); ended && exit.Exited() {
 		return &childError{exit} // the service has said why
 	}
@@ -73,13 +137,9 @@ type takeover struct {
 	held  map[string]*os.File
 }
 
-// begin makes the service, or takes over that of a process that died.
-func (r *running) begin(config service.Config) (*takeover, error) {
-	store, held, err := guard.Held()
-	if err != nil {
-		return nil, fmt.Errorf("the guard of the service cannot be reached: %w", err)
-	}
-	t := &takeover{store, held}
+// begin makes the service, or takes over that of a process that died, with the descriptors in the store.
+func (r *running) begin(held map[string]*os.File, config service.Config) (_ *takeover, err error) {
+	store, t := r.store, &takeover{r.store, held}
 	for name, f := range held {
 		if strings.HasSuffix(name, ".socket") { // systemd's name, if the unit has no FileDescriptorName=
 			held[unitSocket] = f
@@ -102,7 +162,7 @@ func (r *running) begin(config service.Config) (*takeover, error) {
 		if r.svc, err = service.Adopt(config, held); err == nil {
 			failpoint.At("begin/adopted")
 			_ = f.Close() // these books were only read: the service has new ones
-			r.adopted = true
+			r.adopted, r.settings = true, held[settingsName]
 			r.svc.TookOver(time.Since(began))
 			return t, nil
 		}
@@ -146,7 +206,7 @@ func newUpgrade() *cobra.Command {
 		Use:   "upgrade [PROGRAM]",
 		Short: "Replace a running service with another version, and keep its sessions",
 		Long: `Let the guard of a running service kill it, and run another poolsvc with the same arguments, which takes over: that of this command, or PROGRAM.
-Clients wait meanwhile. If the other one cannot read the books of the service, nothing changes. The guard stays as it is.`,
+Clients wait meanwhile. If the other one cannot read the books of the service, or refuses its settings, nothing changes. The guard stays as it is.`,
 		Args: arguments(0, 1),
 	}, func(c *cobra.Command, client *bridge.Client, args []string) error {
 		program, err := os.Executable()

@@ -245,6 +245,55 @@ pools:
 	require.ErrorIs(t, err, bridge.ErrLimit, "this user has made three pools")
 }
 
+func TestAServiceThatTakesOverKeepsItsSettingsWhileTheConfigurationIsBroken(t *testing.T) {
+	const p = "limits: {user-pools: 2}\npools:\n  - {name: p, kind: host, max: 16MiB}\n"
+	for how, harm := range map[string]func(path string) error{
+		"mistake":       func(path string) error { return os.WriteFile(path, []byte("pools:\n  - nme: p\n"), 0o600) },
+		"gone":          os.Remove,
+		"others' write": func(path string) error { return os.Chmod(path, 0o666) },
+	} {
+		t.Run(how, func(t *testing.T) {
+			path := configuration(t, p)
+			s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--config", path)
+			c := dial(t, s)
+			pool, err := c.TryOpenPool(t.Context(), "p")
+			require.NoError(t, err)
+			l := filled(t, pool, 4096, 7)
+			require.NoError(t, harm(path))
+			for range 2 {
+				killService(t, s.Process.Pid)
+				_, err = c.Stats(t.Context())
+				require.NoError(t, err)
+				has(t, l, 4096, 7)
+			}
+			s.Said(t, "poolsvc config check "+path)
+			guard := anotherGuard(t, s)
+			require.NoError(t, os.RemoveAll(path))
+			require.NoError(t, os.WriteFile(path, []byte(p+"  - {name: q, kind: host, max: 1MiB}\n"), 0o600))
+			require.NoError(t, syscall.Kill(guard, syscall.SIGHUP))
+			s.Said(t, `has a pool" name=q`)
+			_, err = c.CreatePool(t.Context(), mempool.PoolSpec{Name: "r", Kind: mempool.Host, MaxBytes: 1 << 20})
+			require.ErrorIs(t, err, bridge.ErrLimit, "this user has made two pools")
+			has(t, l, 4096, 7)
+			ended(t, s, guard)
+		})
+	}
+}
+
+func TestAServiceThatTakesOverReadsAConfigurationThatChanged(t *testing.T) {
+	path := configuration(t, "pools:\n  - {name: p, kind: host, max: 1MiB}\n")
+	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--config", path)
+	c := dial(t, s)
+	require.NoError(t, os.WriteFile(path, []byte("access: {creators: [4242]}\npools:\n  - {name: q, kind: host, max: 1MiB}\n"), 0o600))
+	killService(t, s.Process.Pid)
+	s.Said(t, "the configuration was reloaded")
+	assert.Contains(t, s.Log(), "access.creators=[4242]")
+	for _, name := range []string{"p", "q"} {
+		_, err := c.TryOpenPool(t.Context(), name)
+		require.NoError(t, err)
+	}
+}
+
 func TestTheLogIsJSONOnRequestAndSaysWhatItsLevelAsksFor(t *testing.T) {
 	for _, c := range []struct {
 		level string

@@ -471,9 +471,11 @@ func TestAStoppedServiceHasNoSuccessorBesideIt(t *testing.T) {
 }
 
 func TestALostGuardIsInTheLogTheEventsAndTheStatus(t *testing.T) {
-	config := filepath.Join(t.TempDir(), "config.yaml")
-	require.NoError(t, os.WriteFile(config, nil, 0o600))
-	s := rig.Serve(t, "--guard", "--config", config)
+	program := filepath.Join(t.TempDir(), "poolsvc")
+	content, err := os.ReadFile(rig.Poolsvc(t))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(program, content, 0o700))
+	s := rig.ServeBy(t, []string{program}, "--guard")
 	service := rig.ServiceOf(t, s.Process.Pid)
 	status := func() string {
 		out, err := exec.Command(rig.Poolsvc(t), "status", "--socket", s.Socket).CombinedOutput()
@@ -484,7 +486,7 @@ func TestALostGuardIsInTheLogTheEventsAndTheStatus(t *testing.T) {
 	assert.Contains(t, status(), fmt.Sprintf("guarded by process %d,", s.Process.Pid))
 	guard := anotherGuard(t, s)
 	assert.Contains(t, status(), fmt.Sprintf("guarded by process %d,", guard))
-	require.NoError(t, os.WriteFile(config, []byte("nonsense"), 0o600))
+	require.NoError(t, os.Chmod(program, 0o600)) // now it cannot be run
 	require.NoError(t, syscall.Kill(guard, syscall.SIGKILL))
 	s.Said(t, "the guard of the service is gone")
 	assert.Contains(t, status(), "if the service dies now")

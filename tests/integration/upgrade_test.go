@@ -103,6 +103,24 @@ func TestAServiceGoesOnWhenItsUpgradeIsRefused(t *testing.T) {
 	assert.Zero(t, stats.Takeovers)
 }
 
+func TestAServiceGoesOnWhenTheNextProgramRefusesItsConfiguration(t *testing.T) {
+	path := configuration(t, "http: {pprof: true}\n")
+	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--config", path, "--http", "127.0.0.1:0", "--limit", "sessions=9,waits=9")
+	c := dial(t, s)
+	said, err := upgrade(t, s)
+	require.NoError(t, err, said)
+	require.NoError(t, os.WriteFile(path, []byte("pools:\n  - nme: p\n"), 0o600))
+	pid := rig.ServiceOf(t, s.Process.Pid)
+	said, err = upgrade(t, s)
+	require.Error(t, err, said)
+	assert.Contains(t, said, "the service goes on")
+	assert.Contains(t, said, path+`:2: pool 1 of the list: nme: there is no such key`)
+	assert.Equal(t, pid, rig.ServiceOf(t, s.Process.Pid))
+	stats, err := c.Stats(t.Context())
+	require.NoError(t, err)
+	assert.EqualValues(t, 1, stats.Takeovers)
+}
+
 // newer builds a poolsvc that reads only books of a later version.
 func newer(t *testing.T) string {
 	path := filepath.Join(rig.Root(), "mempool/service/ledger/records.go")

@@ -88,20 +88,15 @@ type File struct {
 	Pools  []Item
 }
 
-// Read reads a YAML file. The file has sections, and a section has keys. The value of a key is a text or a list of texts. The file may
-// also have the list "pools". Each element of this list has keys, like a section. The function `keys` returns the keys that a section may
+// Parse reads the text of a YAML file. The file has sections, and a section has keys. The value of a key is a text or a list of texts. The file
+// may also have the list "pools". Each element of this list has keys, like a section. The function `keys` returns the keys that a section may
 // have, and for "" the sections themselves.
 //
-// Errors: [Problems] if the content has mistakes (Read then also returns the values that it could read); a [Problem] if load refuses the
-// file, for example because other users may change it; errors of the file system.
-func Read(path string, keys func(section string) []string) (*File, error) {
-	text, err := load(path)
-	if err != nil {
-		return nil, err
-	}
+// Errors: [Problems] if the text has mistakes; Parse then also returns the values that it could read.
+func Parse(path string, text []byte, keys func(section string) []string) (*File, error) {
 	f := &File{Path: path}
 	var root yaml.Node
-	loader, err := yaml.NewLoader(text)
+	loader, err := yaml.NewLoader(bytes.NewReader(text))
 	if err == nil {
 		err = loader.Load(&root)
 	}
@@ -122,9 +117,11 @@ func Read(path string, keys func(section string) []string) (*File, error) {
 	return f, r.problems.Err()
 }
 
-// load reads the file. It refuses a file that other users can change, and a file whose owner is neither the user of this process nor root.
-// The reason is that the file says which users may use memory.
-func load(path string) (io.Reader, error) {
+// Load returns the text of a file; it is not nil. Load refuses a file that other users can change, and a file whose owner is neither the user of
+// this process nor root. The reason is that the file says which users may use memory.
+//
+// Errors: a [Problem] if Load refuses the file; errors of the file system.
+func Load(path string) ([]byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // with O_NONBLOCK, opening a FIFO does not wait
 	if err != nil {
 		return nil, err
@@ -144,8 +141,7 @@ func load(path string) (io.Reader, error) {
 	case info.Size() > maxBytes:
 		return nil, &Problem{File: path, Reason: fmt.Sprintf("it has %d bytes: expected at most %d", info.Size(), maxBytes)}
 	}
-	text, err := io.ReadAll(io.LimitReader(file, maxBytes))
-	return bytes.NewReader(text), err
+	return io.ReadAll(io.LimitReader(file, maxBytes))
 }
 
 // broken returns a YAML error as a problem with the line of the error.

@@ -19,7 +19,11 @@ func file(t *testing.T, text string) string {
 
 // read reads a file with the keys of this test.
 func read(path string) (*File, error) {
-	return Read(path, func(section string) []string {
+	text, err := Load(path)
+	if err != nil {
+		return nil, err
+	}
+	return Parse(path, text, func(section string) []string {
 		return map[string][]string{"": {"socket", "http", "limits", "access", "pools", "a", "c", "d"}, "socket": {"mode"}, "http": {"address", "pprof"}, "limits": {"sessions"},
 			"access": {"creators"}, "a": {"b", "c"}, "c": {"d"}, "pools": {"name", "gid", "uid", "max"}}[section]
 	})

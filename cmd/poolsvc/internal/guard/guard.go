@@ -45,6 +45,8 @@ type Guard struct {
 	Quick time.Duration
 	// Held are the descriptors for the first service, by their names.
 	Held map[string]*os.File
+	// Settings are the flags of the service that `poolsvc config show` takes, too: another program shows by it that it accepts the configuration.
+	Settings []string
 
 	socket  *os.File
 	name    string
@@ -184,15 +186,26 @@ func (g *Guard) upgrade(path string, asked, books *os.File) {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
 	program, err := os.OpenFile(path, unix.O_RDONLY|unix.O_NONBLOCK, 0)
-	var said []byte
-	if err == nil {
-		check := exec.CommandContext(ctx, pathOf(program), "books", "check", "/proc/self/fd/3")
+	said := ""
+	run := func(args ...string) {
+		check := exec.CommandContext(ctx, pathOf(program), args...)
 		check.ExtraFiles, check.WaitDelay, check.SysProcAttr = []*os.File{books}, time.Second, &syscall.SysProcAttr{Setpgid: true}
 		check.Cancel = func() error { return unix.Kill(-check.Process.Pid, unix.SIGKILL) } // with its children
-		said, err = check.CombinedOutput()
+		var out []byte
+		out, err = check.CombinedOutput()
+		said = strings.TrimSpace(string(out))
 	}
-	if err != nil || !strings.HasPrefix(string(said), "ok: ") {
-		why := strings.TrimSuffix(fmt.Sprint(cmp.Or(err, errNoPoolsvc), ": ", strings.TrimSpace(string(said))), ": ")
+	if err == nil {
+		run("books", "check", "/proc/self/fd/3")
+	}
+	if err == nil && !strings.HasPrefix(said, "ok: ") {
+		err = errNoPoolsvc
+	}
+	if err == nil {
+		run(append([]string{"config", "show"}, g.Settings...)...)
+	}
+	if err != nil {
+		why := strings.TrimSuffix(fmt.Sprint(err, ": ", said), ": ")
 		_, _ = fmt.Fprintf(asked, "the service goes on: %s cannot take over: %s", path, why)
 		closeAll([]*os.File{asked, program})
 		return
