@@ -57,10 +57,14 @@ func (r *running) newLog(w io.Writer) *slog.Logger {
 	return r.log
 }
 
-// createPools makes the pools that the plan lists. `said` logs that, when the service listens.
+// createPools makes the pools that the plan lists. It makes no pool that the service before has made: if the pool is gone, somebody has destroyed
+// it. `said` logs what was made, when the service listens.
 func (r *running) createPools() (said []func(), err error) {
 	return said, r.inSession(func(session *service.Session) error {
 		for _, spec := range r.plan.pools {
+			if r.adopted && slices.Contains(r.plan.made, spec.Name) {
+				continue
+			}
 			say, err := r.createPool(session, spec)
 			if err != nil {
 				return fmt.Errorf("%s: pool %q: %w", r.plan.from["pool "+spec.Name], spec.Name, err)

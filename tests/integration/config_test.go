@@ -294,6 +294,23 @@ func TestAServiceThatTakesOverReadsAConfigurationThatChanged(t *testing.T) {
 	}
 }
 
+func TestADestroyedPoolOfTheConfigurationStaysAwayWhenTheServiceDies(t *testing.T) {
+	path := configuration(t, "pools:\n  - {name: p, kind: host, max: 1MiB}\n")
+	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--config", path, "--pool", "name=q,kind=host,max=1MiB", "--pool", "name=r,kind=host,max=1MiB")
+	c := dial(t, s)
+	require.NoError(t, c.DestroyPool(t.Context(), "p"))
+	require.NoError(t, c.DestroyPool(t.Context(), "q"))
+	for range 2 {
+		killService(t, s.Process.Pid)
+		for _, name := range []string{"p", "q"} {
+			_, err := c.TryOpenPool(t.Context(), name)
+			require.ErrorIs(t, err, bridge.ErrNotFound, name)
+		}
+		_, err := c.TryOpenPool(t.Context(), "r")
+		require.NoError(t, err)
+	}
+}
+
 func TestTheLogIsJSONOnRequestAndSaysWhatItsLevelAsksFor(t *testing.T) {
 	for _, c := range []struct {
 		level string
