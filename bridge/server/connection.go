@@ -29,6 +29,7 @@ type connection struct {
 	unknown  error        // why the kernel does not say it
 	session  *service.Session
 	denied   bool   // the peer may not have a session
+	returns  bool   // the connection counts as returning: see Server.admit
 	leaves   bool   // the client has said bye
 	packet   uint64 // how many packets came after hello, in this connection and those of the session before
 	resumed  bool   // the session was another connection's
@@ -246,11 +247,21 @@ func (c *connection) hello(q uint32, r wire.Request, peer mempool.Peer) error {
 	}
 	var session *service.Session
 	var err error
-	if c.resumed = h.Resume != 0; !c.resumed {
-		session, err = c.server.svc.OpenSession(peer, h.Name, c.notify)
-	} else if len(h.Token) == len(mempool.Epoch{}) {
+	c.resumed = h.Resume != 0
+	switch {
+	case !c.resumed:
+		if c.server.returned(c) {
+			err = c.server.count(c, false)
+		}
+		if err == nil {
+			session, err = c.server.svc.OpenSession(peer, h.Name, c.notify)
+		}
+	case len(h.Token) == len(mempool.Epoch{}):
+		if c.server.returned(c) {
+			_ = c.server.count(c, true) // it returns no error for a resumed session
+		}
 		session, c.packet, err = c.server.svc.Resume(peer, h.Resume, mempool.Epoch(h.Token), c.notify)
-	} else {
+	default:
 		err = typed.Errorf(convert.ErrProtocol, "a token has %d bytes, not %d", len(mempool.Epoch{}), len(h.Token))
 	}
 	if err != nil {

@@ -78,6 +78,10 @@ func (s *sender) sendNotice(n service.Notice) {
 		s.tell(&wire.Forget{Timelines: n.Timelines})
 	case service.MemberCame:
 		s.sendMember(n)
+	case service.MembersCame:
+		for _, one := range n {
+			s.sendMember(one)
+		}
 	case service.Wanted:
 		s.tell(&wire.Wanted{Pool: n.Pool})
 	}

@@ -70,6 +70,7 @@ type Server struct {
 	sessions  map[uint64]*connection   // connections that have a session, by the session's id
 	users     map[uint32]int           // how many sessions each user has, including lingering ones
 	lingering int                      // ended sessions whose processes may still use memory; they still count as sessions
+	returning map[int32]int            // connections without a session yet of processes that may take sessions up again, by process
 	outside   int                      // connections of peers that may not have a session
 	left      time.Time                // when the server started, or the last client left that was no watcher
 	idle      *time.Timer              // runs while no client is connected that is no watcher
@@ -118,7 +119,7 @@ func begin(svc *service.Service, c Config, listen func(seqpacket.ListenConfig) (
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	s := &Server{svc: svc, config: c, limits: limits, ctx: ctx, cancel: cancel, done: make(chan struct{}),
-		conns: make(map[*connection]struct{}), sessions: make(map[uint64]*connection), users: make(map[uint32]int),
+		conns: make(map[*connection]struct{}), sessions: make(map[uint64]*connection), users: make(map[uint32]int), returning: make(map[int32]int),
 		left: time.Now(), unused: make(chan struct{}), complaints: complaints{log: c.Log}}
 	err := s.SetLimits(c.MaxSessions, c.MaxWaits)
 	if err == nil {
@@ -209,23 +210,60 @@ func (s *Server) accept() {
 	}
 }
 
-// admit counts a connection as a session. It returns an error if the user or the server has as many sessions as it may have.
+// admit counts a connection as a session. It returns an error if the user or the server has as many sessions as it may have. If the process may
+// take up sessions of a predecessor, only the hello says whether the connection is of a new session: then admit counts the connection as
+// returning.
 func (s *Server) admit(c *connection) error {
+	if _, _, absent := s.svc.Absent(c.peer); absent > 0 {
+		s.mu.Lock()
+		if c.returns = s.returning[c.peer.PID] < absent+s.limits.Denied; c.returns {
+			s.returning[c.peer.PID]++
+			s.accepted.Add(1)
+		}
+		s.mu.Unlock()
+	}
+	if c.returns {
+		return nil
+	}
+	err := s.count(c, false)
+	if err == nil {
+		s.accepted.Add(1)
+	}
+	return err
+}
+
+// count counts a connection as a session. It returns an error if the user or the server has as many sessions as it may have, unless the
+// session is `resumed`: it has counted before.
+func (s *Server) count(c *connection, resumed bool) error {
 	share := s.svc.MaxSessions(c.peer)
+	absent, ofUser, _ := s.svc.Absent(c.peer)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	have, most := len(s.conns)+s.lingering, int(s.maxSessions.Load())
-	if have >= most-s.reserve(c.peer, most) {
+	have, most := len(s.conns)+s.lingering+absent, int(s.maxSessions.Load())
+	if !resumed && have >= most-s.reserve(c.peer, most) {
 		return &service.LimitError{Limit: "sessions", Max: most, Who: "the service", What: "sessions", Have: have, Advice: "close one"}
 	}
-	if have = s.users[c.peer.UID]; have >= share {
+	if have = s.users[c.peer.UID] + ofUser; !resumed && have >= share {
 		return &service.LimitError{Limit: "user-sessions", Max: share, Who: c.peer.String(), What: "sessions", Have: have, Advice: "close one"}
 	}
 	s.conns[c] = struct{}{}
 	s.countLocked(c, +1)
 	s.idle.Stop()
-	s.accepted.Add(1)
 	return nil
+}
+
+// returned ends the time in which a connection counts as returning. It reports whether the connection counted so.
+func (s *Server) returned(c *connection) bool {
+	if !c.returns {
+		return false
+	}
+	c.returns = false
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.returning[c.peer.PID]--; s.returning[c.peer.PID] == 0 {
+		delete(s.returning, c.peer.PID)
+	}
+	return true
 }
 
 // reserve returns how many of `most` sessions or waiting requests the peer may not use: one in 256, and at least one of several, is only for
@@ -264,6 +302,7 @@ func (s *Server) connOf(session uint64) *connection {
 
 // dismiss stops counting a connection as a session.
 func (s *Server) dismiss(c *connection) {
+	s.returned(c)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dismissLocked(c)

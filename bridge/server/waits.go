@@ -50,7 +50,7 @@ func (c *connection) wait(q uint32, attempt func(context.Context) (answer func()
 		cancel()
 		return err
 	}
-	if err := c.server.admitWait(c.peer); err != nil {
+	if err := c.server.admitWait(c); err != nil {
 		c.waits.remove(key)
 		return err
 	}
@@ -65,9 +65,11 @@ func (c *connection) wait(q uint32, attempt func(context.Context) (answer func()
 	return nil
 }
 
-// admitWait counts a request of a peer that begins to wait. It returns an error if too many requests wait.
-func (s *Server) admitWait(peer mempool.Peer) error {
-	if most := int(s.maxWaits.Load()); s.waits.Add(1) > int64(most-s.reserve(peer, most)) {
+// admitWait counts a request of a client that begins to wait. It returns an error if too many requests wait. While clients come back from a
+// predecessor, they send again what waited there, so that admitWait returns no error for these clients.
+func (s *Server) admitWait(c *connection) error {
+	again := c.resumed && time.Now().Before(s.svc.ResumeBy())
+	if most := int(s.maxWaits.Load()); s.waits.Add(1) > int64(most-s.reserve(c.peer, most)) && !again {
 		s.waits.Add(-1)
 		return &service.LimitError{Limit: "waits", Max: most, Who: "the service", What: "requests that wait", Have: most, Advice: "ask again later"}
 	}

@@ -293,6 +293,28 @@ func (p *Pool) loseLocked() {
 // ResumeBy returns until when the sessions of a predecessor wait for their clients; a time in the past: none waits.
 func (s *Service) ResumeBy() time.Time { return s.resumeBy }
 
+// Absent counts the sessions of a predecessor whose clients may still come back: all, those of the peer's user, and those of its process.
+func (s *Service) Absent(p mempool.Peer) (all, user, process int) {
+	if time.Now().After(s.resumeBy) {
+		return 0, 0, 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, of := range s.sessions {
+		if of.absence == nil {
+			continue
+		}
+		all++
+		if of.rec.Peer.UID == p.UID {
+			user++
+			if of.rec.Peer.PID == p.PID {
+				process++
+			}
+		}
+	}
+	return all, user, process
+}
+
 // end ends the session if its client does not come back.
 func (a *absence) end() {
 	s, stop := a.Session, make(chan struct{})
@@ -348,11 +370,13 @@ func (s *Service) Resume(p mempool.Peer, id uint64, token mempool.Epoch, notify 
 	}
 	of.tellLocked(Recall{Blocks: recalled})
 	of.tellLocked(Failed{Buffers: failed})
+	var came MembersCame
 	for m := range of.rec.Members { // the notices about other members may be lost
 		for _, o := range m.Others() {
-			of.tellLocked(s.channels.of(m.Channel).came(o))
+			came = append(came, s.channels.of(m.Channel).came(o))
 		}
 	}
+	of.tellLocked(came) // one notice: the client reads none before the answer to its hello
 	failpoint.At("resume/session")
 	return of, of.rec.Done, nil
 }

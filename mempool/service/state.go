@@ -128,6 +128,11 @@ type MemberCame struct {
 
 func (MemberCame) notice() {}
 
+// MembersCame gives a session several files at once; see [MemberCame].
+type MembersCame []MemberCame
+
+func (MembersCame) notice() {}
+
 // tellLocked sends a notice to the session, if the session gets notices and has not ended.
 func (s *Session) tellLocked(n Notice) {
 	if s.notify != nil && !s.rec.Ended {
