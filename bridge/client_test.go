@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"sync"
 	"testing"
 
@@ -45,34 +44,6 @@ func TestACancelledCallDoesNotWaitForTheService(t *testing.T) {
 
 // Several goroutines lease the same buffer at the same time. Only the service's first reply has the export of the block, and a goroutine
 // with a later reply may be the first that maps the block.
-func TestAPoolOfACancelledCallIsDestroyed(t *testing.T) {
-	r := start(t, server.Config{}, unhurried)
-	c := dial(t, r.path)
-	failed := 0
-	for i := range 200 {
-		ctx, cancel := context.WithCancel(t.Context())
-		begun := make(chan struct{})
-		go func() {
-			close(begun)
-			for range i * 50 {
-				runtime.Gosched()
-			}
-			cancel()
-		}()
-		<-begun
-		p, err := c.CreatePool(ctx, hostPool(strconv.Itoa(i), 1<<20))
-		cancel()
-		if err == nil {
-			require.NoError(t, p.Destroy(t.Context()))
-			continue
-		}
-		require.ErrorIs(t, err, context.Canceled)
-		failed++
-	}
-	require.NotZero(t, failed)
-	eventually(t, func() bool { return len(r.svc.Stats().Pools) == 0 })
-}
-
 func TestLeasesOnOneBlockAtATime(t *testing.T) {
 	r := start(t, server.Config{}, unhurried)
 	producer := dial(t, r.path)

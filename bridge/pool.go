@@ -27,7 +27,8 @@ func (p *Pool) String() string {
 	return fmt.Sprintf("pool %q of kind %s, at most %d bytes", p.Info().Name, p.Info().Kind, p.Info().MaxBytes)
 }
 
-// CreatePool makes a pool and opens it. If this process cannot open the pool, or ctx ends, CreatePool destroys the pool.
+// CreatePool makes a pool and opens it. If this process cannot open the pool, CreatePool destroys the pool. If ctx ends, there may be a pool:
+// [Client.EnsurePool] opens it.
 //
 // Errors: [ErrInvalid], [ErrDenied], [ErrExists], [ErrUnavailable] if the service's machine cannot make the pool, [ErrOutOfMemory].
 func (c *Client) CreatePool(ctx context.Context, spec PoolSpec) (*Pool, error) {

@@ -58,19 +58,27 @@ func (r *running) newLog(w io.Writer) *slog.Logger {
 }
 
 // createPools makes the pools that the plan lists. It makes no pool that the service before has made: if the pool is gone, somebody has destroyed
-// it. `said` logs what was made, when the service listens.
+// it. `said` logs what was made, when the service listens. A service that took over goes on without a pool that cannot be made: the plan does not
+// list it any more, so that the next reload tries again.
 func (r *running) createPools() (said []func(), err error) {
 	return said, r.inSession(func(session *service.Session) error {
+		var there []mempool.PoolSpec
 		for _, spec := range r.plan.pools {
-			if r.adopted && slices.Contains(r.plan.made, spec.Name) {
-				continue
+			if !r.adopted || !slices.Contains(r.plan.made, spec.Name) {
+				say, err := r.createPool(session, spec)
+				if err != nil {
+					err = fmt.Errorf("%s: pool %q: %w", r.plan.from["pool "+spec.Name], spec.Name, err)
+					if !r.adopted {
+						return err
+					}
+					r.svc.Impaired(err.Error())
+					continue
+				}
+				said = append(said, say)
 			}
-			say, err := r.createPool(session, spec)
-			if err != nil {
-				return fmt.Errorf("%s: pool %q: %w", r.plan.from["pool "+spec.Name], spec.Name, err)
-			}
-			said = append(said, say)
+			there = append(there, spec)
 		}
+		r.plan.pools = there
 		return nil
 	})
 }
@@ -189,7 +197,7 @@ func (r *running) reload() {
 	next.pools = r.reloadPools(was.pools, next.pools)
 	for _, s := range settings() {
 		if s.fixed && s.show(was) != s.show(next) {
-			r.log.Warn("this setting changes only with a restart, which ends all sessions", "setting", s.key, "now", s.show(was), "configured", s.show(next))
+			r.log.Warn("this setting changes only when the service starts again: a restart ends all sessions", "setting", s.key, "now", s.show(was), "configured", s.show(next))
 		}
 	}
 	next.socket, next.mode, next.web, next.log.json = was.socket, was.mode, was.web, was.log.json

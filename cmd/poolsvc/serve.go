@@ -140,14 +140,12 @@ func serve(c *cobra.Command, l life) (err error) {
 	}()
 	close(r.made)
 	made, err := r.createPools()
-	switch {
-	case err == nil:
-		r.leave()
-	case r.adopted:
-		r.svc.Impaired(err.Error())
-	default:
+	if err != nil && !r.adopted {
 		return err
+	} else if err != nil {
+		r.svc.Impaired(err.Error())
 	}
+	r.leave()
 	failpoint.At("serve/pools")
 	serving := server.Config{Mode: p.mode, MaxSessions: p.limits.sessions, MaxWaits: p.limits.waits, Unused: l.unused, Log: log}
 	web, err := p.web.serve(r.svc, &serving, bounded(r.healthy), bounded(r.ready))

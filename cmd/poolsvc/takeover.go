@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -44,8 +44,8 @@ type heritage struct {
 // succeed makes the plan of a service, or of a guard, that takes over: with the configuration file as the service before has read it. Without a
 // service before, it is as resolve.
 func succeed(f *pflag.FlagSet, held map[string]*os.File) (*plan, error) {
-	var left heritage
-	if held[service.BooksName] == nil || json.NewDecoder(io.NewSectionReader(held[settingsName], 0, math.MaxInt64)).Decode(&left) != nil {
+	left, _, err := inherit(held[settingsName])
+	if err != nil || held[service.BooksName] == nil {
 		return resolve(f, nil)
 	}
 	p, err := resolve(f, left.Text)
@@ -58,6 +58,20 @@ func succeed(f *pflag.FlagSet, held map[string]*os.File) (*plan, error) {
 	return p, err
 }
 
+// The file of the settings has two places for a heritage, of placeBytes each. Its first byte is the number of the place that counts. So a service that
+// dies while it writes leaves what was there before.
+const placeBytes = 8 << 20
+
+// inherit reads the settings in the store, and returns the number of their place.
+func inherit(settings *os.File) (left heritage, at int64, err error) {
+	var counts [1]byte
+	if _, err = settings.ReadAt(counts[:], 0); err == nil {
+		at = int64(counts[0])
+		err = json.NewDecoder(io.NewSectionReader(settings, 1+at*placeBytes, placeBytes)).Decode(&left)
+	}
+	return left, at, err
+}
+
 // leave gives the settings to the store, for the next service.
 func (r *running) leave() {
 	if r.store == nil {
@@ -67,24 +81,37 @@ func (r *running) leave() {
 	for i, spec := range r.plan.pools {
 		left.Pools[i] = spec.Name
 	}
-	text, _ := json.Marshal(left) // it cannot fail
-	var err error
-	if r.settings == nil {
-		if r.settings, err = shmchannel.NewFile("poolbridge:settings"); err == nil {
-			err = r.store.Keep(settingsName, r.settings)
-		}
+	before, at, err := inherit(r.settings)
+	if err == nil && reflect.DeepEqual(before, left) {
+		return
 	}
-	write := func(text []byte, at int64) {
-		if err == nil {
-			_, err = r.settings.WriteAt(text, at)
-		}
-	}
-	write([]byte{0}, 0) // now there are none, also for a service that takes over meanwhile
-	write(text[1:], 1)  // what is behind the text is not read
-	write(text[:1], 0)
-	if err != nil {
+	if err = r.write(left, 1-at); err != nil {
 		r.svc.Impaired(fmt.Sprintf("the settings cannot be kept for the next service, which would read the configuration again: %v", err))
 	}
+}
+
+// write writes the settings to a place of their file, and lets this place count.
+func (r *running) write(left heritage, to int64) error {
+	text, err := json.Marshal(left)
+	if err != nil {
+		return err
+	}
+	f := r.settings
+	if f == nil {
+		if f, err = shmchannel.NewFile("poolbridge:settings"); err != nil {
+			return err
+		}
+		if err = r.store.Keep(settingsName, f); err != nil {
+			return errors.Join(err, f.Close())
+		}
+		r.settings = f
+	}
+	if _, err = f.WriteAt(text, 1+to*placeBytes); err != nil {
+		return err
+	}
+	failpoint.At("settings/written")
+	_, err = f.WriteAt([]byte{byte(to)}, 0)
+	return err
 }
 
 // beGuard runs the service as a child of this process.

@@ -124,7 +124,10 @@ for _ in range(7):
         ("text", r"meta 'text' has no keys.*camera"),
         ([("a", "b")], "has no keys"),
         (0, "has no keys"),
-        (np.ones(2), r"meta array\(\[1., 1.\]\) has no keys.*; a publisher publishes the array of its last loan\(\)"),
+        (
+            np.ones(2),
+            r"meta array\(\[1., 1.\]\) has no keys.*: publish arrays by channel.publish\(array\), or write .*loan\(\)",
+        ),
     ],
 )
 def test_meta_that_cannot_be_sent_names_the_key_the_type_and_the_cure(client, meta, error):

@@ -3,6 +3,7 @@ package integration
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -292,6 +294,40 @@ func TestAServiceThatTakesOverReadsAConfigurationThatChanged(t *testing.T) {
 		_, err := c.TryOpenPool(t.Context(), name)
 		require.NoError(t, err)
 	}
+}
+
+func TestAPoolThatCouldNotBeMadeIsMadeWhenItCanAlsoByTheNextService(t *testing.T) {
+	path := configuration(t, "limits: {user-pools: 1}\npools:\n  - {name: p, kind: host, max: 1MiB}\n")
+	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--config", path)
+	c := dial(t, s)
+	reload := func(most int) {
+		text := fmt.Sprintf("limits: {user-pools: %d}\npools:\n  - {name: p, kind: host, max: 1MiB}\n  - {name: q, kind: host, max: 1MiB}\n", most)
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		require.NoError(t, s.Process.Signal(syscall.SIGHUP))
+	}
+	reload(1)
+	s.Said(t, `could not be made" name=q`)
+	killService(t, s.Process.Pid)
+	_, err := c.Stats(t.Context())
+	require.NoError(t, err)
+	reload(2)
+	s.Said(t, `has a pool" name=q`)
+}
+
+func TestAHangupEndsNoServiceThatBegins(t *testing.T) {
+	s := rig.Serve(t, "--guard", "--guard-quick", "0s", "--config", configuration(t, "limits: {user-pools: 1}\n"))
+	c := dial(t, s)
+	const kills = 10
+	for range kills {
+		killService(t, s.Process.Pid)
+		for range 20 {
+			require.NoError(t, s.Process.Signal(syscall.SIGHUP))
+			time.Sleep(time.Millisecond) // the next service is at another step of its start
+		}
+		_, err := c.Stats(t.Context())
+		require.NoError(t, err)
+	}
+	assert.EqualValues(t, kills, s.Stats(t).Takeovers)
 }
 
 func TestADestroyedPoolOfTheConfigurationStaysAwayWhenTheServiceDies(t *testing.T) {

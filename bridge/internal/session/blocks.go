@@ -139,7 +139,7 @@ func (b *Blocks) start(s *Session) {
 }
 
 // Open asks the service for a pool and opens it in this process. If the request can wait, `limit` points to the request's field for the
-// time limit. If Open fails, it ends the pool that r has made: the caller has no pool that it could destroy.
+// time limit. If this process cannot open the pool, Open destroys a pool that r has made.
 func (b *Blocks) Open(ctx context.Context, try Attempt, r wire.Request, limit *uint64) (*Pool, error) {
 	var reply wire.PoolReply
 	files, err := b.openPool(ctx, try, r, limit, &reply)
@@ -148,16 +148,10 @@ func (b *Blocks) Open(ctx context.Context, try Attempt, r wire.Request, limit *u
 	}
 	defer CloseFiles(files)
 	p, err := b.importPool(reply.Pool, files)
-	if err != nil && makes(r) {
-		err = errors.Join(err, b.destroy(reply.Pool.ID))
+	if create, made := r.(*wire.Create); err != nil && made && !create.Ensure {
+		err = errors.Join(err, b.session.Call(ctx, &wire.Destroy{Pool: reply.Pool.ID}, &wire.EmptyReply{}))
 	}
 	return p, err
-}
-
-// makes reports whether r makes a pool, and fails if there is one.
-func makes(r wire.Request) bool {
-	create, is := r.(*wire.Create)
-	return is && !create.Ensure
 }
 
 func (b *Blocks) openPool(ctx context.Context, try Attempt, r wire.Request, limit *uint64, reply *wire.PoolReply) ([]*os.File, error) {
@@ -166,26 +160,11 @@ func (b *Blocks) openPool(ctx context.Context, try Attempt, r wire.Request, limi
 		if reply.Pool.Export != nil {
 			files = TakeFiles(fds, reply.Pool.Export.FDs)
 		}
-	}, Undo: func() {
-		CloseFiles(files)
-		if makes(r) {
-			_ = b.session.Go(func() { _ = b.destroy(reply.Pool.ID) })
-		}
-	}})
+	}, Undo: func() { CloseFiles(files) }})
 	if err != nil {
 		return nil, err
 	}
 	return files, nil
-}
-
-// undoTime is how long the client waits for the end of a pool that it made for a call that failed.
-const undoTime = 10 * time.Second
-
-// destroy ends a pool that the client made for a call that failed, whose context may have ended.
-func (b *Blocks) destroy(pool uint64) error {
-	ctx, cancel := context.WithTimeout(context.Background(), undoTime)
-	defer cancel()
-	return b.session.Call(ctx, &wire.Destroy{Pool: pool}, &wire.EmptyReply{})
 }
 
 // importPool opens a pool of the service in this process. If the pool is open already, importPool returns the open pool.

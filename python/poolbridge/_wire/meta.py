@@ -66,7 +66,11 @@ class _Copy:
 
     def mapping(self, given: Any, path: str, depth: int) -> dict[str, Any]:
         if not isinstance(given, Mapping):
-            hint = "; a publisher publishes the array of its last loan()" if hasattr(given, "dtype") else ""
+            hint = (
+                ": publish arrays by channel.publish(array), or write them into publisher.loan()"
+                if hasattr(given, "dtype")
+                else ""
+            )
             raise InvalidArgumentError(
                 f'{path} {shown(given)} has no keys: expected values by key, such as {{"camera": "left"}}{hint}'
             )

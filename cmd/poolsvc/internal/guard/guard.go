@@ -58,6 +58,7 @@ type Guard struct {
 	read    *os.File    // the books when the upgrade began
 	child   *os.Process // the service; nil: there was none
 	ready   bool        // this service has served
+	hup     bool        // SIGHUP came before: it would end a service that begins
 }
 
 // Take takes over what a service whose guard died has given to this process.
@@ -160,9 +161,19 @@ func (g *Guard) serve(signals <-chan os.Signal) (told bool, err error) {
 			return told, err
 		case s := <-signals:
 			told = told || s != unix.SIGHUP
-			_ = process.Signal(s) // the service may have ended
+			if s != unix.SIGHUP || !g.defers() {
+				_ = process.Signal(s) // the service may have ended
+			}
 		}
 	}
+}
+
+// defers notes that SIGHUP came, if the service does not serve yet: it gets SIGHUP when it does.
+func (g *Guard) defers() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.hup = g.hup || !g.ready
+	return g.hup
 }
 
 // wait waits for the end of a service, and returns how it ended.
@@ -349,6 +360,10 @@ func (g *Guard) handle(from unix.Ucred, text string, files []*os.File) (others [
 	}
 	if slices.Contains(others, "READY=1") {
 		g.ready = true
+		if g.hup {
+			g.hup = false
+			_ = g.child.Signal(unix.SIGHUP)
+		}
 		failpoint.At("guard/ready")
 		g.answer(accepted)
 	}
